@@ -1,0 +1,57 @@
+# Every target installs what it needs first: `make demo` and `make test` work in a fresh clone.
+SHELL := /bin/bash
+VENV  := .venv
+BIN   := $(VENV)/bin
+STAMP := $(VENV)/.complete
+CODE  := $(wildcard scrubber plugin tests bench scripts)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help venv demo test test-fast lint format bench protos lock clean
+
+help:  ## what there is to make
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+venv: $(STAMP)  ## install everything the lock file names into .venv
+
+$(STAMP): pyproject.toml requirements/build.txt requirements/dev.txt scripts/bootstrap.sh
+	@scripts/bootstrap.sh $(VENV)
+	@touch $@
+
+demo: $(STAMP)  ## the story of a hand-over, on a simulated node
+	@$(BIN)/scrubber demo
+
+test: $(STAMP)  ## all tests but those that ask for a real GPU
+	$(BIN)/python -m pytest
+
+test-fast: $(STAMP)  ## the tests that need no daemon
+	$(BIN)/python -m pytest $(wildcard tests/unit tests/property tests/contract)
+
+lint: $(STAMP)  ## style, types and import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy $(CODE)
+	$(BIN)/lint-imports --no-logo
+
+format: $(STAMP)  ## put the code into its one form
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP)  ## measure, and write the results to bench/
+	$(BIN)/python -m bench
+
+protos: $(STAMP)  ## generate the gRPC code anew from the .proto files
+	$(BIN)/python scripts/gen_protos.py
+
+# Universal: one file serves Python 3.11 and newer. No index is named in it; pip's own settings say where to look.
+COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	--no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' $(UPGRADE)
+
+lock: $(STAMP)  ## resolve the dependencies anew (UPGRADE=--upgrade to take newer ones)
+	$(COMPILE) --output-file requirements/base.txt pyproject.toml
+	$(COMPILE) --output-file requirements/dev.txt --group dev --constraint requirements/base.txt pyproject.toml
+	$(COMPILE) --output-file requirements/build.txt --group build --constraint requirements/dev.txt
+
+clean:  ## remove what was built; the ledger of a running service is not ours to touch
+	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

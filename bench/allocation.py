@@ -1,0 +1,89 @@
+"""Allocate, which holds up every pod admission on the node, while every device is being scrubbed.
+
+The load is real: a scrub of each device is started again as soon as the last one ends, so the erasers read and write
+without a pause. The echo is measured under the same load.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from bench.echo import Echo, in_turn
+from bench.figures import Amount, Timing
+from bench.node import Node, hand_over_message
+from scrubber.api.client import AdminClient
+from scrubber.domain.errors import Held
+
+__all__ = ["allocate_at_rest", "allocate_under_load"]
+
+_UNDER_WAY = ("scrubbing",)
+
+
+async def allocate_at_rest(node: Node, echo: Echo, *, samples: int) -> Timing:
+    """``Allocate`` on a node where nothing else happens."""
+    return await in_turn(
+        "allocate.at-rest",
+        f"Allocate, {len(node.devices)} clean devices",
+        lambda number: node.allocate(node.devices[number % len(node.devices)]),
+        echo,
+        hand_over_message(node.devices[0]),
+        samples=samples,
+    )
+
+
+async def allocate_under_load(node: Node, echo: Echo, *, memory: str, samples: int) -> tuple[Timing, Amount]:
+    """``Allocate`` while all devices are scrubbed; and in what share of the samples all of them were indeed."""
+    scrubbing = 0
+    states: dict[str, str] = {}
+
+    async def allocate(number: int) -> float:
+        nonlocal scrubbing
+        if number >= 0:
+            scrubbing += all(state in _UNDER_WAY for state in states.values())
+        return await node.allocate(node.devices[number % len(node.devices)])
+
+    async with _scrubs_without_end(node, states):
+        timing = await in_turn(
+            "allocate.every-device-scrubbed",
+            f"Allocate, {len(node.devices)} devices of {memory} being scrubbed",
+            allocate,
+            echo,
+            hand_over_message(node.devices[0]),
+            samples=samples,
+        )
+    share = Amount(
+        "allocate.scrubbed-share", "samples at which every device was being scrubbed", 100 * scrubbing / samples, "%"
+    )
+    return timing, share
+
+
+@asynccontextmanager
+async def _scrubs_without_end(node: Node, states: dict[str, str]) -> AsyncIterator[None]:
+    """Inside, every device is being scrubbed; ``states`` follows what the service says."""
+    all_under_way = asyncio.Event()
+
+    async def follow() -> None:
+        async for news in node.stage.read.watch_devices():
+            states.update((each.id, each.state) for each in news.devices)
+            if all(state in _UNDER_WAY for state in states.values()):
+                all_under_way.set()
+
+    async def scrub(admin: AdminClient, device: str) -> None:
+        while True:
+            with suppress(Held):
+                async for _ in admin.scrub(device, "slow"):
+                    pass
+
+    async with AdminClient(node.stage.sockets) as admin:
+        tasks = [asyncio.create_task(follow())]
+        tasks += [asyncio.create_task(scrub(admin, device)) for device in node.devices]
+        try:
+            async with asyncio.timeout(30):
+                await all_under_way.wait()
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)

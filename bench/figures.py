@@ -1,0 +1,119 @@
+"""What a benchmark measures, as values: timings with their reference, amounts, and targets.
+
+Promise: pure; nothing here runs or reads anything. All times inside are seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+__all__ = ["Amount", "Quantiles", "Target", "Timing", "growth_exponent", "quantile"]
+
+
+def quantile(samples: Sequence[float], share: float) -> float:
+    """The smallest sample that at least ``share`` of all samples do not exceed (nearest rank): a measured value,
+    never one in between.
+
+    Raises:
+        ValueError: no samples, or ``share`` is not in (0, 1].
+    """
+    if not samples:
+        raise ValueError("a quantile of no samples: measure something first")
+    if not 0 < share <= 1:
+        raise ValueError(f"a share is above 0 and up to 1, not {share}")
+    ordered = sorted(samples)
+    # The nudge keeps 0.99 * 100 at rank 99, whatever its last bit is.
+    return ordered[max(0, math.ceil(share * len(ordered) - 1e-9) - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Quantiles:
+    """Durations in seconds, summed up. With fewer than 100 samples ``p99`` is the worst one."""
+
+    samples: int
+    p50: float
+    p99: float
+    worst: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Self:
+        """Raises ``ValueError`` when there are no samples."""
+        return cls(len(seconds), quantile(seconds, 0.5), quantile(seconds, 0.99), max(seconds))
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How long something took, and how long the reference took that was measured in turn with it.
+
+    Attributes:
+        name: stable and hierarchical, such as ``hand-over.same-container.pods-16``.
+        reference_name: what the reference is; empty when there is none.
+    """
+
+    name: str
+    title: str
+    measured: Quantiles
+    reference: Quantiles | None = None
+    reference_name: str = ""
+
+    @property
+    def ratio_p50(self) -> float | None:
+        return None if self.reference is None else self.measured.p50 / self.reference.p50
+
+    @property
+    def ratio_p99(self) -> float | None:
+        return None if self.reference is None else self.measured.p99 / self.reference.p99
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """A single figure: a share of a core, a size, a rate."""
+
+    name: str
+    title: str
+    value: float
+    unit: str
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A promise and what came of it.
+
+    Attributes:
+        limit: the most that ``measured`` may be, in ``unit``.
+        cause: why it was missed; empty while it is met.
+    """
+
+    name: str
+    sentence: str
+    limit: float
+    measured: float
+    unit: str
+    cause: str = ""
+
+    @property
+    def met(self) -> bool:
+        return self.measured <= self.limit
+
+
+def growth_exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
+    """How a duration grows with a size: the steepest slope between neighbours on logarithmic axes.
+
+    0 is not at all, 1 is linear, 2 is quadratic. A duration with a fixed part looks flatter than its growing part is,
+    so a step where that part shows counts, and not the average over all of them.
+
+    Raises:
+        ValueError: fewer than two sizes, or sizes that do not grow.
+    """
+    if len(sizes) != len(seconds) or len(sizes) < 2:
+        raise ValueError("growth is between at least two sizes, each with its duration")
+    steps = zip(sizes, sizes[1:], seconds, seconds[1:], strict=False)
+    slopes = []
+    for size, larger, before, after in steps:
+        if not 0 < size < larger or min(before, after) <= 0:
+            raise ValueError("sizes grow and durations are above zero")
+        slopes.append(math.log(after / before) / math.log(larger / size))
+    return max(slopes)

@@ -1,0 +1,110 @@
+"""What the daemons cost while nothing happens: processor time, and memory by proportional set size (PSS).
+
+PSS counts each shared page by the share of it that a process has, so the sums of all processes are right. Children are
+counted with the daemon that started them, and told apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.figures import Amount
+from bench.node import Node
+
+__all__ = ["at_rest", "per_call"]
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """A daemon and the processes below it."""
+
+    name: str
+    daemon: int
+
+    @property
+    def children(self) -> list[int]:
+        found, waiting = [], [self.daemon]
+        while waiting:
+            for task in Path(f"/proc/{waiting.pop()}/task").iterdir():
+                below = [int(pid) for pid in (task / "children").read_text().split()]
+                found += below
+                waiting += below
+        return found
+
+    def cpu_seconds(self) -> dict[int, float]:
+        return {pid: _cpu_seconds(pid) for pid in (self.daemon, *self.children)}
+
+
+async def at_rest(node: Node, *, seconds: float, name: str, title: str) -> list[Amount]:
+    """Processor time over ``seconds`` and PSS at their end, by process and altogether."""
+    families = _families(node)
+    began = time.monotonic()
+    before = [family.cpu_seconds() for family in families]
+    await asyncio.sleep(seconds)
+    after = [family.cpu_seconds() for family in families]
+    passed = time.monotonic() - began
+
+    amounts: list[Amount] = []
+    for family, first, last in zip(families, before, after, strict=True):
+        for who, pids in ((family.name, {family.daemon}), (f"{family.name}'s children", last.keys() - {family.daemon})):
+            if pids:
+                slug = who.replace("'s ", "-")
+                used = sum(last[pid] - first.get(pid, 0.0) for pid in pids)
+                amounts.append(
+                    Amount(f"{name}.cpu.{slug}", f"CPU of {who}, {title}", 100 * used / passed, "% of a core")
+                )
+                amounts.append(Amount(f"{name}.pss.{slug}", f"PSS of {who}, {title}", _pss(pids), "MB"))
+    for kind, unit in (("cpu", "% of a core"), ("pss", "MB")):
+        value = sum(each.value for each in amounts if each.name.startswith(f"{name}.{kind}."))
+        amounts.append(Amount(f"{name}.{kind}", f"{kind.upper()} of all, {title}", value, unit))
+    return amounts
+
+
+async def per_call(
+    node: Node, call: Callable[[int], Awaitable[object]], *, calls: int, name: str, title: str
+) -> list[Amount]:
+    """Processor time that one ``call`` (given its number) costs each daemon with its children.
+
+    Other work on the machine lengthens a call and leaves this nearly as it is: the figure to watch on a busy one.
+    """
+    families = _families(node)
+    before = [family.cpu_seconds() for family in families]
+    for number in range(calls):
+        await call(number)
+    after = [family.cpu_seconds() for family in families]
+    return [
+        Amount(
+            f"{name}.{family.name}",
+            f"CPU of the {family.name} and its children per {title}",
+            1000 * sum(seconds - first.get(pid, 0.0) for pid, seconds in last.items()) / calls,
+            "ms",
+        )
+        for family, first, last in zip(families, before, after, strict=True)
+    ]
+
+
+def _families(node: Node) -> tuple[_Family, _Family]:
+    return _Family("service", node.stage.service.pid), _Family("plugin", node.stage.plugin.pid)
+
+
+def _cpu_seconds(pid: int) -> float:
+    """Of a process, all its threads and its dead children, in user and kernel mode (proc(5): fields 14 to 17)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(int(field) for field in fields[11:15]) / _TICKS
+
+
+def _pss(pids: Iterable[int]) -> float:
+    """MB (10^6 bytes)."""
+    kib = 0
+    for pid in pids:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                kib += int(line.split()[1])
+    return kib * 1024 / 1e6

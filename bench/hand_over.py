@@ -1,0 +1,79 @@
+"""The fast path as the kubelet sees it: PreStartContainer → plugin → service → ledger commit → answer.
+
+``same container`` is the restart of a running pod's container, over and over: List, judgement, checks, commit. On a
+``certificate`` is the first start of a new pod on a device that was proved clean; each uses the certificate up, so the
+devices are scrubbed between two rounds, and the samples are fewer.
+"""
+
+from __future__ import annotations
+
+from bench.echo import REFERENCE, Echo, in_turn
+from bench.figures import Quantiles, Timing
+from bench.lister import Lister
+from bench.node import Node, hand_over_message
+from plugin.emulator.pods import Pod
+
+__all__ = ["on_certificate", "reading_told_apart", "same_container"]
+
+
+async def same_container(node: Node, echo: Echo, pods: list[Pod], *, name: str, title: str, samples: int) -> Timing:
+    """``PreStartContainer`` for the containers of ``pods`` by turns."""
+
+    async def start_again(number: int) -> float:
+        return await node.start_again(pods[number % len(pods)])
+
+    message = hand_over_message(node.devices[0])
+    return await in_turn(f"hand-over.same-container.{name}", title, start_again, echo, message, samples=samples)
+
+
+async def reading_told_apart(node: Node, echo: Echo, *, name: str, title: str, samples: int) -> list[Timing]:
+    """What of it is the kubelet's List, and what is the whole reading."""
+    lists: list[float] = []
+    readings: list[float] = []
+    beside: list[float] = []
+    message = hand_over_message(node.devices[0])
+    async with Lister.running(node.stage.kubelet, node.devices) as lister:
+        for number in range(-20, samples):
+            reference = await echo(message)
+            listed, read = await lister()
+            if number >= 0:
+                beside.append(reference)
+                lists.append(listed)
+                readings.append(read)
+    reference_of_both = Quantiles.of(beside)
+    return [
+        Timing(f"list.{name}", f"PodResources List, {title}", Quantiles.of(lists), reference_of_both, REFERENCE),
+        Timing(
+            f"reading.{name}",
+            f"List + checkpoint + log directories, {title}",
+            Quantiles.of(readings),
+            reference_of_both,
+            REFERENCE,
+        ),
+    ]
+
+
+async def on_certificate(node: Node, echo: Echo, *, name: str, title: str, pods: int, rounds: int) -> Timing:
+    """The first start of ``pods`` new pods, ``rounds`` times; taken from the kubelet's own record of its calls."""
+    measured: list[float] = []
+    reference: list[float] = []
+    message = hand_over_message(node.devices[0])
+    events = node.stage.kubelet.events
+    for number in range(-1, rounds):
+        # The first round makes connections, and does not count.
+        wanted = pods if number >= 0 else 2
+        begun = len(events)
+        running: list[Pod] = []
+        beside: list[float] = []
+        for _ in range(wanted):
+            beside.append(await echo(message))
+            running += await node.start_pods(1)
+        calls = [each for each in events[begun:] if each.name == "PreStartContainer"]
+        if len(calls) != wanted or any(each.outcome != "OK" for each in calls):
+            raise RuntimeError(f"{wanted} pods were to start at the first call, and these were made: {calls}")
+        await node.end_pods(running)
+        if number >= 0:
+            measured += [each.duration for each in calls]
+            reference += beside
+    quantiles = Quantiles.of(measured)
+    return Timing(f"hand-over.certificate.{name}", title, quantiles, Quantiles.of(reference), REFERENCE)

@@ -1,0 +1,140 @@
+"""The node that is measured: the demo's stage, and the kubelet's end of the plugin's socket.
+
+Promise: the benchmark's process is the kubelet, as in life. It serves registration and PodResources, follows
+``ListAndWatch``, admits pods whose containers are real processes, and calls the plugin. The plugin is registered by the
+protocol; the calls that are timed go over one more connection to its socket, past the emulator's bookkeeping.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+
+from plugin.api import deviceplugin_pb2 as api
+from plugin.api import deviceplugin_pb2_grpc as rpc
+from plugin.emulator.pods import Phase, Pod
+from plugin.emulator.stage import Stage, gpu_pod, quick_kubelet
+from plugin.emulator.timings import KubeletTimings
+
+__all__ = ["IDLE_CONTAINER", "MEMORY", "Node", "hand_over_message", "other_processes"]
+
+MEMORY = "1MiB"
+"""Of each device where its size is not what is measured."""
+IDLE_CONTAINER = ("sleep", "infinity")
+_PATIENCE = 120.0
+
+
+class Node:
+    """A stage whose daemons are up and whose devices are all clean.
+
+    Attributes:
+        devices: ids, in the order of the devices' indices.
+        plugin: the plugin's five calls.
+    """
+
+    def __init__(self, stage: Stage, devices: Sequence[str], plugin: rpc.DevicePluginStub) -> None:
+        self.stage = stage
+        self.devices = tuple(devices)
+        self.plugin = plugin
+        self._pods = 0
+
+    @classmethod
+    @asynccontextmanager
+    async def running(
+        cls, devices: int, *, memory: str = MEMORY, policy: str = "default", watch_interval: float = 1.0
+    ) -> AsyncIterator[Node]:
+        """A node of ``devices`` devices, each scrubbed once.
+
+        Args:
+            watch_interval: of the service, in seconds; its shipped default.
+        """
+        stage = Stage(
+            devices=devices, memory=memory, policy=policy, watch_interval=watch_interval, timings=_unhurried_kubelet()
+        )
+        async with stage:
+            await stage.start_daemons(_PATIENCE)
+            await stage.all_clean(_PATIENCE)
+            ids = [each.id for each in (await stage.read.devices()).devices]
+            async with grpc.aio.insecure_channel(f"unix:{_plugin_socket(stage)}") as channel:
+                yield cls(stage, ids, rpc.DevicePluginStub(channel))
+
+    async def start_pods(self, count: int) -> list[Pod]:
+        """``count`` pods with one device each, running; nobody in them opens the device."""
+        pods = []
+        for _ in range(count):
+            self._pods += 1
+            pod = await self.stage.kubelet.run(gpu_pod(f"p{self._pods}", f"team-{self._pods % 4}", IDLE_CONTAINER))
+            await pod.wait(Phase.RUNNING, _PATIENCE)
+            pods.append(pod)
+        return pods
+
+    async def end_pods(self, pods: Sequence[Pod]) -> None:
+        """End ``pods``, and wait until every device is certified clean again."""
+        await asyncio.gather(*(self.stage.kubelet.delete(pod, grace=0) for pod in pods))
+        await self.stage.devices_are(lambda devices: all(each.state == "clean" for each in devices), _PATIENCE)
+
+    async def start_again(self, pod: Pod) -> float:
+        """Seconds of ``PreStartContainer``, as before a restart of the pod's container."""
+        return await self._pre_start(pod.device_ids)
+
+    async def allocate(self, device: str) -> float:
+        """Seconds of ``Allocate`` for one device."""
+        request = api.AllocateRequest(container_requests=[api.ContainerAllocateRequest(devices_ids=[device])])
+        began = time.perf_counter()
+        await self.plugin.Allocate(request)
+        return time.perf_counter() - began
+
+    async def _pre_start(self, devices: Sequence[str]) -> float:
+        request = api.PreStartContainerRequest(devices_ids=devices)
+        began = time.perf_counter()
+        await self.plugin.PreStartContainer(request, timeout=30.0)
+        return time.perf_counter() - began
+
+
+def hand_over_message(device: str) -> bytes:
+    """What the kubelet sends before a container of one device starts: the echo carries the same bytes."""
+    return api.PreStartContainerRequest(devices_ids=[device]).SerializeToString()
+
+
+@contextlib.asynccontextmanager
+async def other_processes(count: int) -> AsyncIterator[None]:
+    """``count`` processes that have nothing to do with us and sleep."""
+    script = f"for n in $(seq {count}); do sleep infinity & done; echo started; wait"
+    shell = await asyncio.create_subprocess_exec(
+        "/bin/sh", "-c", script, stdout=asyncio.subprocess.PIPE, start_new_session=True
+    )
+    try:
+        assert shell.stdout is not None
+        await shell.stdout.readline()
+        yield
+    finally:
+        os.killpg(shell.pid, signal.SIGKILL)
+        await shell.wait()
+
+
+def _unhurried_kubelet() -> KubeletTimings:
+    """A kubelet that answers as many questions as it is asked: the samples come faster than hand-overs do in life."""
+    return replace(
+        quick_kubelet(), pod_resources_per_second=100_000, pod_resources_burst=1_000, sandbox_setup=0.0, image_pull=0.0
+    )
+
+
+def _plugin_socket(stage: Stage) -> Path:
+    kubelet = stage.kubelet
+    found = [
+        path
+        for directory in (kubelet.plugins_registry, kubelet.device_plugins)
+        for path in directory.glob("scrubber-*.sock")
+    ]
+    if len(found) != 1:
+        raise RuntimeError(f"one plugin is to be registered, and {len(found)} sockets of plugins were found")
+    return found[0]

@@ -1,0 +1,86 @@
+"""How long it takes to start: the service until it says so to its supervisor, and the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+import time
+from collections.abc import Sequence
+
+from bench.figures import Quantiles, Timing
+from bench.node import MEMORY
+from plugin.emulator.stage import Stage
+
+__all__ = ["command_line", "service"]
+
+_BARE = "bare interpreter"
+_PATIENCE = 30.0
+
+
+async def service(*, devices: int, starts: int) -> Timing:
+    """From exec to ``READY=1``: every device was looked at, and hand-overs are taken."""
+    measured: list[float] = []
+    bare: list[float] = []
+    async with Stage(devices=devices, memory=MEMORY) as stage:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
+            path = stage.directory / "notify"
+            supervisor.bind(str(path))
+            supervisor.setblocking(False)
+            stage.service.environment = {"NOTIFY_SOCKET": str(path)}
+            for _ in range(starts):
+                bare.append(await _run("-c", "pass"))
+                began = time.perf_counter()
+                await stage.service.start()
+                await _ready(supervisor, stage)
+                measured.append(time.perf_counter() - began)
+                await stage.service.stop()
+                _drain(supervisor)
+    title = f"start of the service until it is ready, {devices} devices"
+    return Timing("start.service", title, Quantiles.of(measured), Quantiles.of(bare), _BARE)
+
+
+async def command_line(stage: Stage, *, runs: int) -> list[Timing]:
+    """``scrubber version`` and ``scrubber devices``, from exec to exit, beside a bare interpreter."""
+    timings = []
+    for words in (("version",), ("devices", "--socket", str(stage.sockets))):
+        measured: list[float] = []
+        bare: list[float] = []
+        for _ in range(runs):
+            bare.append(await _run("-c", "pass"))
+            measured.append(await _run("-m", "scrubber.cli.main", *words))
+        title = f"scrubber {words[0]}"
+        timings.append(Timing(f"start.{words[0]}", title, Quantiles.of(measured), Quantiles.of(bare), _BARE))
+    return timings
+
+
+async def _run(*arguments: str) -> float:
+    began = time.perf_counter()
+    process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.DEVNULL)
+    status = await process.wait()
+    seconds = time.perf_counter() - began
+    if status != 0:
+        raise RuntimeError(f"{' '.join(_shown(arguments))} ended with {status}")
+    return seconds
+
+
+def _shown(arguments: Sequence[str]) -> list[str]:
+    return ["python", *arguments]
+
+
+async def _ready(supervisor: socket.socket, stage: Stage) -> None:
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(_PATIENCE):
+            while b"READY=1" not in await loop.sock_recv(supervisor, 4096):
+                pass
+    except TimeoutError:
+        raise RuntimeError(f"the service did not become ready: {stage.service.log.read_text()[-2000:]}") from None
+
+
+def _drain(supervisor: socket.socket) -> None:
+    while True:
+        try:
+            supervisor.recv(4096)
+        except BlockingIOError:
+            return

@@ -1,0 +1,98 @@
+"""Who belongs to a pod where control groups cannot be written: a marker in each process's environment.
+
+Promise: a signal goes only to a process that carried the marker after its pidfd was opened, so never to a stranger
+that inherited the number; and a process is not overlooked because it is just calling ``exec``. Only processes of our own
+user can be read; the emulator starts no others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Collection, Iterator
+
+POD_UID = "SCRUBBER_SIM_POD_UID"
+CONTAINER = "SCRUBBER_SIM_CONTAINER"
+RUN = "SCRUBBER_SIM_RUN"
+SANDBOX = "POD"
+"""The name under which a sandbox goes, as in the kubelet's own container labels."""
+POLL = 0.005
+EXEC_DEADLINE = 0.5
+"""Seconds after which a process that seems to be calling ``exec`` is taken as it is."""
+EMPTY_DEADLINE = 0.005
+"""The same for one whose environment has no length: it is being filled, or was given empty."""
+PF_EXITING = 0x4
+PF_KTHREAD = 0x200000
+"""Flags of a task, from the kernel's ``sched.h``."""
+
+
+def environment(uid: str, container: str, run: str) -> dict[str, str]:
+    """The variables that every process of a container carries. ``run`` is new for each start, as a cgroup's name is."""
+    return {POD_UID: uid, CONTAINER: container, RUN: run}
+
+
+def processes(uids: Collection[str], container: str | None = None) -> list[int]:
+    """PIDs of live processes that carry the marker of one of the pods, or of the container of that name in them."""
+    return [pid for pid in _pids() if _carries(pid, uids, container)]
+
+
+async def end(uids: Collection[str], container: str | None = None) -> None:
+    """Kill every process of the pods or container, again and again until none is left: a process may be forking."""
+    while found := processes(uids, container):
+        for pid in found:
+            _kill(pid, uids, container)
+        await asyncio.sleep(POLL)
+
+
+def _pids() -> Iterator[int]:
+    return (int(name) for name in os.listdir("/proc") if name.isdigit())
+
+
+def _carries(pid: int, uids: Collection[str], container: str | None) -> bool:
+    variables = _variables(pid)
+    marker = f"{POD_UID}=".encode()
+    marked = next((each[len(marker) :] for each in variables if each.startswith(marker)), b"")
+    if marked.decode(errors="replace") not in uids:
+        return False
+    return container is None or f"{CONTAINER}={container}".encode() in variables
+
+
+def _variables(pid: int) -> list[bytes]:
+    """A process's environment; empty when it has none, is gone, or is another user's."""
+    began = time.monotonic()
+    try:
+        while True:
+            with open(f"/proc/{pid}/environ", "rb") as environ:
+                content = environ.read()
+            # A process in the midst of exec has an address space without an environment: look again.
+            if content or time.monotonic() - began > _patience(pid):
+                return content.split(b"\0")
+            os.sched_yield()
+    except OSError:
+        return []
+
+
+def _patience(pid: int) -> float:
+    """For how many seconds an empty environment may be one that is only just being made (proc(5): 3, 9, 50 and 51)."""
+    with open(f"/proc/{pid}/stat") as stat:
+        fields = stat.read().rpartition(")")[2].split()
+    state, flags, start, end = fields[0], int(fields[6]), int(fields[47]), int(fields[48])
+    if state in "ZX" or flags & (PF_KTHREAD | PF_EXITING):
+        return 0.0
+    return EMPTY_DEADLINE if start == end != 0 else EXEC_DEADLINE
+
+
+def _kill(pid: int, uids: Collection[str], container: str | None) -> None:
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        if _carries(pid, uids, container):
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    finally:
+        os.close(handle)

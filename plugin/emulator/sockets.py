@@ -1,0 +1,59 @@
+"""Serving gRPC on a Unix socket the way the kubelet's process does: the file stays when the process is gone.
+
+Promise: a socket served through here is not unlinked when its server stops, and a path that clients could not use is
+refused with a sentence.
+"""
+
+from __future__ import annotations
+
+import stat
+import tempfile
+from pathlib import Path
+
+import grpc
+
+LONGEST = 107
+"""Bytes of a Unix socket's path that the kernel takes."""
+LOCAL = (("grpc.use_local_subchannel_pool", 1),)
+"""Without it a new channel may inherit the connection, or the back-off, of a closed one to the same path."""
+
+
+def check_length(path: Path) -> None:
+    """Refuse a socket path that the kernel would.
+
+    Raises:
+        ValueError: it is longer than 107 bytes.
+    """
+    if len(str(path).encode()) > LONGEST:
+        raise ValueError(f"socket path {path} is longer than {LONGEST} bytes: choose a shorter root directory")
+
+
+async def serve(server: grpc.aio.Server, path: Path) -> None:
+    """Bind ``server`` to ``path`` and start it; its end closes the socket but leaves the file.
+
+    grpcio unlinks the path that it was given to bind when the server stops, whoever owns it by then. It is given an
+    alias that exists only while it binds.
+
+    Raises:
+        ValueError: the path is too long.
+        RuntimeError: the path cannot be bound.
+    """
+    check_length(path)
+    with tempfile.TemporaryDirectory(prefix="kubelet-") as scratch:
+        alias = Path(scratch, "d")
+        alias.symlink_to(path.parent)
+        server.add_insecure_port(f"unix:{alias / path.name}")
+    await server.start()
+
+
+def channel(path: Path) -> grpc.aio.Channel:
+    """A channel of its own to the server behind ``path``."""
+    return grpc.aio.insecure_channel(f"unix:{path}", options=LOCAL)
+
+
+def is_socket(path: Path) -> bool:
+    """Whether a socket is at ``path``, dead or alive."""
+    try:
+        return stat.S_ISSOCK(path.stat().st_mode)
+    except OSError:
+        return False

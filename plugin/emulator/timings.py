@@ -1,0 +1,77 @@
+"""How long the kubelet takes over things, in one place: the real figures by default, scaled for tests and the demo.
+
+Promise: no other module of the emulator holds a duration of the kubelet's. All are seconds. Figures were seen on
+Kubernetes 1.36 with containerd 2.1, or stand in the kubelet's source.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletTimings:
+    """Durations in seconds; a pair is a range from which one is drawn each time. Whole numbers are counts."""
+
+    # Registration
+    dial_back: float = 10.0
+    """``Register`` dials the plugin's socket for so long before it gives up."""
+    watcher_period: float = 1.0
+    """The plugin watcher compares ``plugins_registry/`` with what is registered this often."""
+    watcher_get_info: float = 1.0
+    watcher_notify: float = 5.0
+    watcher_retry: tuple[float, float] = (0.5, 122.0)
+    """A refused registration is tried again after the first, doubling up to the second."""
+    resource_removal: float = 300.0
+    """A resource whose stream has ended keeps its capacity for so long, then is forgotten."""
+
+    # Admission and start
+    pre_start_deadline: float = 30.0
+    pre_start_first_retry: float = 0.4
+    """After the first refusal of a start, and after every one that ran into the deadline."""
+    pre_start_retry: tuple[float, float] = (12.0, 15.0)
+    sandbox_setup: float = 0.3
+    image_pull: float = 0.1
+    """Before a container's first start; the image is on the node already."""
+    sync_loop_health: float = 300.0
+    """An admission that holds the main loop for longer fails the kubelet's own health check."""
+
+    # Containers and pods
+    exit_noticed: tuple[float, float] = (0.0, 1.0)
+    """The pod lifecycle event generator lists the runtime's containers once a second."""
+    crash_back_off: tuple[float, float] = (10.0, 300.0)
+    """Before the second restart, doubling up to the second figure; the first restart is immediate."""
+    crash_back_off_reset: float = 600.0
+    """A container that ran for so long starts with a clean slate."""
+    termination_grace: float = 30.0
+    deleted_leaves_list: float = 0.1
+    """From the exit of a deleted pod's last container to its absence from ``List``."""
+    completed_leaves_list: tuple[float, float] = (1.5, 2.0)
+    log_directory_removal: float = 60.0
+    """The logs of pods that are no more are swept this often."""
+
+    # What others are told
+    node_status_period: float = 5.0
+    """What the scheduler knows of capacity and allocatable is at most this old."""
+    list_empty_after_restart: float = 1.0
+    """Until the API server's pods arrive: ``List`` is empty, and nothing is admitted."""
+    pod_resources_per_second: int = 100
+    pod_resources_burst: int = 10
+
+    def scaled(self, factor: float) -> KubeletTimings:
+        """The same kubelet on a faster clock: every duration times ``factor``, counts as they are.
+
+        Raises:
+            ValueError: ``factor`` is not positive.
+        """
+        if factor <= 0:
+            raise ValueError(f"timings are scaled by a positive factor, not {factor}")
+        faster: dict[str, float | tuple[float, float]] = {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, float):
+                faster[field.name] = value * factor
+            elif isinstance(value, tuple):
+                faster[field.name] = (value[0] * factor, value[1] * factor)
+        return dataclasses.replace(self, **faster)  # type: ignore[arg-type]  # names and types come from the fields

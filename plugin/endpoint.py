@@ -1,0 +1,90 @@
+"""One incarnation of the plugin: a server on a socket whose name was never used before.
+
+A new name every time, because the end of an old stream can make the kubelet drop the new client of the same name, and
+because gRPC silently takes over a live socket and removes by path when it stops, whoever owns the path by then.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import grpc
+
+from plugin.api import deviceplugin_pb2_grpc, pluginregistration_pb2_grpc
+from plugin.server import Streams
+from plugin.sockets import SocketIdentity
+from scrubber.domain.errors import Away, BadConfiguration
+
+__all__ = ["Endpoint"]
+
+PRIVATE = 0o117
+"""umask: the kubelet is root, and nobody else has business with this socket."""
+
+STOP_GRACE = 0.25
+"""Seconds for calls under way at a stop; streams end by themselves, the kubelet repeats the rest."""
+
+
+class Endpoint:
+    """Serves the device-plugin protocol, and on the same socket the kubelet's registration when it is to come here.
+
+    Use as a context manager: it serves once entered, and its socket is gone once left.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        plugin: deviceplugin_pb2_grpc.DevicePluginServicer,
+        streams: Streams,
+        registration: pluginregistration_pb2_grpc.RegistrationServicer | None = None,
+    ) -> None:
+        self.path = path
+        self.streams = streams
+        self._plugin = plugin
+        self._registration = registration
+        self._server: grpc.aio.Server | None = None
+        self._identity: SocketIdentity | None = None
+
+    async def __aenter__(self) -> Self:
+        """Serve.
+
+        Raises:
+            Away: the directory is not there (any more).
+            BadConfiguration: the socket cannot be made there.
+        """
+        server = grpc.aio.server()
+        deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server(self._plugin, server)
+        if self._registration is not None:
+            pluginregistration_pb2_grpc.add_RegistrationServicer_to_server(self._registration, server)
+        before = os.umask(PRIVATE)
+        try:
+            server.add_insecure_port(f"unix:{self.path}")
+        except RuntimeError as error:
+            if not self.path.parent.is_dir():
+                raise Away(f"{self.path.parent} does not exist.") from error
+            raise BadConfiguration(
+                f"No socket can be made at {self.path}: is the directory writable for uid {os.geteuid()}?"
+            ) from error
+        finally:
+            os.umask(before)
+        self._identity = SocketIdentity.of(self.path)
+        await server.start()
+        self._server = server
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.streams.close()
+        if self._server is not None:
+            await self._server.stop(STOP_GRACE)
+        if self.intact:
+            self.path.unlink(missing_ok=True)
+
+    @property
+    def intact(self) -> bool:
+        """Whether the socket file is still the one that was made here; the kubelet wipes its directory at its start."""
+        return self._identity is not None and SocketIdentity.of(self.path) == self._identity

@@ -1,0 +1,153 @@
+"""The rule: ask the service, then answer. No container starts without its word.
+
+Promises: the start of a container is let through only by the service's answer to this very call. An ``Allocate`` is
+answered in milliseconds and never refused for something temporary; when the service could not be told of it, the next
+hand-over says so, because a start after it is not the same container's start again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from plugin.board import Board
+from plugin.logs import Log
+from plugin.service import ScrubService
+from scrubber.api import scrubber_pb2 as pb
+from scrubber.domain.errors import Away, InvalidRequest, Quarantined, ScrubberError
+
+__all__ = ["Gate", "GateTimes"]
+
+ABSENT = "The scrub service on this node does not answer; the start is tried again."
+
+
+@dataclass(frozen=True, slots=True)
+class GateTimes:
+    """How long the gate waits, in seconds.
+
+    Attributes:
+        hand_over: for a scrub under way; the kubelet gives a start 30 s.
+        share: of the caller's own deadline that may be used; 30 s make 25.
+        margin: left of these for the service's refusal to arrive, which says more than a timeout.
+        absent: for a service that is not there, counted anew whenever it goes.
+        retry: between attempts to reach it.
+        reserve: for telling it of an ``Allocate``; the kubelet's main loop stands still meanwhile.
+    """
+
+    hand_over: float = 25.0
+    share: float = 25 / 30
+    margin: float = 0.5
+    absent: float = 2.0
+    retry: float = 0.1
+    reserve: float = 0.25
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Reservation:
+    """An ``Allocate`` that no granted start has followed yet; ``epoch`` is the service told of it, empty for none."""
+
+    epoch: str
+
+
+class Gate:
+    """Asks the service on behalf of the kubelet. Overlapping calls for the same devices are fine: the service joins them.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, service: ScrubService, board: Board, *, times: GateTimes, log: Log, clock: Callable[[], float]
+    ) -> None:
+        self._service = service
+        self._board = board
+        self._times = times
+        self._log = log
+        self._clock = clock
+        self._reservations: dict[str, _Reservation] = {}
+
+    async def reserve(self, device_ids: Sequence[str]) -> None:
+        """Tell the service of an ``Allocate``; returns also when it could not be told.
+
+        Raises:
+            InvalidRequest: the service does not know these devices.
+            Quarantined: one of them is out of service.
+        """
+        untold = _Reservation(epoch="")
+        self._reservations.update(dict.fromkeys(device_ids, untold))
+        try:
+            async with asyncio.timeout(self._times.reserve):
+                await self._service.reserve(device_ids, timeout=self._times.reserve)
+        except (InvalidRequest, Quarantined):
+            raise
+        except (ScrubberError, TimeoutError) as error:
+            reason = str(error) or "it did not answer in time"
+            self._log.warning("Allocated without telling the scrub service", devices=sorted(device_ids), reason=reason)
+        else:
+            self._settle(dict.fromkeys(device_ids, untold), _Reservation(epoch=self._board.epoch))
+
+    async def hand_over(self, device_ids: Sequence[str], deadline: float | None) -> None:
+        """Return when the service has handed all of the devices over.
+
+        Args:
+            deadline: seconds until the caller stops waiting; None when it never does.
+
+        Raises:
+            Away: there is no service; said after ``times.absent`` seconds.
+            NotReady: a scrub is under way, or an earlier pod is not over yet.
+            ScrubberError: what the service refused with; ``public`` may be shown to anybody.
+        """
+        began = self._clock()
+        limit = math.inf if deadline is None else deadline * self._times.share
+        ends = began + min(self._times.hand_over, limit)
+        noted = {id_: self._reservations[id_] for id_ in device_ids if id_ in self._reservations}
+        gone_since: float | None = None
+        while True:
+            asked = self._clock()
+            try:
+                answer = await self._ask(device_ids, noted, ends - asked)
+            except Away as error:
+                now = self._clock()
+                # A call that lived for a while lost a service that was there: its absence begins now.
+                if gone_since is None or now - asked > self._times.absent:
+                    gone_since = now
+                absent_until = min(gone_since + self._times.absent, ends)
+                if now + self._times.retry >= absent_until:
+                    raise Away(str(error), public=ABSENT) from error
+                await asyncio.sleep(self._times.retry)
+                continue
+            self._settle(noted, None)
+            self._log.info(
+                "Handed over",
+                devices=sorted(device_ids),
+                paths=sorted({device.path for device in answer.devices}),
+                seconds=round(self._clock() - began, 4),
+            )
+            return
+
+    async def _ask(
+        self, device_ids: Sequence[str], noted: Mapping[str, _Reservation], left: float
+    ) -> pb.HandOverResponse:
+        """One call, as long as ``left`` seconds.
+
+        Raises:
+            ScrubberError: the service refused, or did not answer.
+        """
+        if left <= 0:
+            raise Away("The time for this start is used up.")
+        # What one run of the service was told, the next one does not know.
+        unseen = sorted(id_ for id_, note in noted.items() if note.epoch == "" or note.epoch != self._board.epoch)
+        wait = left - min(self._times.margin, left / 10)
+        return await self._service.hand_over(device_ids, wait_seconds=wait, reserved_unseen=unseen, timeout=left)
+
+    def _settle(self, noted: Mapping[str, _Reservation], settled: _Reservation | None) -> None:
+        """Replace or forget these reservations; one that came since belongs to the next start and stays."""
+        for id_, reservation in noted.items():
+            if self._reservations.get(id_) is not reservation:
+                continue
+            if settled is None:
+                del self._reservations[id_]
+            else:
+                self._reservations[id_] = settled

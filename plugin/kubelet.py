@@ -1,0 +1,380 @@
+"""How the kubelet gets to know this plugin, and gets to know it again.
+
+Promises: the plugin serves before it registers. It registers again whenever the kubelet's socket is created anew, its
+own socket is removed, or a ``ListAndWatch`` stream ends for any reason: the kubelet never reconnects, and until then
+it starts containers without asking.
+
+Two ways. By the *watcher*, the kubelet comes to a socket in ``plugins_registry/``, and comes back by itself after a
+restart of its own; but it looks only once a second. By the *classic* way the plugin calls ``Register``, which takes
+milliseconds, but its socket does not outlive a kubelet restart. ``auto`` takes the watcher, and the classic way where
+the kubelet does not come, or when it has just dropped us and still answers: after a rolling update the new instance is
+registered again at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import NoReturn
+
+import grpc
+
+from plugin.api import deviceplugin_pb2, deviceplugin_pb2_grpc, pluginregistration_pb2, pluginregistration_pb2_grpc
+from plugin.board import Board
+from plugin.endpoint import Endpoint
+from plugin.logs import Log, Reminder
+from plugin.server import Streams
+from plugin.sockets import SocketIdentity, answers, check_fits, remove_dead
+from scrubber.domain.errors import Away, BadConfiguration
+
+__all__ = ["KubeletPlaces", "Registrar", "Registration", "RegistrationTimes"]
+
+VERSION = "v1beta1"
+TYPE = "DevicePlugin"
+
+
+class Registration(StrEnum):
+    """How to register."""
+
+    AUTO = "auto"
+    WATCHER = "watcher"
+    CLASSIC = "classic"
+
+
+class Over(StrEnum):
+    """Why an incarnation of the plugin is over."""
+
+    STREAM_ENDED = "the kubelet's stream ended"
+    NO_STREAM = "the kubelet accepted the plugin but opened no stream"
+    SOCKET_REMOVED = "the plugin's socket was removed"
+    KUBELET_ANEW = "the kubelet's socket was created anew"
+    UNHEARD = "the kubelet did not come to plugins_registry/"
+
+
+@dataclass(frozen=True, slots=True)
+class RegistrationTimes:
+    """Seconds.
+
+    Attributes:
+        poll: between looks at socket files while the plugin is not registered.
+        idle_poll: the same once it is; a kubelet that goes ends its stream, which is noticed at once.
+        patience: that a kubelet which answers may take to come to ``plugins_registry/`` before ``auto`` goes classic.
+        probe: between questions whether the kubelet answers.
+        register: for ``Register``; the kubelet dials us back inside and takes up to 10 s.
+        stream: from an accepted registration to the kubelet's stream, which comes within milliseconds, or never when
+            the end of an older stream took the new client along; doubled each time in a row, up to ``stream_most``.
+        retry: between attempts to register with a kubelet that does not answer or refuses.
+        steady: a registration that the kubelet dropped is made again at once when it lasted for so long, or was the
+            first in a row to be shorter.
+        back_off: the pause after the second such one, doubling up to ``back_off_most``.
+        remind: between log lines about something that is waited for.
+    """
+
+    poll: float = 0.1
+    idle_poll: float = 1.0
+    patience: float = 5.0
+    probe: float = 1.0
+    register: float = 15.0
+    stream: float = 0.3
+    stream_most: float = 10.0
+    retry: float = 0.5
+    steady: float = 10.0
+    back_off: float = 0.05
+    back_off_most: float = 5.0
+    remind: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletPlaces:
+    """Where the kubelet keeps what concerns a device plugin, below ``root`` (``/var/lib/kubelet``)."""
+
+    root: Path
+    resource: str
+
+    @property
+    def classic(self) -> Path:
+        return self.root / "device-plugins"
+
+    @property
+    def registry(self) -> Path:
+        return self.root / "plugins_registry"
+
+    @property
+    def socket(self) -> Path:
+        return self.classic / "kubelet.sock"
+
+    @property
+    def prefix(self) -> str:
+        """How the names of our sockets begin."""
+        return f"scrubber-{self.resource.rpartition('/')[2][:24]}"
+
+    def own_socket(self, directory: Path, token: str) -> Path:
+        return directory / f"{self.prefix}-{token}.sock"
+
+    def check(self) -> None:
+        """Refuse what cannot work, before anything is tried.
+
+        Raises:
+            BadConfiguration: a resource name that the kubelet would refuse; a directory that is a file or whose
+                sockets' paths would be too long; a file where the kubelet's socket should be.
+        """
+        _check_resource(self.resource)
+        for directory in (self.root, self.classic, self.registry):
+            if directory.exists() and not directory.is_dir():
+                raise BadConfiguration(f"{directory} is a file: the kubelet's directory is asked for.")
+            check_fits(self.own_socket(directory, "0" * 8), "this plugin's socket")
+        check_fits(self.socket, "the kubelet's socket")
+        SocketIdentity.of(self.socket)
+
+
+def _check_resource(name: str) -> None:
+    domain, _, base = name.partition("/")
+    label = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+    hint = "Write DOMAIN/NAME, such as scrubber.dev/gpu."
+    if not re.fullmatch(rf"{label}(\.{label})*", domain) or not re.fullmatch(r"[A-Za-z0-9]([-\w.]*[A-Za-z0-9])?", base):
+        raise BadConfiguration(f"{name!r} is no name for a resource. {hint}")
+    if len(domain) > 244 or len(base) > 63:
+        raise BadConfiguration(f"{name!r} is too long: 244 characters before the slash and 63 after it. {hint}")
+    if "kubernetes.io/" in name or name.startswith("requests."):
+        raise BadConfiguration(f"{name!r} belongs to Kubernetes: choose a domain of your own. {hint}")
+
+
+class Visits(pluginregistration_pb2_grpc.RegistrationServicer):
+    """Tells the kubelet's plugin watcher what we are, and hears what it made of it."""
+
+    def __init__(self, places: KubeletPlaces, endpoint: Path, *, log: Log) -> None:
+        self._places = places
+        self._endpoint = endpoint
+        self._log = log
+        self.heard = False
+        self.accepted = False
+
+    async def GetInfo(
+        self,
+        request: pluginregistration_pb2.InfoRequest,
+        context: grpc.aio.ServicerContext[pluginregistration_pb2.InfoRequest, pluginregistration_pb2.PluginInfo],
+    ) -> pluginregistration_pb2.PluginInfo:
+        self.heard = True
+        return pluginregistration_pb2.PluginInfo(
+            type=TYPE, name=self._places.resource, endpoint=str(self._endpoint), supported_versions=[VERSION]
+        )
+
+    async def NotifyRegistrationStatus(
+        self,
+        request: pluginregistration_pb2.RegistrationStatus,
+        context: grpc.aio.ServicerContext[
+            pluginregistration_pb2.RegistrationStatus, pluginregistration_pb2.RegistrationStatusResponse
+        ],
+    ) -> pluginregistration_pb2.RegistrationStatusResponse:
+        self.heard = True
+        self.accepted = request.plugin_registered
+        if not request.plugin_registered:
+            self._log.error("The kubelet refused the plugin; it tries again by itself", reason=request.error)
+        return pluginregistration_pb2.RegistrationStatusResponse()
+
+
+class Registrar:
+    """Keeps the plugin registered with the kubelet.
+
+    Args:
+        plugin: makes the servicer of one incarnation.
+        token: makes eight characters that were never used before.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        places: KubeletPlaces,
+        mode: Registration,
+        *,
+        plugin: Callable[[Streams], deviceplugin_pb2_grpc.DevicePluginServicer],
+        board: Board,
+        times: RegistrationTimes,
+        token: Callable[[], str],
+        log: Log,
+        clock: Callable[[], float],
+    ) -> None:
+        self._places = places
+        self._mode = mode
+        self._plugin = plugin
+        self._board = board
+        self._times = times
+        self._token = token
+        self._log = log
+        self._clock = clock
+        self._reminder = Reminder(log, every=times.remind, clock=clock)
+        self._unheard = False
+        self._stream_patience = times.stream
+
+    async def run(self) -> NoReturn:
+        """Until cancelled; leaving ends the streams and removes our socket."""
+        pause = 0.0
+        over: Over | None = None
+        while True:
+            way = await self._way(over)
+            began = self._clock()
+            try:
+                over = await (self._by_watcher() if way is Registration.WATCHER else self._by_register())
+            except Away as error:
+                over = None
+                self._reminder.waiting("Waiting for the kubelet", reason=str(error))
+                await asyncio.sleep(self._times.retry)
+                continue
+            self._unheard = self._unheard or over is Over.UNHEARD
+            if over is Over.NO_STREAM:
+                self._stream_patience = min(2 * self._stream_patience, self._times.stream_most)
+            elif over is Over.STREAM_ENDED:
+                self._stream_patience = self._times.stream
+            self._log.warning("Registering with the kubelet again", reason=over.value, way=way.value)
+            dropped = over in (Over.STREAM_ENDED, Over.NO_STREAM)
+            if not dropped or self._clock() - began >= self._times.steady:
+                pause = 0.0
+                continue
+            await asyncio.sleep(pause)
+            pause = min(max(2 * pause, self._times.back_off), self._times.back_off_most)
+
+    async def _way(self, over: Over | None) -> Registration:
+        """How to register this time; waits until there is a directory to do it in."""
+        places = self._places
+        wanted = {
+            Registration.WATCHER: (places.registry,),
+            Registration.CLASSIC: (places.classic,),
+            Registration.AUTO: (places.registry, places.classic),
+        }[self._mode]
+        while not any(directory.is_dir() for directory in wanted):
+            self._reminder.waiting("Waiting for the kubelet", reason=f"{wanted[-1]} does not exist")
+            await asyncio.sleep(self._times.poll)
+        if self._mode is not Registration.AUTO:
+            return self._mode
+        if self._unheard or not places.registry.is_dir():
+            return Registration.CLASSIC
+        if over is Over.STREAM_ENDED and await answers(places.socket, self._times.probe):
+            return Registration.CLASSIC
+        return Registration.WATCHER
+
+    async def _by_watcher(self) -> Over:
+        """One incarnation in ``plugins_registry/``, until it is over."""
+        times = self._times
+        path = self._places.own_socket(self._places.registry, self._token())
+        visits = Visits(self._places, path, log=self._log)
+        accepted_at: float | None = None
+        answering_since: float | None = None
+        next_probe = self._clock() + times.probe
+        async with self._serving(path, visits) as endpoint:
+            while True:
+                over = await self._look(endpoint, None)
+                if over is not None:
+                    return over
+                now = self._clock()
+                if endpoint.streams.opened.is_set():
+                    continue
+                if visits.accepted:
+                    accepted_at = accepted_at if accepted_at is not None else now
+                    if now - accepted_at >= self._stream_patience:
+                        return Over.NO_STREAM
+                elif not visits.heard and now >= next_probe:
+                    next_probe = now + times.probe
+                    if not await answers(self._places.socket, times.probe):
+                        answering_since = None
+                        reason = f"nobody answers at {self._places.socket}"
+                    else:
+                        answering_since = answering_since if answering_since is not None else now
+                        if self._mode is Registration.AUTO and now - answering_since >= times.patience:
+                            return Over.UNHEARD
+                        reason = "it has not come to plugins_registry/ yet"
+                    self._reminder.waiting("Waiting for the kubelet", reason=reason)
+
+    async def _by_register(self) -> Over:
+        """One incarnation in ``device-plugins/``, until it is over."""
+        kubelet = await self._kubelet()
+        path = self._places.own_socket(self._places.classic, self._token())
+        async with self._serving(path, None) as endpoint:
+            while True:
+                try:
+                    await self._register(path.name)
+                    break
+                except Away as error:
+                    self._reminder.waiting("Waiting for the kubelet", reason=str(error))
+                over = await self._look_for(endpoint, kubelet, self._times.retry)
+                if over is not None:
+                    return over
+            over = await self._look_for(endpoint, kubelet, self._stream_patience)
+            while over is None:
+                if not endpoint.streams.opened.is_set():
+                    return Over.NO_STREAM
+                over = await self._look(endpoint, kubelet)
+            return over
+
+    async def _kubelet(self) -> SocketIdentity:
+        """The kubelet's socket; waits for it."""
+        while (identity := SocketIdentity.of(self._places.socket)) is None:
+            self._reminder.waiting("Waiting for the kubelet", reason=f"{self._places.socket} does not exist")
+            await asyncio.sleep(self._times.poll)
+        return identity
+
+    async def _register(self, endpoint: str) -> None:
+        """Call ``Register``; on a channel of its own, because a channel that failed once backs off for seconds.
+
+        Raises:
+            Away: the kubelet does not answer, or refuses; the message says what it said.
+        """
+        request = deviceplugin_pb2.RegisterRequest(
+            version=VERSION, endpoint=endpoint, resource_name=self._places.resource
+        )
+        async with grpc.aio.insecure_channel(f"unix:{self._places.socket}") as channel:
+            try:
+                await deviceplugin_pb2_grpc.RegistrationStub(channel).Register(request, timeout=self._times.register)
+            except grpc.aio.AioRpcError as error:
+                said = f"{error.code().name}: {error.details()}"
+                raise Away(f"Register at {self._places.socket} failed, {said}") from error
+
+    @asynccontextmanager
+    async def _serving(self, path: Path, visits: Visits | None) -> AsyncIterator[Endpoint]:
+        dead = await remove_dead(path.parent, self._places.prefix, older_than=1.0, now=time.time())
+        if dead:
+            self._log.info("Removed sockets that a killed plugin left", paths=[str(path) for path in dead])
+        streams = Streams(self._board)
+        endpoint = Endpoint(path, plugin=self._plugin(streams), streams=streams, registration=visits)
+        async with endpoint:
+            self._log.info("Serving", socket=str(path))
+            announcement = asyncio.create_task(self._announce(endpoint), name="announcement")
+            try:
+                yield endpoint
+            finally:
+                announcement.cancel()
+
+    async def _announce(self, endpoint: Endpoint) -> None:
+        await endpoint.streams.opened.wait()
+        self._reminder.over("The kubelet is there")
+        way = Registration.WATCHER if endpoint.path.parent == self._places.registry else Registration.CLASSIC
+        self._log.info("Registered", resource=self._places.resource, way=way.value, socket=str(endpoint.path))
+
+    async def _look_for(self, endpoint: Endpoint, kubelet: SocketIdentity | None, seconds: float) -> Over | None:
+        """Look until the incarnation is over, a stream is open, or ``seconds`` have passed."""
+        until = self._clock() + seconds
+        while not endpoint.streams.opened.is_set() and self._clock() < until:
+            over = await self._look(endpoint, kubelet)
+            if over is not None:
+                return over
+        return None
+
+    async def _look(self, endpoint: Endpoint, kubelet: SocketIdentity | None) -> Over | None:
+        """Why the incarnation is over, if it is. Takes one poll unless a stream ends."""
+        registered = endpoint.streams.opened.is_set()
+        try:
+            async with asyncio.timeout(self._times.idle_poll if registered else self._times.poll):
+                await endpoint.streams.ended.wait()
+            return Over.STREAM_ENDED
+        except TimeoutError:
+            pass
+        if not endpoint.intact:
+            return Over.SOCKET_REMOVED
+        if kubelet is not None and SocketIdentity.of(self._places.socket) not in (None, kubelet):
+            return Over.KUBELET_ANEW
+        return None

@@ -1,0 +1,140 @@
+"""Which of the available devices the kubelet should take: clean ones first, then those close to each other.
+
+Promises: a pure function of what the board holds, so no hardware is touched; it never fails, whatever it is given,
+because an error here would fail a pod for good; and it does not depend on the order of the ids, which is random in
+every message of the kubelet.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from plugin.availability import Offer, Word
+
+__all__ = ["preferred"]
+
+MOST_SEEDS = 16
+"""The kubelet's main loop waits for the answer: on a topology of many kinds, the first so many are tried."""
+
+
+def preferred(
+    available: Iterable[str], must_include: Iterable[str], size: int, offers: Mapping[str, Offer]
+) -> tuple[str, ...]:
+    """Choose ``size`` ids, those of ``must_include`` first; fewer when there are not so many.
+
+    Readiness decides: certified-clean, then being scrubbed, then dirty or unknown, then out of service. Within the
+    last readiness that is taken in part, topology decides: fast links to what is chosen, then its NUMA node, then
+    leaving the groups of the others whole.
+    """
+    chosen = sorted(set(must_include))[: max(size, 0)]
+    left = set(available).difference(chosen)
+    while left and len(chosen) < size:
+        best = max(_readiness(offers.get(id_)) for id_ in left)
+        pool = sorted(id_ for id_ in left if _readiness(offers.get(id_)) == best)
+        need = size - len(chosen)
+        chosen += pool if len(pool) <= need else _closest(pool, need, chosen, _Topology(offers, chosen, left))
+        left.difference_update(pool)
+    return tuple(chosen)
+
+
+def _readiness(offer: Offer | None) -> int:
+    if offer is None or offer.word is Word.NONE:
+        return 1
+    if offer.word is Word.WITHHELD:
+        return 0
+    return 3 if offer.certified else 2 if offer.scrubbing else 1
+
+
+class _Topology:
+    """How close devices are, and how much a choice would cut off from the rest."""
+
+    def __init__(self, offers: Mapping[str, Offer], chosen: Iterable[str], left: Iterable[str]) -> None:
+        self._left = frozenset(left)
+        ids = self._left.union(chosen)
+        self.node = {id_: offer.numa_node if (offer := offers.get(id_)) else None for id_ in ids}
+        self.links: dict[str, set[str]] = {id_: set() for id_ in ids}
+        for id_ in ids:
+            for peer in ids.intersection(offers[id_].peers if id_ in offers else ()):
+                if peer != id_:
+                    self.links[id_].add(peer)
+                    self.links[peer].add(id_)
+        self._nodes = self._on_nodes(self._left)
+
+    def _on_nodes(self, ids: Iterable[str]) -> Counter[int]:
+        return Counter(node for id_ in ids if (node := self.node[id_]) is not None)
+
+    def inside(self, group: Collection[str]) -> tuple[int, int]:
+        """Fast links within ``group``, and pairs on the same NUMA node; each pair counts from both its ends."""
+        links = sum(len(self.links[id_].intersection(group)) for id_ in group)
+        return (links, sum(count * (count - 1) for count in self._on_nodes(group).values()))
+
+    def cut(self, group: Collection[str]) -> tuple[int, int]:
+        """The same, summed over the pairs of a device of ``group`` and one that would stay behind."""
+        of_group = self._on_nodes(group)
+        links = sum(len((self.links[id_] & self._left).difference(group)) for id_ in group)
+        near = sum(count * (self._nodes[node] - count) for node, count in of_group.items())
+        return (links, near)
+
+    def seeds(self, pool: Sequence[str]) -> list[str]:
+        """One device of each kind that topology cannot tell apart, so that 256 equal instances cost one attempt."""
+        kinds: dict[tuple[int | None, frozenset[str]], str] = {}
+        for id_ in pool:
+            links = self.links[id_]
+            kinds.setdefault((self.node[id_], frozenset(links | {id_}) if links else frozenset()), id_)
+        return list(kinds.values())[:MOST_SEEDS]
+
+
+class _Company:
+    """The devices taken so far, and how close each candidate is to them: kept up to date, never counted anew."""
+
+    def __init__(self, topology: _Topology, pool: Sequence[str], cut: Mapping[str, tuple[int, int]]) -> None:
+        self._topology = topology
+        self._cut = cut
+        self._links = dict.fromkeys(pool, 0)
+        self._near: dict[int | None, int] = dict.fromkeys(topology.node.values(), 0)
+
+    def add(self, id_: str) -> None:
+        """Take ``id_``; it is no candidate any more."""
+        self._links.pop(id_, None)
+        for peer in self._topology.links[id_]:
+            if peer in self._links:
+                self._links[peer] += 1
+        if (node := self._topology.node[id_]) is not None:
+            self._near[node] += 1
+
+    def closest(self) -> str:
+        """The candidate with the most fast links to the company, then the most neighbours on its NUMA node, then the
+        one that cuts off least; the first of equals, in the order of the pool."""
+        node, near, cut = self._topology.node, self._near, self._cut
+        return max(self._links.items(), key=lambda each: (each[1], near[node[each[0]]], cut[each[0]]))[0]
+
+
+def _closest(pool: Sequence[str], need: int, chosen: Sequence[str], topology: _Topology) -> list[str]:
+    """``need`` ids of ``pool`` (longer than that), close to ``chosen`` or, when nothing is chosen, to each other."""
+    cut = {id_: _negative(topology.cut((id_,))) for id_ in pool}
+    if chosen:
+        return _grow([], need, chosen, _Company(topology, pool, cut))
+    attempts = [_grow([seed], need, (), _Company(topology, pool, cut)) for seed in topology.seeds(pool)]
+    return max(attempts, key=lambda attempt: _worth(attempt, topology))
+
+
+def _grow(start: Sequence[str], need: int, chosen: Sequence[str], company: _Company) -> list[str]:
+    """Greedily add the closest id."""
+    taken = list(start)
+    for id_ in (*chosen, *taken):
+        company.add(id_)
+    while len(taken) < need:
+        closest = company.closest()
+        company.add(closest)
+        taken.append(closest)
+    return taken
+
+
+def _worth(attempt: Sequence[str], topology: _Topology) -> tuple[tuple[int, int], tuple[int, int]]:
+    group = frozenset(attempt)
+    return (topology.inside(group), _negative(topology.cut(group)))
+
+
+def _negative(pair: tuple[int, int]) -> tuple[int, int]:
+    return (-pair[0], -pair[1])

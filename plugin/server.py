@@ -1,0 +1,224 @@
+"""The five calls of the kubelet's device-plugin protocol.
+
+Promises: ``ListAndWatch`` sends full lists, and nothing when nothing has changed; ``GetPreferredAllocation`` never
+fails; ``Allocate`` refuses only what no retry would mend (it fails the pod for good); ``PreStartContainer`` is the
+gate. A status message names devices and states, never another tenant: it ends up in a pod's status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Protocol, TypeVar
+
+import grpc
+
+from plugin.api import deviceplugin_pb2 as kubelet
+from plugin.api import deviceplugin_pb2_grpc
+from plugin.availability import Offer, Word
+from plugin.board import Board
+from plugin.inject import container_response
+from plugin.logs import Log
+from plugin.preferred import preferred
+from scrubber.domain.errors import InvalidRequest, Quarantined, Retry, ScrubberError
+
+__all__ = ["DevicePlugin", "Gatekeeper", "Streams", "listed"]
+
+HEALTHY = "Healthy"
+UNHEALTHY = "Unhealthy"
+FAULT = "The device plugin on this node failed to answer; its log says why."
+
+
+class Gatekeeper(Protocol):
+    """Who is asked before a container gets a device; :class:`plugin.gate.Gate` asks the service."""
+
+    async def reserve(self, device_ids: Sequence[str]) -> None: ...
+
+    async def hand_over(self, device_ids: Sequence[str], deadline: float | None) -> None: ...
+
+
+class Streams:
+    """The ``ListAndWatch`` streams of one incarnation of the plugin.
+
+    Attributes:
+        opened: set once the kubelet has opened a stream.
+        ended: set as soon as a stream is over, also when another is open: the end of any one makes the kubelet forget
+            the resource.
+    """
+
+    def __init__(self, board: Board) -> None:
+        self.opened = asyncio.Event()
+        self.ended = asyncio.Event()
+        self.closing = False
+        self._board = board
+
+    def __enter__(self) -> None:
+        self.opened.set()
+
+    def __exit__(self, *exc: object) -> None:
+        self.ended.set()
+
+    async def close(self) -> None:
+        """Have every stream end in good order."""
+        self.closing = True
+        await self._board.ring()
+
+
+_Request = TypeVar("_Request")
+_Answer = TypeVar("_Answer")
+_Call = Callable[["DevicePlugin", _Request, "grpc.aio.ServicerContext[_Request, _Answer]"], Awaitable[_Answer]]
+
+
+def _speaking_in_sentences(call: _Call[_Request, _Answer]) -> _Call[_Request, _Answer]:
+    """Turn errors into statuses: the public sentence of those raised on purpose, and of a fault nothing but that."""
+
+    @functools.wraps(call)
+    async def answer(
+        self: DevicePlugin, request: _Request, context: grpc.aio.ServicerContext[_Request, _Answer]
+    ) -> _Answer:
+        try:
+            return await call(self, request, context)
+        except ScrubberError as error:
+            self.log.warning("Refused", call=call.__name__, code=error.code, reason=str(error), told=error.public)
+            await context.abort(_status(error), error.public)
+        except Exception as error:  # its text is not for a pod's status; the log has all of it
+            self.log.error("A fault of the plugin", call=call.__name__, exc_info=error)
+            await context.abort(grpc.StatusCode.INTERNAL, FAULT)
+        raise AssertionError("abort raises")
+
+    return answer
+
+
+class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
+    """Answers the kubelet from the board and through the gate. One for each incarnation; board and gate outlive it."""
+
+    def __init__(self, board: Board, gate: Gatekeeper, *, streams: Streams, log: Log) -> None:
+        self._board = board
+        self._gate = gate
+        self._streams = streams
+        self.log = log
+
+    async def GetDevicePluginOptions(
+        self, request: kubelet.Empty, context: grpc.aio.ServicerContext[kubelet.Empty, kubelet.DevicePluginOptions]
+    ) -> kubelet.DevicePluginOptions:
+        return kubelet.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=True)
+
+    async def ListAndWatch(
+        self, request: kubelet.Empty, context: grpc.aio.ServicerContext[kubelet.Empty, kubelet.ListAndWatchResponse]
+    ) -> AsyncIterator[kubelet.ListAndWatchResponse]:
+        sent = 0
+        with self._streams:
+            while True:
+                await self._board.until(functools.partial(self._has_news, sent))
+                if self._streams.closing:
+                    return
+                sent = self._board.version
+                yield listed(self._board.offers)
+
+    @_speaking_in_sentences
+    async def GetPreferredAllocation(
+        self,
+        request: kubelet.PreferredAllocationRequest,
+        context: grpc.aio.ServicerContext[kubelet.PreferredAllocationRequest, kubelet.PreferredAllocationResponse],
+    ) -> kubelet.PreferredAllocationResponse:
+        offers = {offer.id: offer for offer in self._board.offers}
+        return kubelet.PreferredAllocationResponse(
+            container_responses=[
+                kubelet.ContainerPreferredAllocationResponse(
+                    deviceIDs=preferred(
+                        container.available_deviceIDs,
+                        container.must_include_deviceIDs,
+                        container.allocation_size,
+                        offers,
+                    )
+                )
+                for container in request.container_requests
+            ]
+        )
+
+    @_speaking_in_sentences
+    async def Allocate(
+        self,
+        request: kubelet.AllocateRequest,
+        context: grpc.aio.ServicerContext[kubelet.AllocateRequest, kubelet.AllocateResponse],
+    ) -> kubelet.AllocateResponse:
+        containers = [self._allocatable(container.devices_ids) for container in request.container_requests]
+        everything = sorted({offer.id for offers in containers for offer in offers})
+        if not everything:
+            raise InvalidRequest("The request names no device: an allocation needs at least one device id.")
+        await self._gate.reserve(everything)
+        self.log.info("Allocated", devices=everything)
+        return kubelet.AllocateResponse(container_responses=[container_response(offers) for offers in containers])
+
+    @_speaking_in_sentences
+    async def PreStartContainer(
+        self,
+        request: kubelet.PreStartContainerRequest,
+        context: grpc.aio.ServicerContext[kubelet.PreStartContainerRequest, kubelet.PreStartContainerResponse],
+    ) -> kubelet.PreStartContainerResponse:
+        await self._gate.hand_over(_distinct(request.devices_ids), deadline=context.time_remaining())
+        return kubelet.PreStartContainerResponse()
+
+    def _has_news(self, sent: int) -> bool:
+        return self._streams.closing or self._board.version > sent
+
+    def _allocatable(self, device_ids: Sequence[str]) -> list[Offer]:
+        """The offers of a container's devices.
+
+        Raises:
+            InvalidRequest: none, unknown or duplicate ids.
+            Quarantined: one of the devices is out of service. A device that is unhealthy only because the service is
+                away is none of these: refusing it would fail the pod for something temporary.
+        """
+        offers = []
+        for id_ in _distinct(device_ids):
+            offer = self._board.find(id_)
+            if offer is None:
+                raise InvalidRequest(f"Device {id_} is not one of this plugin's: ask for one of its list.")
+            if offer.word is Word.WITHHELD:
+                raise Quarantined(offer.refusal, public=offer.refusal)
+            offers.append(offer)
+        return offers
+
+
+def listed(offers: Sequence[Offer]) -> kubelet.ListAndWatchResponse:
+    """The full list as the kubelet reads it; anything but exactly ``Healthy`` is unhealthy to it."""
+    return kubelet.ListAndWatchResponse(
+        devices=[
+            kubelet.Device(
+                ID=offer.id,
+                health=HEALTHY if offer.healthy else UNHEALTHY,
+                topology=None
+                if offer.numa_node is None
+                else kubelet.TopologyInfo(nodes=[kubelet.NUMANode(ID=offer.numa_node)]),
+            )
+            for offer in offers
+        ]
+    )
+
+
+def _distinct(device_ids: Sequence[str]) -> list[str]:
+    """The ids in a stable order; the kubelet's is random.
+
+    Raises:
+        InvalidRequest: there is none, an empty one, or one twice.
+    """
+    ids = sorted(device_ids)
+    if not ids:
+        raise InvalidRequest("The request names no device: a container's call needs at least one device id.")
+    if not ids[0]:
+        raise InvalidRequest("The request names a device by an empty id.")
+    for one, other in itertools.pairwise(ids):
+        if one == other:
+            raise InvalidRequest(f"The request names device {one} twice.")
+    return ids
+
+
+def _status(error: ScrubberError) -> grpc.StatusCode:
+    if isinstance(error, InvalidRequest):
+        return grpc.StatusCode.INVALID_ARGUMENT
+    if isinstance(error, Retry):
+        return grpc.StatusCode.UNAVAILABLE
+    return grpc.StatusCode.FAILED_PRECONDITION

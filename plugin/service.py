@@ -1,0 +1,191 @@
+"""The scrub service as the plugin sees it: what is asked of it, and the task that keeps the board in step with it.
+
+Promise: no data is never healthy for longer than the grace period. A service that holds the stream open but answers
+nothing (stopped, hung) counts as away, exactly as one that is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import NoReturn, Protocol
+
+from plugin.availability import Availability, SeenDevice, Sighting
+from plugin.board import Board
+from plugin.logs import Log, Reminder
+from scrubber.api import scrubber_pb2 as pb
+from scrubber.domain.device import Access, AccessKind
+from scrubber.domain.errors import Away, BadConfiguration, ScrubberError
+
+__all__ = ["ScrubService", "ServiceWatch", "WatchTimes", "sighting"]
+
+
+class ScrubService(Protocol):
+    """The four questions of the plugin's socket; :class:`scrubber.api.client.PluginClient` answers them.
+
+    All raise the errors of :mod:`scrubber.domain.errors`; :class:`Away` when nobody answers within ``timeout`` seconds.
+    """
+
+    async def snapshot(self, timeout: float) -> pb.Snapshot: ...
+
+    def watch_snapshots(self) -> AsyncIterator[pb.Snapshot]: ...
+
+    async def reserve(self, device_ids: Sequence[str], timeout: float) -> pb.ReserveResponse: ...
+
+    async def hand_over(
+        self, device_ids: Sequence[str], *, wait_seconds: float, reserved_unseen: Sequence[str] = (), timeout: float
+    ) -> pb.HandOverResponse: ...
+
+
+def sighting(snapshot: pb.Snapshot) -> Sighting:
+    """A snapshot in the plugin's own terms.
+
+    A device whose way into a container is of a kind that this plugin does not know is withheld: it could be allocated,
+    but not used.
+    """
+    return Sighting(
+        epoch=snapshot.epoch,
+        version=snapshot.version,
+        ready=snapshot.ready,
+        devices=tuple(_seen(device) for device in snapshot.devices),
+    )
+
+
+def _seen(device: pb.SnapshotDevice) -> SeenDevice:
+    known = {kind.value for kind in AccessKind}
+    strange = sorted({access.kind for access in device.access} - known)
+    refusal = device.refusal
+    if strange:
+        refusal = (
+            f"Device {device.id} is reached by {strange[0]!r}, which this plugin does not know: update the plugin."
+        )
+    return SeenDevice(
+        id=device.id,
+        index=device.index,
+        advertised=device.advertised and not strange,
+        certified=device.certified,
+        scrubbing=device.scrubbing,
+        numa_node=device.numa_node if device.HasField("numa_node") else None,
+        peers=frozenset(device.peers),
+        access=tuple(
+            Access(AccessKind(access.kind), access.host_path, access.container_path)
+            for access in device.access
+            if access.kind in known
+        ),
+        refusal=refusal,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class WatchTimes:
+    """Seconds.
+
+    Attributes:
+        grace: that health outlives the service.
+        heartbeat: of silence on the stream after which the service is asked whether it is there.
+        probe: that it may take to answer that.
+        retry: between attempts to reach a service that is away.
+        remind: between log lines about that.
+    """
+
+    grace: float = 10.0
+    heartbeat: float = 5.0
+    probe: float = 2.0
+    retry: float = 0.2
+    remind: float = 30.0
+
+
+class ServiceWatch:
+    """Follows the service's snapshots and writes the board.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, service: ScrubService, board: Board, *, times: WatchTimes, log: Log, clock: Callable[[], float]
+    ) -> None:
+        self._service = service
+        self._board = board
+        self._times = times
+        self._clock = clock
+        self._log = log
+        self._reminder = Reminder(log, every=times.remind, clock=clock)
+        self._availability = Availability(grace=times.grace)
+        self._news = asyncio.Event()
+
+    async def run(self) -> NoReturn:
+        """Until cancelled.
+
+        Raises:
+            ExceptionGroup: with :class:`BadConfiguration` when what is to be the service's socket is none.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._let_go(), name="availability")
+            while True:
+                try:
+                    await self._follow()
+                except BadConfiguration:
+                    raise
+                except ScrubberError as error:
+                    self._reminder.waiting("The scrub service is away; trying to reach it", reason=str(error))
+                self._availability = self._availability.lost(self._clock())
+                if self._board.version > 0:
+                    await self._show()
+                await asyncio.sleep(self._times.retry)
+
+    async def _follow(self) -> NoReturn:
+        """Take in one stream of snapshots.
+
+        Raises:
+            ScrubberError: the stream is over, or the service was silent and did not answer when asked.
+        """
+        stream = self._service.watch_snapshots()
+        coming = asyncio.ensure_future(anext(stream, None))
+        try:
+            while True:
+                done, _ = await asyncio.wait({coming}, timeout=self._times.heartbeat)
+                if not done:
+                    await self._take(await self._service.snapshot(timeout=self._times.probe))
+                    continue
+                snapshot = coming.result()
+                if snapshot is None:
+                    raise Away("The scrub service ended its stream of snapshots.")
+                await self._take(snapshot)
+                coming = asyncio.ensure_future(anext(stream, None))
+        finally:
+            coming.cancel()
+            await asyncio.gather(coming, return_exceptions=True)
+
+    async def _take(self, snapshot: pb.Snapshot) -> None:
+        before = self._availability
+        self._availability = before.saw(sighting(snapshot), self._clock())
+        self._reminder.over("The scrub service is there", epoch=snapshot.epoch, ready=snapshot.ready)
+        if before.epoch != snapshot.epoch:
+            self._log.info("Following the scrub service", epoch=snapshot.epoch, devices=len(snapshot.devices))
+        await self._show()
+
+    async def _show(self) -> None:
+        before = {offer.id: offer.healthy for offer in self._board.offers}
+        offers = self._availability.offers(self._clock())
+        await self._board.show(offers, self._availability.epoch)
+        for offer in offers:
+            if before.get(offer.id) is not offer.healthy:
+                health = "Healthy" if offer.healthy else "Unhealthy"
+                self._log.info(
+                    "Device health", device=offer.id, health=health, reason=offer.refusal or offer.word.value
+                )
+        self._news.set()
+
+    async def _let_go(self) -> NoReturn:
+        """Write the board anew at the end of the grace period; without it, silence would keep everything healthy."""
+        while True:
+            self._news.clear()
+            try:
+                async with asyncio.timeout(self._availability.falls_in(self._clock())):
+                    await self._news.wait()
+            except TimeoutError:
+                if self._availability.falls_in(self._clock()) is None:
+                    self._log.error("The scrub service stayed away: no device is offered until it is back")
+                    await self._show()

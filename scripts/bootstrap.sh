@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# Makes .venv from nothing, exactly as the lock file says: the same bytes on every machine, or a refusal.
+#
+#   scripts/bootstrap.sh [VENV]        (default .venv; PYTHON=... picks the interpreter)
+#
+# Run again, it only brings the directory up to date. Debian packages are installed only when something is missing and
+# we are root; otherwise the sentence on stderr says what to install.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+venv=${1:-.venv}
+
+refuse() { printf 'bootstrap: %s\n' "$*" >&2; exit 1; }
+
+usable() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
+
+find_python() {
+    local candidate
+    for candidate in "$@"; do
+        if command -v "$candidate" >/dev/null && usable "$candidate"; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    return 1
+}
+
+install_debian() {
+    if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
+        refuse "$* is missing; as root: apt-get install $*"
+    fi
+    echo "bootstrap: installing $*" >&2
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get install -y -qq --no-install-recommends "$@" >&2 ||
+        { apt-get update -qq >&2 && apt-get install -y -qq --no-install-recommends "$@" >&2; } ||
+        refuse "apt-get could not install $*; install it by hand and run this again"
+}
+
+if [ -n "${PYTHON:-}" ]; then
+    python=$(find_python "$PYTHON") || refuse "PYTHON=$PYTHON is not a Python 3.11 or newer"
+else
+    known=(python3 python3.13 python3.12 python3.11)
+    python=$(find_python "${known[@]}") || { install_debian python3 python3-venv; python=$(find_python "${known[@]}"); } ||
+        refuse "no Python 3.11 or newer found; name one with PYTHON=/path/to/python3"
+fi
+
+# Debian ships the interpreter without ensurepip; `python3 -m venv` then leaves half a directory behind.
+"$python" -c 'import ensurepip, venv' 2>/dev/null || install_debian python3-venv
+
+# A directory that was copied from elsewhere, or whose interpreter was removed, is not repaired but made anew.
+if [ -e "$venv" ] && ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
+    [ -e "$venv/pyvenv.cfg" ] || refuse "$venv is in the way and is not a virtual environment; move it"
+    rm -rf "$venv"
+fi
+[ -e "$venv" ] || "$python" -m venv "$venv"
+
+pip() { "$venv/bin/python" -m pip --disable-pip-version-check --no-input "$@"; }
+
+# Nothing is built by a backend that the lock files do not name: the backends first, then no isolation, which would
+# fetch others. sdnotify is the one dependency that comes as source; anything else without a wheel is refused.
+pip install --quiet --require-hashes --only-binary :all: --requirement requirements/build.txt
+pip install --quiet --require-hashes --only-binary :all: --no-binary sdnotify --use-pep517 --no-build-isolation \
+    --requirement requirements/dev.txt
+pip install --quiet --no-deps --no-build-isolation --editable .

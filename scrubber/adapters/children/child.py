@@ -1,0 +1,114 @@
+"""The child's side: do what the socket asks, and never outlive the parent.
+
+Three things end a child without its help: ``PR_SET_PDEATHSIG`` kills it when the parent's thread that started it ends,
+end-of-file on the socket ends its loop, and SIGKILL ends it at a deadline. So nothing here cleans up in ``finally``
+what the kernel does not clean up by itself.
+
+Only light modules of the standard library are imported here and in what runs in a child: a child is replaced while a
+device waits for its answer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable, Sequence
+
+from scrubber.adapters.children.message import HEADER, Message, body_length, pack, unpack
+
+__all__ = ["Fault", "Link", "inherit", "serve"]
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Fault(Exception):
+    """An answer that is a refusal: ``code`` is one that the parent knows, ``sentence`` is for the operator."""
+
+    def __init__(self, code: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.code = code
+        self.sentence = sentence
+
+
+class Link:
+    """The socket to the parent; blocking, for one thread."""
+
+    def __init__(self, fd: int, arguments: Sequence[str] = ()) -> None:
+        self._fd = fd
+        self.arguments = tuple(arguments)
+        self._poll = select.poll()
+        self._poll.register(fd, select.POLLRDHUP)
+
+    def receive(self) -> Message | None:
+        """The next message; None once the parent has closed its end."""
+        header = self._read(HEADER)
+        body = None if header is None else self._read(body_length(header))
+        return None if body is None else unpack(body)
+
+    def send(self, message: Message) -> None:
+        """Write ``message``; a parent that is gone ends this process, because nobody is left to work for."""
+        rest = memoryview(pack(message))
+        while rest:
+            try:
+                rest = rest[os.write(self._fd, rest) :]
+            except (BrokenPipeError, ConnectionResetError):
+                sys.exit(0)
+
+    def parent_gone(self) -> bool:
+        """Whether the parent has closed its end; asks, does not wait."""
+        return bool(self._poll.poll(0))
+
+    def wait(self, seconds: float, also: int) -> None:
+        """Return after ``seconds``, or as soon as the parent is gone or the descriptor ``also`` can be read."""
+        poll = select.poll()
+        poll.register(self._fd, select.POLLRDHUP)
+        poll.register(also, select.POLLIN)
+        poll.poll(max(0.0, seconds) * 1000)
+
+    def _read(self, length: int) -> bytes | None:
+        parts: list[bytes] = []
+        while length:
+            try:
+                part = os.read(self._fd, length)
+            except ConnectionResetError:
+                return None
+            if not part:
+                return None
+            parts.append(part)
+            length -= len(part)
+        return b"".join(parts)
+
+
+def inherit() -> Link:
+    """Take over what the parent left in ``argv``: socket, its PID, the nice value; then say "ready".
+
+    Ends the process when the parent died before the kernel was told to watch it.
+    """
+    fd, parent, nice = (int(word) for word in sys.argv[1:4])
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "PR_SET_PDEATHSIG")
+    if os.getppid() != parent:
+        sys.exit(0)
+    if nice:
+        os.nice(nice)
+    link = Link(fd, sys.argv[4:])
+    link.send({"ready": True})
+    return link
+
+
+def serve(link: Link, handle: Callable[[Message], Message]) -> None:
+    """Answer one message on ``link`` after the other with ``handle`` until the parent closes its end.
+
+    A :class:`Fault` becomes an answer. Any other exception ends the child with its traceback on stderr: the parent
+    asks a fresh one once more, and then calls the device unreadable.
+    """
+    while (message := link.receive()) is not None:
+        try:
+            answer: Message = {"ok": handle(message)}
+        except Fault as fault:
+            answer = {"fault": fault.code, "sentence": fault.sentence}
+        link.send(answer)

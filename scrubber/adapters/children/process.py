@@ -1,0 +1,306 @@
+"""The parent's side: start children, ask them, and be rid of them whatever they do.
+
+Promise: a child never outlives the socket that it was given, a kill hits that child and no process that got its PID
+later, and a child that does not die of SIGKILL is abandoned and counted, so that nobody waits for it.
+
+Children are fresh interpreters over a socketpair (never ``multiprocessing``, never a fork of the service), in a session
+of their own, with an environment that we wrote.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import scrubber
+from scrubber.adapters.children.message import HEADER, Garbled, Message, body_length, pack, unpack
+from scrubber.domain.errors import Away
+
+__all__ = ["Abandoned", "Child", "ChildDied", "Children", "NotStarted"]
+
+_READ_SIZE = 64 * 1024
+
+
+class ChildDied(Away):
+    """The child ended, or spoke nonsense and cannot be talked to any more. A fresh one may do better."""
+
+    code = "child-died"
+
+
+class NotStarted(Away):
+    """There is no child: too many processes or descriptors, too little memory or time. It has touched no device yet, so
+    this is the node's pressure and never a device's fault.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """A child that SIGKILL did not end within the limit: it sits in the kernel. ``device`` is what it was working on."""
+
+    pid: int
+    module: str
+    device: str | None
+
+
+class Children:
+    """All children of this process: starts them, knows who lives, and who had to be abandoned.
+
+    Args:
+        kill_limit: seconds after SIGKILL until a child is abandoned.
+        start_limit: seconds that a fresh interpreter gets to say "ready"; generous, because a loaded node is not a
+            broken one.
+        send_signal: ``pidfd_send_signal``, or a test's stand-in for a child that cannot be killed.
+    """
+
+    def __init__(
+        self,
+        *,
+        kill_limit: float = 2.0,
+        start_limit: float = 20.0,
+        send_signal: Callable[[int, int], object] = signal.pidfd_send_signal,
+    ) -> None:
+        self.kill_limit = kill_limit
+        self.start_limit = start_limit
+        self.send_signal = send_signal
+        self.abandoned_total = 0
+        self._living: set[Child] = set()
+        self._abandoned: dict[Child, Abandoned] = {}
+
+    @property
+    def abandoned(self) -> tuple[Abandoned, ...]:
+        """Children given up and not dead yet; ``abandoned_total`` counts those that died later as well."""
+        return tuple(self._abandoned.values())
+
+    def pids(self) -> frozenset[int]:
+        """PIDs of every child that is not known to be dead, abandoned ones included."""
+        return frozenset(child.pid for child in (*self._living, *self._abandoned))
+
+    async def start(
+        self, module: str, *arguments: str, device: str | None = None, nice: int = 0, interpreter: str = sys.executable
+    ) -> Child:
+        """Run ``python -m module`` and wait until it is ready to be asked.
+
+        Must be called in a thread that lives as long as the service (the event loop's): the kernel kills the child
+        when the *thread* that started it ends.
+
+        Raises:
+            NotStarted: it could not be started, or was not ready within ``start_limit``.
+        """
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            raise _not_started(module, error) from error
+        try:
+            process = await asyncio.create_subprocess_exec(
+                interpreter,
+                *("-s", "-P", "-m", module, str(theirs.fileno()), str(os.getpid()), str(nice), *arguments),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                cwd="/",
+                env={"PATH": os.defpath, "LANG": "C.UTF-8", "PYTHONPATH": _package_root()},
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        except (OSError, RuntimeError) as error:  # RuntimeError: there is no thread left to wait for the child's end
+            ours.close()
+            raise _not_started(module, error) from error
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        try:
+            child = Child(self, process, ours, module, device)
+        except OSError as error:  # no descriptor is left for its pidfd: it ends by itself, at the end of its file
+            ours.close()
+            raise _not_started(module, error) from error
+        self._living.add(child)
+        try:
+            async with asyncio.timeout(self.start_limit):
+                await child.receive()
+        except TimeoutError as error:
+            await child.kill()
+            raise NotStarted(
+                f"A child ({module}) was not ready within {self.start_limit:g} s; the node is overloaded."
+            ) from error
+        except ChildDied as died:
+            await child.kill()
+            raise NotStarted(f"A child ({module}) ended before it was ready: {died}") from died
+        except BaseException:  # cancelled: nobody waits
+            child.discard()
+            raise
+        return child
+
+    async def close(self) -> None:
+        """Kill every child and wait for each as long as a kill may take."""
+        await asyncio.gather(*(child.kill() for child in tuple(self._living)))
+
+    def ended(self, child: Child) -> None:
+        """Told by ``child``, once, when its process is over."""
+        self._living.discard(child)
+        self._abandoned.pop(child, None)
+
+    def abandon(self, child: Child) -> None:
+        """Told by ``child`` when SIGKILL did not end it in time."""
+        if child in self._living:
+            self._living.discard(child)
+            self._abandoned[child] = Abandoned(child.pid, child.module, child.device)
+            self.abandoned_total += 1
+
+
+class Child:
+    """One child and the socket to it; made by :meth:`Children.start`. One conversation at a time."""
+
+    def __init__(
+        self,
+        children: Children,
+        process: asyncio.subprocess.Process,
+        link: socket.socket,
+        module: str,
+        device: str | None,
+    ) -> None:
+        self.pid = process.pid
+        self.module = module
+        self.device = device
+        """What it works on, as far as one can say; may be set when it hangs."""
+        self._children = children
+        self._link = link
+        self._link.setblocking(False)
+        self._buffer = bytearray()
+        try:
+            self._pidfd: int | None = os.pidfd_open(process.pid)
+        except ProcessLookupError:  # it is over already, and was reaped by the event loop
+            self._pidfd = None
+        self._end = asyncio.ensure_future(process.wait())
+        self._end.add_done_callback(self._over)
+        self._killing: asyncio.Task[bool] | None = None
+        self._talking = 0
+        self._hung_up = False
+
+    async def call(self, message: Message, deadline: float) -> Message:
+        """Send ``message`` and wait ``deadline`` seconds for the answer.
+
+        After an error or a cancellation the next answer would be the one to this question: kill the child then.
+
+        Raises:
+            TimeoutError: no answer in time.
+            ChildDied: there will be none.
+        """
+        async with asyncio.timeout(deadline):
+            await self.send(message)
+            return await self.receive()
+
+    async def send(self, message: Message) -> None:
+        """Write one message.
+
+        Raises:
+            ChildDied: nobody reads any more.
+            Garbled: the message is too long for any child.
+        """
+        packed = pack(message)
+        with self._conversation():
+            await asyncio.get_running_loop().sock_sendall(self._link, packed)
+
+    async def receive(self) -> Message:
+        """The next message. What was read of one when this is cancelled is kept for the next call.
+
+        Raises:
+            ChildDied: end of file, or something that is no message.
+        """
+        try:
+            with self._conversation():
+                await self._buffered(HEADER)
+                length = HEADER + body_length(bytes(self._buffer[:HEADER]))
+                await self._buffered(length)
+            body = bytes(self._buffer[HEADER:length])
+            del self._buffer[:length]
+            return unpack(body)
+        except Garbled as error:
+            raise ChildDied(f"Child {self.pid} ({self.module}) makes no sense: {error}") from error
+
+    async def wait(self, deadline: float) -> bool:
+        """Whether the process is over within ``deadline`` seconds."""
+        done, _ = await asyncio.wait({self._end}, timeout=deadline)
+        return bool(done)
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether SIGKILL did not end it in time, and it has not ended since."""
+        return self._killing is not None and self._killing.done() and not self._end.done()
+
+    async def kill(self) -> bool:
+        """End the child and wait for its end; True once it is dead, False when it had to be abandoned.
+
+        Whoever started a child calls this (or :meth:`discard`) in the end, also when it ended by itself. The kill goes
+        on when the caller is cancelled; whoever still talks to the child gets :class:`ChildDied`.
+        """
+        return await asyncio.shield(self.discard())
+
+    def discard(self) -> asyncio.Task[bool]:
+        """Start the kill and let go; the task's result is that of :meth:`kill`."""
+        if self._killing is None:
+            self._killing = asyncio.ensure_future(self._kill())
+        return self._killing
+
+    async def _kill(self) -> bool:
+        if self._pidfd is not None:
+            with suppress(ProcessLookupError):  # dead, and reaped by the event loop before it told us
+                self._children.send_signal(self._pidfd, signal.SIGKILL)
+        # Not closed yet: the event loop may be watching the descriptor for a conversation, and its number would be
+        # given to somebody else. Shut down, it reads end-of-file on both sides, which ends the conversation.
+        with suppress(OSError):
+            self._link.shutdown(socket.SHUT_RDWR)
+        self._hung_up = True
+        self._close_when_done()
+        dead = await self.wait(self._children.kill_limit)
+        if not dead:
+            self._children.abandon(self)
+        return dead
+
+    def _over(self, _: asyncio.Future[int]) -> None:
+        self._children.ended(self)
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
+
+    @contextmanager
+    def _conversation(self) -> Iterator[None]:
+        if self._hung_up:
+            raise ChildDied(f"Child {self.pid} ({self.module}) was ended.")
+        self._talking += 1
+        try:
+            yield
+        except OSError as error:
+            raise ChildDied(f"Child {self.pid} ({self.module}) is gone: {error}.") from error
+        finally:
+            self._talking -= 1
+            self._close_when_done()
+
+    def _close_when_done(self) -> None:
+        if self._hung_up and not self._talking:
+            self._link.close()
+
+    async def _buffered(self, length: int) -> None:
+        loop = asyncio.get_running_loop()
+        while len(self._buffer) < length:
+            part = await loop.sock_recv(self._link, _READ_SIZE)
+            if not part:
+                raise ConnectionResetError("it closed its socket")
+            self._buffer += part
+
+
+def _not_started(module: str, error: Exception) -> NotStarted:
+    return NotStarted(
+        f"A child ({module}) cannot be started: {error}. The node is short of something; this is retried."
+    )
+
+
+def _package_root() -> str:
+    return str(Path(scrubber.__file__).parent.parent)

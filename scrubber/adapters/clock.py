@@ -1,0 +1,25 @@
+"""The real clock. Tests own time through another one of the same shape."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import AbstractAsyncContextManager
+
+__all__ = ["SystemClock"]
+
+
+class SystemClock:
+    """:class:`scrubber.ports.Clock` on the system's clocks and the running event loop."""
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def wall(self) -> float:
+        return time.time()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    def timeout(self, seconds: float) -> AbstractAsyncContextManager[object]:
+        return asyncio.timeout(seconds)

@@ -1,0 +1,11 @@
+"""Which processes are a pod's, by cgroup or (simulated node without writable cgroups) by an environment marker.
+
+Both ways keep the contract of :class:`scrubber.ports.containers.Containers`: an answer is complete or an error, and
+nobody is signalled who is not proved a leftover at the moment of the signal.
+"""
+
+from scrubber.adapters.containers.cgroup import CgroupContainers
+from scrubber.adapters.containers.hierarchy import discover_root
+from scrubber.adapters.containers.marker import MarkerContainers
+
+__all__ = ["CgroupContainers", "MarkerContainers", "discover_root"]

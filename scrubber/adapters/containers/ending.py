@@ -1,0 +1,226 @@
+"""Ending leftovers: who may be signalled, in which order, and when it is over.
+
+The promise: a process is signalled only while it is the one that was named, or descends from one, and still lives in
+the pod. A PID proves nothing, for it can be somebody else's a moment later; so the pidfd is opened first, the start
+time and the pod are read again, and the signal goes through the pidfd.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from scrubber.adapters.containers.procfs import Proc
+from scrubber.domain.assignment import Pod, Process
+from scrubber.domain.errors import Unreadable
+
+__all__ = ["Proof", "Roll", "Surroundings", "end", "strike"]
+
+_WATCHED_AT_ONCE = 64  # pidfds held open while waiting; a fork bomb must not use up the service's descriptors
+_PAUSE = 0.002  # between two looks that nothing but time can tell apart
+
+Identity = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Roll:
+    """Everybody in a pod at one look. ``tick`` is from before the look, in clock ticks since boot."""
+
+    tick: int
+    processes: tuple[Process, ...]
+
+    def by_container(self) -> dict[str, tuple[Process, ...]]:
+        groups: defaultdict[str, list[Process]] = defaultdict(list)
+        for process in self.processes:
+            groups[process.container].append(process)
+        return {container: tuple(group) for container, group in groups.items()}
+
+
+class Surroundings(Protocol):
+    """How a way of telling containers apart looks at a pod."""
+
+    async def roll(self, pod: Pod) -> Roll:
+        """Everybody in ``pod`` now."""
+
+    def holds(self, pod: Pod, pid: int) -> bool:
+        """Whether ``pid`` is in ``pod`` now."""
+
+    def end_whole(self, pod: Pod, container: str, proof: Proof) -> bool:
+        """End a container at once, provided that ``proof`` covers everybody in it; False when it cannot be done so."""
+
+
+class Proof:
+    """Which processes are proved leftovers: those named, and from then on their descendants only.
+
+    A parent that is gone cannot vouch for its child any more, and a tenant can fork and exit faster than anybody
+    looks. But nobody enters a container except by fork: where everybody in it was proved at one look, everybody who
+    started later is proved too.
+    """
+
+    def __init__(
+        self, leftovers: Iterable[Process], known: Roll | None, parent_of: Callable[[Process], Identity | None]
+    ) -> None:
+        self._proved = {process.identity: process for process in leftovers}
+        self._proved = {each: process for each, process in self._proved.items() if process.pid != os.getpid()}
+        self._parent_of = parent_of
+        self._all_proved_at: dict[str, int] = {}
+        if known is not None:
+            self._note_whole_containers(known)
+
+    def __call__(self, process: Process) -> bool:
+        return process.identity in self._proved
+
+    @property
+    def everybody(self) -> tuple[Process, ...]:
+        """All who were ever proved, alive or not."""
+        return tuple(sorted(self._proved.values()))
+
+    def extend(self, roll: Roll) -> tuple[Process, ...]:
+        """Take one more look into account; answers those of ``roll`` that are proved."""
+        self.covers(roll.processes)
+        self._note_whole_containers(roll)
+        return tuple(process for process in roll.processes if self(process))
+
+    def covers(self, processes: Sequence[Process]) -> bool:
+        """Whether all of ``processes`` are proved, those born since the last look included."""
+        unproved = [process for process in processes if not self(process) and process.pid != os.getpid()]
+        grown = True
+        while grown:
+            born = [process for process in unproved if self._descends(process)]
+            self._proved.update((process.identity, process) for process in born)
+            unproved = [process for process in unproved if not self(process)]
+            grown = bool(born)
+        return all(self(process) for process in processes)
+
+    def _descends(self, process: Process) -> bool:
+        since = self._all_proved_at.get(process.container)
+        return (since is not None and process.started >= since) or self._parent_of(process) in self._proved
+
+    def _note_whole_containers(self, roll: Roll) -> None:
+        for container, group in roll.by_container().items():
+            if container and all(self(process) for process in group):
+                self._all_proved_at.setdefault(container, roll.tick)
+            else:
+                self._all_proved_at.pop(container, None)
+
+
+async def end(
+    surroundings: Surroundings, proc: Proc, pod: Pod, leftovers: Iterable[Process], deadline: float, known: Roll | None
+) -> tuple[Process, ...]:
+    """End ``leftovers`` and what they fork meanwhile; answers those alive after at most ``deadline`` seconds.
+
+    One that has left the pod is not signalled any more, but it is still answered: it lives.
+
+    Args:
+        known: the last look at the pod before this, if there was one.
+    """
+    loop = asyncio.get_running_loop()
+    due = loop.time() + deadline
+    proof = Proof(leftovers, known, lambda process: _parent(proc, process))
+    struck: set[Identity] = set()
+    while True:
+        roll = await surroundings.roll(pod)
+        living = proof.extend(roll)
+        fresh = [process for process in living if process.identity not in struck]
+        if fresh:
+            struck |= {process.identity for process in living}
+            _strike_all(surroundings, proc, pod, roll, proof, fresh)
+            if loop.time() < due:
+                await asyncio.sleep(0)
+                continue  # look again at once: what was forked meanwhile forks on
+        if not living or loop.time() >= due:
+            break
+        await _exits(proc, living[:_WATCHED_AT_ONCE], due - loop.time())
+    alive = ((process, proc.living(process.pid)) for process in proof.everybody)
+    return tuple(process for process, stat in alive if stat is not None and stat.started == process.started)
+
+
+def strike(surroundings: Surroundings, proc: Proc, pod: Pod, process: Process) -> None:
+    """Kill ``process`` if it is still itself and still in ``pod``; one that may not be signalled is left alone."""
+    pidfd = _open(process.pid)
+    if pidfd is None:
+        return
+    try:
+        stat = proc.living(process.pid)
+        if stat is not None and stat.started == process.started and surroundings.holds(pod, process.pid):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return  # gone, or not ours to signal: the caller looks who is alive and says so
+    finally:
+        os.close(pidfd)
+
+
+def _strike_all(
+    surroundings: Surroundings, proc: Proc, pod: Pod, roll: Roll, proof: Proof, fresh: Iterable[Process]
+) -> None:
+    groups = roll.by_container()
+    for container in sorted({process.container for process in fresh}):
+        whole = bool(container) and all(proof(process) for process in groups[container])
+        if not (whole and surroundings.end_whole(pod, container, proof)):
+            for process in fresh:
+                if process.container == container:
+                    strike(surroundings, proc, pod, process)
+
+
+def _parent(proc: Proc, process: Process) -> Identity | None:
+    child = proc.stat(process.pid)
+    if child is None or child.started != process.started:
+        return None
+    parent = proc.stat(child.parent)
+    return None if parent is None else parent.identity
+
+
+def _open(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
+    except OSError as exc:
+        if exc.errno in (errno.EMFILE, errno.ENFILE):
+            raise Unreadable(
+                "The service has too many files open to end a leftover: raise its limit (ulimit -n)."
+            ) from exc
+        raise
+
+
+async def _exits(proc: Proc, processes: Iterable[Process], seconds: float) -> None:
+    """Return once all of ``processes`` are gone, their threads included, or after ``seconds``."""
+    loop = asyncio.get_running_loop()
+    all_gone = asyncio.Event()
+    watched: set[int] = set()
+
+    def exited(pidfd: int) -> None:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
+        watched.discard(pidfd)
+        if not watched:
+            all_gone.set()
+
+    try:
+        for process in processes:
+            pidfd = _open(process.pid)
+            if pidfd is None:
+                continue
+            watched.add(pidfd)
+            stat = proc.stat(process.pid)
+            if stat is None or stat.started != process.started:
+                watched.discard(pidfd)  # the PID is somebody else's by now, and nobody waits for a stranger
+                os.close(pidfd)
+        for pidfd in watched:
+            loop.add_reader(pidfd, exited, pidfd)
+        if watched:
+            await asyncio.wait_for(all_gone.wait(), seconds)
+        else:
+            await asyncio.sleep(min(_PAUSE, seconds))
+    except TimeoutError:
+        return  # the caller looks who is alive and says so
+    finally:
+        for pidfd in watched:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)

@@ -1,0 +1,206 @@
+"""The metrics of the service. What happened is counted from events alone, so that a dashboard and the audit trail
+cannot disagree; what is so at present is told by the service.
+
+Every label is bounded: a value that the code does not know is counted as ``other``, whatever an event says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from scrubber.domain import errors
+from scrubber.domain.evidence import Occasion, Outcome, Path
+from scrubber.domain.handover import HandOver
+from scrubber.ports.journal import Event
+
+__all__ = ["Metrics"]
+
+OTHER: Final = "other"
+
+_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+"""Seconds. The client's default ends at 10, where a slow path only begins."""
+
+_EXEMPLAR_CHARACTERS = 128
+"""OpenMetrics: all label names and values of an exemplar together."""
+
+_KINDS = frozenset(HandOver)
+_PATHS = frozenset(Path)
+_OCCASIONS = frozenset(Occasion)
+_OUTCOMES = frozenset(Outcome)
+
+
+def _codes(base: type[errors.ScrubberError]) -> frozenset[str]:
+    """The codes of ``base`` and of every error of the house below it."""
+    tree = (each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, base))
+    return frozenset(each.code for each in tree)
+
+
+_REFUSALS = _codes(errors.ScrubberError) | {
+    "earlier-pod-lives",
+    "pod-unreadable",
+    "reassigned",
+    "scrub-held-up",
+    "scrubbing",
+    "starting",
+    "unassigned",
+}
+"""Every error's own code, and those that the engine gives instead where it can say more."""
+
+_XID = "xid"
+_CAUSES = _codes(errors.DeviceFault) | {
+    _XID,
+    "ecc-uncorrected",
+    "erase-timeout",
+    "eraser-unkillable",
+    "ghost",
+    "not-all-cleared",
+    "operator",
+    "recovery-reboot",
+    "recovery-reset",
+    "reset-failed",
+    "reset-unavailable",
+    "scrub-overdue",
+    "settings-stay",
+    "too-hot",
+    "unkillable",
+    "verification-failed",
+}
+"""Every device fault's code, and those of findings that take a device out of service. All XIDs are one class."""
+
+
+def _one_of(known: frozenset[str], value: object, otherwise: str = OTHER) -> str:
+    return str(value) if isinstance(value, str) and value in known else otherwise
+
+
+def cause_class(code: object) -> str:
+    """The bounded class of a cause: ``xid-95`` is ``xid``, any other known one is itself, the unheard-of ``other``."""
+    if isinstance(code, str) and code.startswith(f"{_XID}-"):
+        return _XID
+    return _one_of(_CAUSES, code)
+
+
+def _measured(event: Event, name: str) -> float | None:
+    """A field that is a number and not negative; None when it is absent or makes no sense (NaN, infinite)."""
+    value = event.fields.get(name)
+    return float(value) if isinstance(value, int | float) and 0 <= value < 2.0**63 else None
+
+
+class _DeviceStates(Collector):
+    """One series per device, with its two states as labels; replaced as a whole, so a scrape never sees half of it."""
+
+    def __init__(self) -> None:
+        self.states: tuple[tuple[str, str, str], ...] = ()
+
+    def describe(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily(
+            "scrubber_device_state", "1 for the state each device is in.", labels=("device", "hygiene", "health")
+        )
+
+    def collect(self) -> Iterator[Metric]:
+        family = GaugeMetricFamily(
+            "scrubber_device_state", "1 for the state each device is in.", labels=("device", "hygiene", "health")
+        )
+        for state in self.states:
+            family.add_metric(state, 1)
+        yield family
+
+
+class Metrics:
+    """All metrics of the service, in ``registry``."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._handovers = Counter(
+            "scrubber_handovers",
+            "Hand-overs that were answered: granted, or the code of the refusal.",
+            ("kind", "path", "outcome"),
+            registry=registry,
+        )
+        self._handover_duration = Histogram(
+            "scrubber_handover_duration_seconds",
+            "How long a container start waited for each device: until the grant, or until the refusal.",
+            ("path", "outcome"),
+            buckets=_BUCKETS,
+            registry=registry,
+        )
+        self._scrubs = Counter(
+            "scrubber_scrubs", "Scrubs that ended.", ("path", "occasion", "outcome"), registry=registry
+        )
+        self._scrub_duration = Histogram(
+            "scrubber_scrub_duration_seconds", "How long scrubs took.", ("path",), buckets=_BUCKETS, registry=registry
+        )
+        self._residue = Counter(
+            "scrubber_residue_bytes",
+            "Bytes of earlier tenants that audits found and scrubs cleared.",
+            registry=registry,
+        )
+        self._leftovers = Counter(
+            "scrubber_leftovers_ended", "Processes that outlived their pod and were ended.", registry=registry
+        )
+        self._quarantines = Counter(
+            "scrubber_quarantines", "Devices taken out of service.", ("cause_class",), registry=registry
+        )
+        self._lost_lines = Counter("scrubber_log_lines_lost", "Log lines that could not be written.", registry=registry)
+        self._ledger_ok = Gauge(
+            "scrubber_ledger_ok", "1 while the ledger stores changes; 0 while it does not.", registry=registry
+        )
+        self._abandoned = Counter(
+            "scrubber_children_abandoned", "Child processes that SIGKILL did not end in time.", registry=registry
+        )
+        self._told_abandoned = 0
+        for cause in sorted(_CAUSES | {OTHER}):
+            self._quarantines.labels(cause)
+        self._states = _DeviceStates()
+        registry.register(self._states)
+
+    def devices(self, states: Iterable[tuple[str, str, str]]) -> None:
+        """Replace the states shown: (device id, hygiene, health)."""
+        self._states.states = tuple((str(device), str(hygiene), str(health)) for device, hygiene, health in states)
+
+    def line_lost(self) -> None:
+        self._lost_lines.inc()
+
+    def ledger(self, ok: bool) -> None:
+        self._ledger_ok.set(int(ok))
+
+    def children(self, abandoned: int) -> None:
+        self._abandoned.inc(max(0, abandoned - self._told_abandoned))
+        self._told_abandoned = max(abandoned, self._told_abandoned)
+
+    def count(self, event: Event) -> None:
+        """Move whatever ``event`` moves; most events move nothing. Never raises."""
+        match event.name:
+            case "handover.granted":
+                self._handover(event, "granted")
+            case "handover.refused":
+                self._handover(event, _one_of(_REFUSALS, event.fields.get("code")))
+            case "scrub.finished":
+                self._scrub(event)
+            case "leftover.ended":
+                self._leftovers.inc()
+            case "health.quarantined" if event.fields.get("cause") != "operator":
+                self._quarantines.labels(cause_class(event.fields.get("cause"))).inc()
+            case "operator.quarantined":  # a person's quarantine is counted by this event alone
+                self._quarantines.labels("operator").inc()
+
+    def _handover(self, event: Event, outcome: str) -> None:
+        kind = _one_of(_KINDS, event.fields.get("kind"), HandOver.UNKNOWN.value)
+        path = _one_of(_PATHS, event.fields.get("path"), "none")
+        self._handovers.labels(kind, path, outcome).inc()
+        seconds = _measured(event, "seconds")
+        if seconds is not None:
+            self._handover_duration.labels(path, outcome).observe(seconds)
+
+    def _scrub(self, event: Event) -> None:
+        path = _one_of(_PATHS, event.fields.get("path"))
+        occasion = _one_of(_OCCASIONS, event.fields.get("occasion"))
+        self._scrubs.labels(path, occasion, _one_of(_OUTCOMES, event.fields.get("outcome"))).inc()
+        self._residue.inc(_measured(event, "residue_bytes") or 0.0)
+        exemplar = None if event.scrub is None else {"scrub_id": event.scrub}
+        if exemplar is not None and sum(map(len, (*exemplar, *exemplar.values()))) > _EXEMPLAR_CHARACTERS:
+            exemplar = None
+        self._scrub_duration.labels(path).observe(_measured(event, "seconds") or 0.0, exemplar)

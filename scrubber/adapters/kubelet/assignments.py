@@ -1,0 +1,113 @@
+"""A reading of who has which device: asked for, corroborated and judged anew for every caller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from pathlib import Path
+
+from scrubber.adapters.kubelet.checkpoint import read_checkpoint
+from scrubber.adapters.kubelet.corroboration import ListedPod, assignments_of, hints_of, missing_from
+from scrubber.adapters.kubelet.freshness import SharedAnswer
+from scrubber.adapters.kubelet.pod_logs import read_pod_logs
+from scrubber.adapters.kubelet.pod_resources import PodResources
+from scrubber.adapters.kubelet.trust import Observation, SocketIdentity, Standing, judge
+from scrubber.domain.assignment import Reading, Trust
+from scrubber.domain.errors import Away
+from scrubber.ports.clock import Clock
+
+__all__ = ["KubeletAssignments"]
+
+
+class KubeletAssignments:
+    """:class:`scrubber.ports.assignments.Assignments` from a kubelet on this node.
+
+    Args:
+        pod_resources_socket: ``pod-resources/kubelet.sock``; need not exist yet.
+        kubelet_dir: the directory that holds ``device-plugins/``.
+        pod_logs_dir: ``/var/log/pods``.
+        device_ids: the ids of our devices now; everything else that containers have is left out.
+        clock: monotonic times for readings, wall time for the age of the socket.
+        settle: seconds after which a restarted kubelet's short or empty list is believed.
+        deadline: seconds for one question.
+
+    Raises:
+        BadConfiguration: the socket's path is too long.
+    """
+
+    def __init__(
+        self,
+        *,
+        pod_resources_socket: Path,
+        kubelet_dir: Path,
+        pod_logs_dir: Path,
+        device_ids: Callable[[], Collection[str]],
+        clock: Clock,
+        settle: float = 60.0,
+        deadline: float = 2.0,
+    ) -> None:
+        self._pod_resources = PodResources(pod_resources_socket, clock=clock, deadline=deadline)
+        self._kubelet_dir = kubelet_dir
+        self._pod_logs_dir = pod_logs_dir
+        self._device_ids = device_ids
+        self._clock = clock
+        self._settle = settle
+        self._standing = Standing()
+        self._answer = SharedAnswer(self._ask)
+        self._remarks: tuple[str, ...] = ()
+
+    async def read(self) -> Reading:
+        """A reading that began after this call; one question serves all callers who wait for the same one.
+
+        Takes at most twice the deadline: somebody else's question first, then the own one.
+        """
+        return await self._answer.get()
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What the last reading had to do without, in sentences: a checkpoint or log directories that did not read."""
+        return self._remarks
+
+    async def close(self) -> None:
+        """Give up questions under way and the connection. Readers that wait are cancelled."""
+        await self._answer.close()
+        await self._pod_resources.close()
+
+    async def _ask(self) -> Reading:
+        at = self._clock.monotonic()
+        socket: SocketIdentity | None = None
+        listed: tuple[ListedPod, ...] | None = None
+        failure = ""
+        try:
+            socket = self._pod_resources.identity()
+            listed = await self._pod_resources.list(socket)
+            if not self._pod_resources.identity().same_as(socket):
+                raise Away("The kubelet was restarted while it was asked.")
+        except Away as exc:
+            listed, failure = None, str(exc)
+        return self._corroborated(Observation(at, socket, failure=failure), listed)
+
+    def _corroborated(self, seen: Observation, listed: tuple[ListedPod, ...] | None) -> Reading:
+        # After the list, so that what it names has already left its traces here.
+        checkpoint = read_checkpoint(self._kubelet_dir)
+        logs = read_pod_logs(self._pod_logs_dir)
+        ours = frozenset(self._device_ids())
+        self._remarks = tuple(remark for remark in (checkpoint.unreadable, logs.unreadable) if remark)
+
+        assignments = assignments_of(listed or (), checkpoint, logs, ours)
+        seen = replace(
+            seen,
+            pods=None if listed is None else len(listed),
+            missing=missing_from(assignments, checkpoint, logs, ours),
+            uncertain=bool(self._remarks),
+        )
+        verdict = judge(self._standing, seen, settle=self._settle)
+        self._standing = verdict.standing
+        trusted = verdict.trust is Trust.TRUSTED
+        return Reading(
+            trust=verdict.trust,
+            assignments=assignments,
+            hinted=hints_of(assignments, checkpoint, logs, ours, active_only=trusted),
+            at=seen.at,
+            detail="" if trusted else " ".join((verdict.detail, *self._remarks)),
+        )

@@ -1,0 +1,95 @@
+"""The kubelet's device checkpoint: an internal format, so it corroborates and hints, and never decides.
+
+It names a pod's UID, its container and its devices, init containers included, which PodResources never lists. It is
+written when devices are allocated and not when a pod ends: what it says about a pod that is not active is old.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+__all__ = ["CHECKPOINT", "Checkpoint", "CheckpointEntry", "parse_checkpoint", "read_checkpoint"]
+
+CHECKPOINT = Path("device-plugins", "kubelet_internal_checkpoint")
+"""Where it lies in the kubelet's directory."""
+
+_MOST_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointEntry:
+    """One container's devices of one resource."""
+
+    pod_uid: str
+    container: str
+    resource: str
+    devices: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """All entries; ``unreadable`` is the sentence that says why there are none, empty when it could be read.
+
+    A checkpoint that does not exist is readable and empty: nothing was ever allocated.
+    """
+
+    entries: tuple[CheckpointEntry, ...] = ()
+    unreadable: str = ""
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(strict=True)
+    pod_uid: str = Field(alias="PodUID", min_length=1)
+    container: str = Field(alias="ContainerName", min_length=1)
+    resource: str = Field(alias="ResourceName", min_length=1)
+    devices: Mapping[str, tuple[str, ...] | None] | None = Field(alias="DeviceIDs")
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(strict=True)
+    entries: tuple[_Entry, ...] | None = Field(alias="PodDeviceEntries")
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(strict=True)
+    data: _Data = Field(alias="Data")
+
+
+def read_checkpoint(kubelet_dir: Path) -> Checkpoint:
+    """The checkpoint in ``kubelet_dir``; never raises."""
+    path = kubelet_dir / CHECKPOINT
+    try:
+        with path.open("rb") as file:
+            text = file.read(_MOST_BYTES + 1)
+    except FileNotFoundError:
+        return Checkpoint()
+    except OSError as exc:
+        return Checkpoint(unreadable=f"The kubelet's checkpoint {path} cannot be read: {exc.strerror or exc}.")
+    if len(text) > _MOST_BYTES:
+        return Checkpoint(unreadable=f"The kubelet's checkpoint {path} is larger than {_MOST_BYTES} bytes.")
+    return parse_checkpoint(text)
+
+
+def parse_checkpoint(text: bytes) -> Checkpoint:
+    """Read the JSON that the kubelet writes; what has another shape is left aside whole, with a sentence."""
+    try:
+        parsed = _File.model_validate_json(text)
+    except ValidationError as exc:
+        first = exc.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        problem = f"{where}: {first['msg']}" if where else first["msg"]
+        return Checkpoint(unreadable=f"The kubelet's checkpoint has a shape that is not known here ({problem}).")
+    entries = (
+        CheckpointEntry(
+            entry.pod_uid,
+            entry.container,
+            entry.resource,
+            frozenset(device for devices in (entry.devices or {}).values() for device in devices or ()),
+        )
+        for entry in parsed.data.entries or ()
+    )
+    return Checkpoint(tuple(entry for entry in entries if entry.devices))

@@ -1,0 +1,81 @@
+"""Every error of SQLite and the file system under the ledger, as one sentence that says what to do. Translated once, here."""
+
+from __future__ import annotations
+
+import errno
+import sqlite3
+from pathlib import Path
+
+from scrubber.domain.errors import LedgerFailure
+
+__all__ = ["START_ANEW", "contradiction", "translated"]
+
+_UNTIL = "hand-overs are refused until then."
+
+START_ANEW = (
+    "stop the service and restore a copy, or move ledger.* away (keep it as evidence) and start anew: every device is "
+    "then scrubbed, but what people quarantined is forgotten; hand-overs are refused until then."
+)
+"""The way out when the ledger cannot be believed any more."""
+
+
+def _full(directory: Path) -> str:
+    return f"No space left for the ledger in {directory}; free some, {_UNTIL}"
+
+
+def _read_only(directory: Path) -> str:
+    return f"The ledger in {directory} cannot be written, its storage is read-only; make it writable, {_UNTIL}"
+
+
+def _not_ours(directory: Path, detail: object) -> str:
+    return f"The ledger in {directory} may not be opened ({detail}); give it to the user of the service, {_UNTIL}"
+
+
+def _broken(directory: Path, detail: object) -> str:
+    return f"The storage under the ledger in {directory} failed ({detail}); check the disk, {_UNTIL}"
+
+
+def translated(error: sqlite3.Error | OSError, directory: Path) -> LedgerFailure:
+    """``error`` as a :class:`LedgerFailure` about the ledger in ``directory``; raise it ``from error``."""
+    if isinstance(error, OSError):
+        return LedgerFailure(_of_system(error, directory))
+    # Errors that the module raises without asking SQLite carry no code.
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+    return LedgerFailure(_of_sqlite(code, error, directory))
+
+
+def _of_system(error: OSError, directory: Path) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return _full(directory)
+    if error.errno == errno.EROFS:
+        return _read_only(directory)
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return _not_ours(directory, error.strerror)
+    return _broken(directory, error.strerror or error)
+
+
+def _of_sqlite(code: int, error: sqlite3.Error, directory: Path) -> str:
+    match code:
+        case sqlite3.SQLITE_FULL:
+            return _full(directory)
+        case sqlite3.SQLITE_READONLY:
+            return _read_only(directory)
+        case sqlite3.SQLITE_NOTADB:
+            return f"ledger.db in {directory} is not a ledger ({error}); {START_ANEW}"
+        case sqlite3.SQLITE_CORRUPT:
+            return f"The ledger in {directory} is damaged ({error}); {START_ANEW}"
+        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+            return f"Another program has the ledger in {directory} open ({error}); close it, {_UNTIL}"
+        case sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_PERM | sqlite3.SQLITE_AUTH:
+            return _not_ours(directory, error)
+        case sqlite3.SQLITE_CONSTRAINT:
+            return contradiction(f"contradicts what the ledger in {directory} holds ({error})")
+        case sqlite3.SQLITE_IOERR:
+            return _broken(directory, error)
+        case _:
+            return f"The ledger in {directory} failed ({error}); see the service's log, hand-overs are refused until a change is stored again."
+
+
+def contradiction(what: str) -> str:
+    """The sentence for a change that must not be stored: never the storage's fault, always a defect of the program."""
+    return f"A change {what}. Nothing of it was stored; this is a defect of the service, please report it."

@@ -1,0 +1,224 @@
+"""A ledger without a disk, for tests of the engine: the same contract, and a crash at any commit on demand.
+
+It stores text, as the one on a disk does, so that a value which would not survive a restart is found at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from scrubber.adapters.ledger.chain import START, AuditRow, Head, append, check
+from scrubber.adapters.ledger.codec import CERTIFICATE, GRANT, RECORD, SCRUB
+from scrubber.adapters.ledger.failures import contradiction
+from scrubber.adapters.ledger.retention import MAX_AUDIT_ROWS, Named, Retention
+from scrubber.adapters.ledger.shapes import Undecodable
+from scrubber.domain.errors import LedgerFailure
+from scrubber.domain.evidence import Certificate
+from scrubber.domain.record import DeviceRecord
+from scrubber.ports.ledger import Change, HistoryEntry, HistoryQuery, LedgerState
+
+__all__ = ["MemoryLedger"]
+
+Hook = Callable[[Change], None]
+
+
+@dataclass(slots=True)
+class _Rows:
+    """What a disk would hold. Documents are stored with the audit head at which they were last written."""
+
+    devices: dict[str, str] = field(default_factory=dict)
+    grants: dict[tuple[str, int], tuple[int, str]] = field(default_factory=dict)
+    certificates: dict[str, tuple[int, str]] = field(default_factory=dict)
+    scrubs: dict[str, tuple[int, str]] = field(default_factory=dict)
+    audit: list[AuditRow] = field(default_factory=list)
+    pruned: Head = START
+    head: Head = START
+
+    def records(self) -> dict[str, DeviceRecord]:
+        return {device: RECORD.decode(document) for device, document in self.devices.items()}
+
+
+class MemoryLedger:
+    """A :class:`scrubber.ports.ledger.Ledger` whose rows outlive it through :meth:`successor`.
+
+    Args:
+        before_commit: called with each change before anything of it is stored; what it raises is raised by ``commit``
+            (a crash, or a ``LedgerFailure``), and nothing is stored.
+        after_commit: called when the change is stored; what it raises is raised by ``commit`` (a crash before the
+            caller could act on it).
+    """
+
+    def __init__(
+        self,
+        *,
+        max_audit_rows: int = MAX_AUDIT_ROWS,
+        before_commit: Hook | None = None,
+        after_commit: Hook | None = None,
+    ) -> None:
+        self.before_commit = before_commit
+        self.after_commit = after_commit
+        self._retention = Retention(max_audit_rows)
+        self._rows = _Rows()
+        self._open = False
+        self._ended = False
+        self._health = "ok"
+
+    def successor(self) -> MemoryLedger:
+        """The ledger that the next service finds. This one stores nothing any more, as if its process were gone."""
+        self._open, self._ended = False, True
+        following = MemoryLedger(
+            max_audit_rows=self._retention.max_audit_rows,
+            before_commit=self.before_commit,
+            after_commit=self.after_commit,
+        )
+        following._rows = self._rows
+        return following
+
+    async def load(self) -> LedgerState:
+        """What is stored, decoded anew."""
+        await asyncio.sleep(0)
+        if self._ended:
+            raise self._failed("The ledger in memory is closed.")
+        rows = self._rows
+        report = check(rows.audit, rows.pruned, rows.head)
+        if not report.intact:
+            raise self._failed(report.sentence)
+        self._open, self._health = True, "ok"
+        scrubs = [SCRUB.decode(document) for _, document in rows.scrubs.values()]
+        return LedgerState(
+            records=rows.records(),
+            unfinished=tuple(scrub for scrub in scrubs if scrub.ended is None),
+            head_sequence=rows.head.sequence,
+            head_hash=rows.head.hash,
+        )
+
+    async def commit(self, change: Change) -> None:
+        """Store ``change`` whole, or raise and store nothing of it; other tasks run first, as beside a real disk."""
+        await asyncio.sleep(0)
+        if not self._open:
+            raise self._failed("The ledger in memory is not open.")
+        try:
+            if self.before_commit is not None:
+                self.before_commit(change)
+            self._store(change)
+        except LedgerFailure as failure:
+            self._health = str(failure)
+            raise
+        except Undecodable as error:
+            raise self._failed(contradiction(f"cannot be written ({error})")) from error
+        self._health = "ok"
+        if self.after_commit is not None:
+            self.after_commit(change)
+
+    async def history(self, query: HistoryQuery) -> Sequence[HistoryEntry]:
+        """Audit rows, newest first."""
+        await asyncio.sleep(0)
+        if not self._open:
+            raise LedgerFailure("The ledger in memory is not open.")
+        found = [
+            row
+            for row in reversed(self._rows.audit)
+            if query.device in (None, row.device) and (query.since is None or row.at >= query.since)
+        ]
+        return tuple(self._entry(row) for row in found[: max(0, query.limit)])
+
+    async def close(self) -> None:
+        """Nothing may be committed afterwards; see :meth:`successor`."""
+        self._open, self._ended = False, True
+
+    def health(self) -> str:
+        """``"ok"``, or the sentence of the last load or change that failed; a change that is stored clears it."""
+        return self._health
+
+    def _failed(self, sentence: str) -> LedgerFailure:
+        self._health = sentence
+        return LedgerFailure(sentence)
+
+    def _store(self, change: Change) -> None:
+        rows = self._rows
+        added = append(rows.head, change.events)
+        head = added[-1].head if added else rows.head
+        devices = self._next_devices(change)
+        known = rows.devices.keys() | devices.keys()
+        for device in (
+            *(scrub.device for scrub in change.scrubs),
+            *(certificate.device for certificate in change.certificates),
+            *(device for device, _ in change.grants),
+        ):
+            if device not in known:
+                raise LedgerFailure(contradiction(f"is about device {device}, which has no record"))
+        certificates = self._next_certificates(change.certificates, head)
+        grants: dict[tuple[str, int], tuple[int, str]] = {}
+        for device, grant in change.grants:
+            key = (device, grant.sequence)
+            if key in rows.grants or key in grants:
+                raise LedgerFailure(contradiction(f"repeats grant {grant.sequence} of device {device}"))
+            grants[key] = (head.sequence, GRANT.encode(grant))
+        scrubs = {scrub.id: (head.sequence, SCRUB.encode(scrub)) for scrub in change.scrubs}
+        # Everything was checked above: from here on nothing can fail, so the change is stored whole.
+        rows.devices |= devices
+        rows.certificates |= certificates
+        rows.grants |= grants
+        rows.scrubs |= scrubs
+        rows.audit.extend(added)
+        rows.head = head
+        cut = self._retention.cut(rows.pruned.sequence, head.sequence, live_bytes=0)
+        if cut is not None:
+            self._prune(cut)
+
+    def _next_devices(self, change: Change) -> dict[str, str]:
+        devices: dict[str, str] = {}
+        for record in change.records:
+            document = devices.get(record.device, self._rows.devices.get(record.device))
+            stored = 0 if document is None else RECORD.decode(document).version
+            if record.version != stored + 1:
+                raise LedgerFailure(
+                    contradiction(f"brings device {record.device} to version {record.version}, the ledger has {stored}")
+                )
+            devices[record.device] = RECORD.encode(record)
+        return devices
+
+    def _next_certificates(self, changed: Sequence[Certificate], head: Head) -> dict[str, tuple[int, str]]:
+        following: dict[str, tuple[int, str]] = {}
+        for certificate in changed:
+            document = CERTIFICATE.encode(certificate)
+            stored = following.get(certificate.id, self._rows.certificates.get(certificate.id))
+            if stored is not None and stored[1] != document and CERTIFICATE.decode(stored[1]).next_grant is not None:
+                raise LedgerFailure(contradiction(f"rewrites certificate {certificate.id}, which is used up"))
+            following[certificate.id] = (head.sequence, document)
+        return following
+
+    def _prune(self, cut: int) -> None:
+        rows = self._rows
+        gone = [row for row in rows.audit if row.sequence <= cut]
+        named = Named.by(rows.records().values())
+        rows.audit = rows.audit[len(gone) :]
+        rows.pruned = gone[-1].head
+        rows.scrubs = {
+            name: (seen, document)
+            for name, (seen, document) in rows.scrubs.items()
+            if seen > cut or SCRUB.decode(document).ended is None
+        }
+        rows.certificates = {
+            name: (seen, document)
+            for name, (seen, document) in rows.certificates.items()
+            if seen > cut or name in named.certificates
+        }
+        rows.grants = {
+            key: (seen, document) for key, (seen, document) in rows.grants.items() if seen > cut or key in named.grants
+        }
+
+    def _entry(self, row: AuditRow) -> HistoryEntry:
+        event = row.event
+        named = event.fields.get("certificate")
+        scrub = None if event.scrub is None else self._rows.scrubs.get(event.scrub)
+        certificate = self._rows.certificates.get(named) if isinstance(named, str) else None
+        return HistoryEntry(
+            sequence=row.sequence,
+            hash=row.hash,
+            event=event,
+            scrub=None if scrub is None else SCRUB.decode(scrub[1]),
+            certificate=None if certificate is None else CERTIFICATE.decode(certificate[1]),
+        )

@@ -1,0 +1,125 @@
+"""The child that answers for the simulated driver: snapshots, settings, resets, and who holds a file.
+
+It does what a driver's library does to its caller, bad habits included: about a stuck device it never answers. So it
+runs in a child, behind :class:`~scrubber.adapters.children.questions.QuestionPool`. Runs as
+``python -m scrubber.adapters.sim.driver``; its one argument is the node's directory.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import NoReturn
+
+from scrubber.adapters.children import child
+from scrubber.adapters.children.child import Fault
+from scrubber.adapters.children.message import Message
+from scrubber.adapters.sim import control, lease, processes
+from scrubber.adapters.sim.control import Faults
+from scrubber.adapters.sim.layout import SimDevice, current_settings, read_device, write_json
+from scrubber.domain.errors import Lost, ScrubberError
+
+__all__: list[str] = []
+
+
+def answer(node: Path, question: Message) -> Message:
+    """Answer one question; the keys of ``question`` are those that the adapter's classes write."""
+    ask = question.get("ask")
+    if ask == "holders":
+        return _holders(question)
+    if ask not in _QUESTIONS:
+        raise Fault("unreadable", f"The simulated driver knows no question {ask!r}.")
+    try:
+        found, faults = _ready(node, question)
+        return _QUESTIONS[ask](found, faults, question)
+    except Lost as error:
+        raise Fault("lost", str(error)) from error
+    except ScrubberError as error:
+        raise Fault("unreadable", str(error)) from error
+
+
+def _ready(node: Path, question: Message) -> tuple[SimDevice, Faults]:
+    """The device that is asked about, if the driver can say anything about it at all."""
+    if control.driver_absent(node):
+        raise Fault("unreadable", "The driver is not loaded.")
+    place, index, wanted = (str(question.get(key)) for key in ("place", "index", "id"))
+    if not Path(place).is_dir():
+        raise Fault("lost", f"Device {index} is not there any more.")
+    found = read_device(Path(place), index, "")
+    if found.device.id != wanted:
+        raise Fault("lost", f"Device {index} is another one now ({found.device.id}, not {wanted}).")
+    faults = control.read_all(found.control_directories)
+    if faults.stuck:
+        _never_return()
+    if faults.lost:
+        raise Fault("lost", f"Device {index} has fallen off the bus.")
+    return found, faults
+
+
+def _snapshot(found: SimDevice, faults: Faults, _: Message) -> Message:
+    return {
+        "xids": {str(code): faults.xids_seen[code] for code in sorted(faults.xids_standing)},
+        "ecc_uncorrected": faults.ecc,
+        "temperature_celsius": faults.temperature,
+        "recovery": faults.recovery,
+        "settings": current_settings(found.directory, found.defaults),
+        "defaults": dict(found.defaults),
+    }
+
+
+def _restore(found: SimDevice, _: Faults, question: Message) -> Message:
+    wanted = question.get("wanted")
+    if not isinstance(wanted, dict):
+        raise Fault("unreadable", "Settings to restore must be an object.")
+    there = current_settings(found.directory, found.defaults)
+    applied = {name: str(value) for name, value in wanted.items() if name in there}
+    write_json(found.directory / "settings.json", {**there, **applied})
+    after = current_settings(found.directory, found.defaults)
+    return {"values": {name: after[name] for name in applied}}
+
+
+def _reset(found: SimDevice, faults: Faults, _: Message) -> Message:
+    """As on real devices a reset leaves the memory as it is: clearing is the eraser's."""
+    if found.device.parent is not None:
+        raise Fault("unreadable", f"Device {found.device.index} is an instance: only its whole GPU can be reset.")
+    if lease.held(found.memory, found.inode):
+        raise Fault("held", f"Device {found.device.index} is held by somebody, so it cannot be reset.")
+    if faults.reset_fails:
+        raise Fault("unreadable", f"The reset of device {found.device.index} failed.")
+    write_json(found.directory / "settings.json", dict(found.defaults))
+    control.change(found.directory, Faults.after_reset)
+    return {}
+
+
+def _holders(question: Message) -> Message:
+    device, inode, excluded = (question.get(key) for key in ("st_dev", "st_ino", "excluded"))
+    if not isinstance(device, int) or not isinstance(inode, int) or not isinstance(excluded, list):
+        raise Fault("unreadable", "A question about holders names a device number, an inode and PIDs.")
+    found = processes.walk(device, inode, excluded)
+    return {
+        "holders": [list(holder) for holder in found.holders],
+        "unreadable": [list(row) for row in found.unreadable],
+    }
+
+
+def _never_return() -> NoReturn:
+    while True:
+        signal.pause()
+
+
+_QUESTIONS: Mapping[object, Callable[[SimDevice, Faults, Message], Message]] = {
+    "snapshot": _snapshot,
+    "restore": _restore,
+    "reset": _reset,
+}
+
+
+def main() -> None:
+    link = child.inherit()
+    child.serve(link, partial(answer, Path(link.arguments[0])))
+
+
+if __name__ == "__main__":
+    main()

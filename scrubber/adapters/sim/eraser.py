@@ -1,0 +1,325 @@
+"""The child that clears one device and proves it: audit, clear, verify, fenced against everybody.
+
+Promise: it says "cleared" and "verified" only of bytes that it wrote and read back while nobody else could have the
+device open, and it stops between two chunks as soon as somebody tries, or its parent is gone. Residue is counted, never
+kept.
+
+Who it is stands in the device's lock file, which it holds with ``flock`` from the first to the last byte: a service that
+finds the lock taken knows whom to wait for. Runs as ``python -m scrubber.adapters.sim.eraser``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import json
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+from scrubber.adapters.children import child
+from scrubber.adapters.children.child import Fault, Link
+from scrubber.adapters.children.message import Message
+
+__all__: list[str] = []
+
+_CHUNK = 1024 * 1024
+_BLOCK = 4096
+_ZEROS = bytes(_CHUNK)
+_PROGRESS_SECONDS = 0.05
+_LOCK_SECONDS = 1.0
+_REAPPEARING = b"\xa5" * 64
+_PUNCH_KEEPING_SIZE = 0x02 | 0x01
+
+
+class FenceBroken(Exception):
+    """Somebody tries to open the device."""
+
+
+class Fence:
+    """The write lease: nobody else can have the device open while it stands.
+
+    Whoever tries to open it waits (45 s at most, ``/proc/sys/fs/lease-break-time``), and we get SIGIO.
+    """
+
+    def __init__(self, memory: int) -> None:
+        self._memory = memory
+        self.wake, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGIO, lambda *_: None)
+        try:
+            fcntl.fcntl(memory, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EBUSY):
+                raise Fault("held", "Somebody has the device open.") from error
+            raise Fault("unreadable", f"The device cannot be fenced: {error.strerror}.") from error
+
+    def check(self) -> None:
+        """Raises :class:`FenceBroken`. The lease itself is asked: a signal can be late, the kernel's answer is not."""
+        if fcntl.fcntl(self._memory, fcntl.F_GETLEASE) != fcntl.F_WRLCK:
+            raise FenceBroken
+
+
+class Control:
+    """The two faults that concern clearing, read anew whenever a control file changes."""
+
+    def __init__(self, paths: list[str]) -> None:
+        self._paths = paths
+        self._seen: list[tuple[int, int] | None] = []
+        self._documents: list[dict[str, object]] = []
+
+    def slow_clear(self) -> float:
+        found = [each.get("slow_clear") for each in self._read()]
+        try:
+            seconds = [float(value) for value in found if isinstance(value, int | float)]
+        except OverflowError as error:
+            raise Fault("unreadable", "'slow_clear' is no number of seconds.") from error
+        if not all(map(math.isfinite, seconds)):
+            raise Fault("unreadable", "'slow_clear' is no number of seconds.")
+        return max(seconds, default=0.0)
+
+    def wont_clear(self) -> bool:
+        return any(each.get("wont_clear") is True for each in self._read())
+
+    def _read(self) -> list[dict[str, object]]:
+        seen = [_version(path) for path in self._paths]
+        if seen != self._seen:
+            self._documents = [_json(path) for path, version in zip(self._paths, seen, strict=True) if version]
+            self._seen = seen
+        return self._documents
+
+
+class Eraser:
+    """One scrub of one device's memory, pass by pass; the counters are what the report says."""
+
+    def __init__(self, link: Link, memory: int, total: int, control: Control) -> None:
+        self._link = link
+        self._memory = memory
+        self._control = control
+        self._fence = Fence(memory)
+        self._buffer = bytearray(_CHUNK)
+        self._told = 0.0
+        self.total = total
+        self.residue: int | None = None
+        self.cleared = 0
+        self.verified = 0
+        self.failed = 0
+        self.seconds: dict[str, float] = {}
+
+    def run(self, *, audit: bool, pattern: bool) -> None:
+        """All passes in order.
+
+        Raises:
+            FenceBroken: somebody tried to open the device; the counters say how far it came.
+        """
+        if audit:
+            self.residue = 0
+            self._pass("audit", self._audit)
+        if pattern:
+            nonce = int.from_bytes(os.urandom(8), "big")
+            self._pass("pattern", lambda offset, size: self._write(offset, _pattern(nonce, offset, size)))
+            self._pass("pattern", lambda offset, size: self._compare(offset, _pattern(nonce, offset, size)))
+        self._pass("clear", self._clear, slowly=True)
+        if self._control.wont_clear():
+            os.pwrite(self._memory, _REAPPEARING[: self.total], self.total // 2)
+        self._pass("verify", self._verify)
+        if self.failed == 0:
+            _give_space_back(self._memory, self.total)
+        self._fence.check()
+
+    def _pass(self, phase: str, work: Callable[[int, int], None], *, slowly: bool = False) -> None:
+        start = time.monotonic()
+        self._tell(phase, 0, always=True)
+        for offset, size in self._chunks():
+            work(offset, size)
+            self._tell(phase, offset + size, always=offset + size == self.total)
+            if slowly:
+                self._dawdle(phase, start, offset + size)
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.monotonic() - start
+
+    def _chunks(self) -> Iterator[tuple[int, int]]:
+        for offset in range(0, self.total, _CHUNK):
+            self._between()
+            yield offset, min(_CHUNK, self.total - offset)
+
+    def _between(self) -> None:
+        if self._link.parent_gone():
+            sys.exit(0)  # abandoned: nobody would hear the report, and the ledger reads dirty
+        self._fence.check()
+
+    def _dawdle(self, phase: str, start: float, done: int) -> None:
+        """Be as slow as the fault ``slow_clear`` asks, without being deaf meanwhile."""
+        while (rest := start + self._control.slow_clear() * done / self.total - time.monotonic()) > 0:
+            self._between()
+            self._tell(phase, done, always=False)
+            self._link.wait(min(rest, 0.1), self._fence.wake)
+
+    def _audit(self, offset: int, size: int) -> None:
+        self.residue = (self.residue or 0) + self._nonzero(offset, size)
+
+    def _clear(self, offset: int, size: int) -> None:
+        self._write(offset, _ZEROS[:size])
+        self.cleared += size
+
+    def _verify(self, offset: int, size: int) -> None:
+        wrong = self._nonzero(offset, size)
+        self.failed += wrong
+        self.verified += size - wrong
+
+    def _nonzero(self, offset: int, size: int) -> int:
+        chunk = self._read(offset, size)
+        return 0 if chunk == _ZEROS[:size] else size - chunk.count(0)  # counting costs, so only where they differ
+
+    def _compare(self, offset: int, wanted: bytes) -> None:
+        chunk = self._read(offset, len(wanted))
+        if chunk != wanted:
+            self.failed += sum(one != other for one, other in zip(chunk, wanted, strict=True))
+
+    def _read(self, offset: int, size: int) -> bytes | bytearray:
+        """``size`` bytes, good until the next read: one buffer for all of them is twice as fast as one each."""
+        found = os.preadv(self._memory, [memoryview(self._buffer)[:size]], offset)
+        if found != size:
+            raise Fault("unreadable", f"The device ends at byte {offset + found} instead of {self.total}.")
+        return self._buffer if size == _CHUNK else self._buffer[:size]
+
+    def _write(self, offset: int, content: bytes) -> None:
+        written = os.pwrite(self._memory, content, offset)
+        if written != len(content):
+            raise Fault("unreadable", f"The device took {written} of {len(content)} bytes at {offset}.")
+
+    def _tell(self, phase: str, done: int, *, always: bool) -> None:
+        now = time.monotonic()
+        if always or now - self._told >= _PROGRESS_SECONDS:
+            self._told = now
+            self._link.send({"phase": phase, "done_bytes": done, "total_bytes": self.total})
+
+
+def _pattern(nonce: int, offset: int, size: int) -> bytes:
+    """Content that no other block has: each 4 KiB block repeats a 64-bit mix of its number and ``nonce``."""
+    parts = []
+    for block in range(offset // _BLOCK, -(-(offset + size) // _BLOCK)):
+        mixed = ((block ^ nonce) * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+        mixed ^= mixed >> 32
+        parts.append(mixed.to_bytes(8, "big") * (_BLOCK // 8))
+    return b"".join(parts)[:size]
+
+
+def _version(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def _json(path: str) -> dict[str, object]:
+    try:
+        with open(path, "rb") as file:
+            document = json.load(file)
+    except ValueError as error:
+        raise Fault("unreadable", f"{path} is not JSON: {error}.") from error
+    except RecursionError as error:
+        raise Fault("unreadable", f"{path} is nested too deeply to be read.") from error
+    if not isinstance(document, dict):
+        raise Fault("unreadable", f"{path} holds no JSON object.")
+    return document
+
+
+def _give_space_back(memory: int, total: int) -> None:
+    """Punch the whole file: it then reads as zeros and takes no space. Where that is not offered, it stays as it is."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    libc.fallocate(memory, _PUNCH_KEEPING_SIZE, 0, total)
+
+
+def _lock(path: str) -> None:
+    """Take the device's lock for the rest of this process, and write down who has it."""
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    end = time.monotonic() + _LOCK_SECONDS
+    while True:  # a service that asks whether the lock is free has it for a moment
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError as error:
+            if time.monotonic() > end:
+                raise Fault("held", "Another eraser still works on the device.") from error
+            time.sleep(0.002)
+    with open("/proc/self/stat", "rb") as file:
+        text = file.read()
+    started = int(text[text.rindex(b")") + 2 :].split()[19])
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"{os.getpid()} {started}\n".encode(), 0)
+
+
+def _open(path: str, inode: int) -> int:
+    try:
+        memory = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except BlockingIOError as error:
+        raise Fault("held", "Somebody has the device open and leased.") from error
+    except OSError as error:
+        code = "lost" if error.errno == errno.ENOENT else "unreadable"
+        raise Fault(code, f"The device cannot be opened: {error.strerror}.") from error
+    if os.fstat(memory).st_ino != inode:
+        raise Fault("unreadable", "The device's memory file is another one than it was made with.")
+    return memory
+
+
+def _mend(memory: int, total: int) -> str | None:
+    """Put back size and mode, which whoever had the device could change; a sentence when they were not right."""
+    found = os.fstat(memory)
+    wrong = []
+    if found.st_size != total:
+        os.ftruncate(memory, total)
+        wrong.append(f"its size was {found.st_size} bytes instead of {total}")
+    if found.st_mode & 0o777 != 0o600:
+        os.fchmod(memory, 0o600)
+        wrong.append(f"its mode was {found.st_mode & 0o777:04o} instead of 0600")
+    return f"The device was put right: {' and '.join(wrong)}." if wrong else None
+
+
+def erase(link: Link, request: Message) -> Message:
+    """Do what ``request`` (written by :class:`scrubber.adapters.sim.erasure.SimEraser`) says; answers the report."""
+    total, inode, paths = request["bytes"], request["inode"], request["control"]
+    if not isinstance(total, int) or not isinstance(inode, int) or not isinstance(paths, list):
+        raise Fault("unreadable", "A request to erase names bytes, inode and control files.")
+    _lock(str(request["lock"]))
+    memory = _open(str(request["memory"]), inode)
+    try:
+        eraser = Eraser(link, memory, total, Control(paths))
+        mended = _mend(memory, total)
+        fence_broken = False
+        try:
+            eraser.run(audit=request["audit"] is True, pattern=request["pattern"] is True)
+        except FenceBroken:
+            fence_broken = True
+    except OSError as error:
+        raise Fault("unreadable", f"The device cannot be cleared: {error.strerror}.") from error
+    return {
+        "total_bytes": total,
+        "cleared_bytes": eraser.cleared,
+        "verified_bytes": eraser.verified,
+        "residue_bytes": eraser.residue,
+        "failed_bytes": eraser.failed,
+        "fence_broken": fence_broken,
+        "mended": mended,
+        "seconds_by_phase": [list(row) for row in eraser.seconds.items()],
+    }
+
+
+def main() -> None:
+    link = child.inherit()
+    request = link.receive()
+    if request is None:
+        return
+    try:
+        link.send({"ok": erase(link, request)})
+    except Fault as fault:
+        link.send({"fault": fault.code, "sentence": fault.sentence})
+
+
+if __name__ == "__main__":
+    main()

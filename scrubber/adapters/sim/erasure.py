@@ -1,0 +1,119 @@
+"""Clearing a simulated device: one eraser child per scrub, killed at its deadline, never two at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from scrubber.adapters.children.message import Message
+from scrubber.adapters.children.process import Child, ChildDied, Children
+from scrubber.adapters.children.questions import answer_of
+from scrubber.adapters.sim.inventory import SimInventory
+from scrubber.adapters.sim.layout import SimDevice, lock_path
+from scrubber.adapters.sim.orphans import end_holder, lock_holder
+from scrubber.domain.device import Device
+from scrubber.domain.errors import Away, Stuck, Unreadable
+from scrubber.ports.eraser import EraseReport, EraseRequest, Progress
+
+__all__ = ["SimEraser"]
+
+_MODULE = "scrubber.adapters.sim.eraser"
+_NICE = 19
+
+
+class SimEraser:
+    """:class:`scrubber.ports.Eraser` on the memory file. ``locks`` is the directory of the devices' lock files."""
+
+    def __init__(self, inventory: SimInventory, children: Children, locks: Path) -> None:
+        self._inventory = inventory
+        self._children = children
+        self._locks = locks
+
+    async def erase(self, device: Device, request: EraseRequest, progress: Callable[[Progress], None]) -> EraseReport:
+        found = self._inventory.find(device)
+        child: Child | None = None
+        try:
+            async with asyncio.timeout(request.deadline):
+                child = await self._children.start(_MODULE, device=device.id, nice=_NICE)
+                await child.send(self._order(found, request))
+                report = _report(found, await _listen(child, progress))
+        except TimeoutError as error:
+            if child is None:  # it has not touched the device
+                raise Away(
+                    f"The eraser of device {device.index} was not ready within {request.deadline:g} s; "
+                    "the node is overloaded, and it is tried again."
+                ) from error
+            how = "it was killed" if await child.kill() else "it does not die and was abandoned"
+            raise Stuck(
+                f"The eraser of device {device.index} did not end within {request.deadline:g} s; {how}."
+            ) from error
+        except ChildDied as died:
+            raise Unreadable(f"The eraser of device {device.index} broke off: {died}") from died
+        finally:
+            if child is not None:
+                gone = await child.kill()
+        if not gone:
+            raise Stuck(f"The eraser of device {device.index} has reported and does not end; it was abandoned.")
+        return report
+
+    async def orphan(self, device: Device) -> int | None:
+        return lock_holder(self._lock(device))
+
+    async def end_orphan(self, device: Device, deadline: float) -> bool:
+        return await end_holder(self._lock(device), deadline)
+
+    def _order(self, found: SimDevice, request: EraseRequest) -> Message:
+        return {
+            "scrub": request.scrub,
+            "lock": str(self._lock(found.device)),
+            "memory": str(found.memory),
+            "bytes": found.device.memory_bytes,
+            "inode": found.inode,
+            "control": [str(place / "control.json") for place in found.control_directories],
+            "audit": request.audit,
+            "pattern": request.pattern,
+        }
+
+    def _lock(self, device: Device) -> Path:
+        return lock_path(self._locks, device.id)
+
+
+async def _listen(child: Child, progress: Callable[[Progress], None]) -> Message:
+    """Pass on how far it is until it has a result."""
+    while "phase" in (message := await child.receive()):
+        phase = message["phase"]
+        if not isinstance(phase, str):
+            raise Unreadable("The eraser's progress makes no sense.")
+        progress(Progress(phase, _bytes(message, "done_bytes"), _bytes(message, "total_bytes")))
+    return answer_of(message)
+
+
+def _report(found: SimDevice, answer: Message) -> EraseReport:
+    total = _bytes(answer, "total_bytes")
+    if total != found.device.memory_bytes:
+        raise Unreadable(f"The eraser worked on {total} bytes instead of {found.device.memory_bytes}.")
+    mended, rows = answer.get("mended"), answer.get("seconds_by_phase")
+    if not isinstance(mended, str | None) or not isinstance(rows, list):
+        raise Unreadable("The eraser's report makes no sense.")
+    try:
+        seconds = tuple((str(phase), float(duration)) for phase, duration in rows)
+    except (TypeError, ValueError) as error:
+        raise Unreadable("The eraser's report makes no sense.") from error
+    return EraseReport(
+        total_bytes=total,
+        cleared_bytes=_bytes(answer, "cleared_bytes"),
+        verified_bytes=_bytes(answer, "verified_bytes"),
+        residue_bytes=None if answer.get("residue_bytes") is None else _bytes(answer, "residue_bytes"),
+        failed_bytes=_bytes(answer, "failed_bytes"),
+        fence_broken=answer.get("fence_broken") is not False,
+        mended=mended,
+        seconds_by_phase=seconds,
+    )
+
+
+def _bytes(message: Message, key: str) -> int:
+    value = message.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise Unreadable(f"The eraser's report makes no sense: {key!r} is {value!r}.")
+    return value

@@ -1,0 +1,84 @@
+"""Which devices the simulated node has, and where their files are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from scrubber.adapters.sim.control import driver_absent
+from scrubber.adapters.sim.layout import SimDevice, SimNode, load
+from scrubber.domain.device import Device, NodeIdentity
+from scrubber.domain.errors import Away, BadConfiguration, Lost, Unreadable
+
+__all__ = ["SimInventory"]
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class SimInventory:
+    """:class:`scrubber.ports.Inventory` of a directory; also tells the other adapters where a device's files are.
+
+    A device whose description breaks while we run stays in the list as it was last seen: asked about, it is then
+    unreadable and goes into quarantine, instead of vanishing from the node's capacity.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory.absolute()
+        self._known: dict[str, SimDevice] = {}
+
+    async def devices(self) -> tuple[Device, ...]:
+        node = self._load()
+        unsound = {*node.broken, *self._usurpers(node)}
+        kept = [self._known[index] for index in unsound if index in self._known]
+        self._known = {
+            found.device.index: found
+            for found in (*(each for each in node.devices if each.device.index not in unsound), *kept)
+        }
+        handed_out = (found.device for found in self._known.values() if not found.has_instances)
+        return tuple(sorted(handed_out, key=_order))
+
+    async def identity(self) -> NodeIdentity:
+        node = self._load()
+        return NodeIdentity(node=node.name, boot=_BOOT_ID.read_text(encoding="ascii").strip(), driver=node.driver)
+
+    def find(self, device: Device) -> SimDevice:
+        """Where the files of ``device`` are.
+
+        Raises:
+            Lost: there is no such device, or no node, any more.
+        """
+        found = self._known.get(device.index)
+        if found is None or found.device.id != device.id:
+            try:
+                node = load(self._directory)
+            except BadConfiguration as error:
+                raise Lost(str(error)) from error
+            found = next((each for each in node.devices if each.device.id == device.id), None)
+            if found is not None and found.device.index == device.index:
+                self._known[device.index] = found
+        if found is None or found.device.index != device.index:
+            raise Lost(f"Device {device.index} ({device.id}) is not there any more.")
+        return found
+
+    def _usurpers(self, node: SimNode) -> set[str]:
+        """Indexes of devices that took the id of another one, which is broken by that: both stay as they were seen."""
+        owners = {found.device.id: index for index, found in self._known.items()}
+        return {
+            found.device.index
+            for found in node.devices
+            if (owner := owners.get(found.device.id)) is not None
+            and owner != found.device.index
+            and owner in node.broken
+        }
+
+    def _load(self) -> SimNode:
+        try:
+            node, absent = load(self._directory), driver_absent(self._directory)
+        except (BadConfiguration, Unreadable) as error:
+            raise Away(str(error)) from error
+        if absent:
+            raise Away("The driver is not loaded.")
+        return node
+
+
+def _order(device: Device) -> tuple[int, ...]:
+    return tuple(int(part) for part in device.index.split(":"))

@@ -1,0 +1,311 @@
+"""What a simulated node is on disk, and how it is read.
+
+::
+
+    DIR/node.json                       version, node name, driver, model
+    DIR/control.json                    faults of the node (see control)
+    DIR/locks/<id>                      flocked by the eraser at work on the device
+    DIR/locks/service                   flocked by the service that works on the node
+    DIR/devices/<index>/memory          the device: mode 0600; its inode is never replaced
+    DIR/devices/<index>/device.json     id, memory_bytes, inode, numa_node, peers, default settings
+    DIR/devices/<index>/settings.json   current settings; absent: the defaults
+    DIR/devices/<index>/control.json    faults and telemetry; absent: nothing is wrong
+    DIR/devices/<index>/instances/<k>/  an instance: the same again; its parent is then not handed out
+
+Promise: one device whose files are broken does not take the others down, whatever stands in them; no path is made of an
+id before it is known to be one; and a memory file that was swapped for another one is noticed, because holders of the
+old one would not be seen. The questions child imports this module.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+from scrubber.domain.device import Access, AccessKind, Device
+from scrubber.domain.errors import BadConfiguration, Lost, ScrubberError, Unreadable
+
+__all__ = [
+    "DRIVER",
+    "FORMAT",
+    "SERVICE_LOCK",
+    "SimDevice",
+    "SimNode",
+    "current_settings",
+    "device_directories",
+    "load",
+    "lock_path",
+    "read_device",
+    "read_json",
+    "write_json",
+]
+
+FORMAT = 1
+DRIVER = "sim-1"
+SERVICE_LOCK = "service"
+"""Among the locks of the devices, so no device may be called so."""
+
+_ID = re.compile(r"[A-Za-z0-9:._-]{1,128}")
+_NO_ID = frozenset({".", "..", SERVICE_LOCK})
+_MOST_BYTES = 1 << 46
+_MOST_INODE = (1 << 64) - 1
+_MOST_NUMA_NODE = 1023
+_MOST_JSON = 1 << 20
+"""Bytes of a file of the node; a longer one is not read."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimDevice:
+    """A device as its files describe it.
+
+    Attributes:
+        directory: absolute.
+        inode: of the memory file, as it was made.
+        parent_directory: of the GPU that an instance is cut from.
+        has_instances: it is the parent of instances and not handed out itself.
+    """
+
+    device: Device
+    directory: Path
+    inode: int
+    defaults: Mapping[str, str]
+    parent_directory: Path | None = None
+    has_instances: bool = False
+
+    @property
+    def memory(self) -> Path:
+        return self.directory / "memory"
+
+    @property
+    def control_directories(self) -> tuple[Path, ...]:
+        """Where faults that concern it are written: its own directory, and its parent's."""
+        return (self.directory,) if self.parent_directory is None else (self.directory, self.parent_directory)
+
+
+@dataclass(frozen=True, slots=True)
+class SimNode:
+    """The whole node. ``broken`` maps the index of a device that cannot be read to the sentence why."""
+
+    name: str
+    driver: str
+    model: str
+    devices: tuple[SimDevice, ...]
+    broken: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def handed_out(self) -> tuple[SimDevice, ...]:
+        """Everything but the parents of instances."""
+        return tuple(found for found in self.devices if not found.has_instances)
+
+
+def load(directory: Path) -> SimNode:
+    """Read the node in ``directory``.
+
+    Raises:
+        BadConfiguration: there is none, it is of another version, or ``node.json`` makes no sense.
+    """
+    directory = directory.absolute()
+    path = directory / "node.json"
+    if not path.exists():
+        raise BadConfiguration(
+            f"{directory} holds no simulated node: make one with `scrubber sim create --dir {directory}`."
+        )
+    try:
+        document = read_json(path)
+        if document.get("version") != FORMAT:
+            raise BadConfiguration(f"{path} is of version {document.get('version')!r}; this program reads {FORMAT}.")
+        name, driver, model = (_text(path, document, key) for key in ("node", "driver", "model"))
+    except Unreadable as error:
+        raise BadConfiguration(f"{error} Put it right, or make the node anew in an empty directory.") from error
+    found: dict[str, SimDevice] = {}
+    broken: dict[str, str] = {}
+    for index, place in device_directories(directory):
+        try:
+            device = read_device(place, index, model)
+            first = found.setdefault(device.device.id, device)
+            if first is not device:
+                raise Unreadable(
+                    f"{place / 'device.json'}: the id {device.device.id} is that of device {first.device.index}, and "
+                    "every device needs one of its own."
+                )
+        except ScrubberError as error:
+            broken[index] = str(error)
+    return SimNode(name, driver, model, tuple(found.values()), broken)
+
+
+def lock_path(locks: Path, id_: str) -> Path:
+    """The lock file of the device ``id_`` in the directory ``locks``.
+
+    Raises:
+        Unreadable: ``id_`` is no id, and might lead elsewhere.
+    """
+    if not _is_id(id_):
+        raise Unreadable(f"{id_!r} is no id of a device, so its lock is not looked for.")
+    return locks / id_
+
+
+def device_directories(directory: Path) -> list[tuple[str, Path]]:
+    """Index (``"0"``, ``"0:1"``) and directory of every device that is there, broken or not, in order."""
+    found: list[tuple[str, Path]] = []
+    for index, place in _numbered(directory / "devices"):
+        found.append((index, place))
+        found += [(f"{index}:{number}", instance) for number, instance in _numbered(place / "instances")]
+    return found
+
+
+def read_device(place: Path, index: str, model: str) -> SimDevice:
+    """The device in ``place``.
+
+    Raises:
+        Lost: its memory file is gone.
+        Unreadable: its description makes no sense, or its memory file is not the one that it was made with.
+    """
+    path = place / "device.json"
+    document = read_json(path)
+    memory = place / "memory"
+    inode = _count(path, document, "inode", _MOST_INODE)
+    memory_bytes = _count(path, document, "memory_bytes", _MOST_BYTES)
+    try:
+        actual = os.stat(memory, follow_symlinks=False)
+    except OSError as error:
+        raise Lost(f"Device {index} fell off: {memory} cannot be looked at ({error.strerror}).") from error
+    if actual.st_ino != inode:
+        raise Unreadable(
+            f"{memory} is another file than the one that the device was made with; who holds it is unknown."
+        )
+    instance = ":" in index
+    numa, parent = document.get("numa_node"), document.get("parent")
+    if not isinstance(numa, int | None) or isinstance(numa, bool) or not 0 <= (numa or 0) <= _MOST_NUMA_NODE:
+        raise Unreadable(f"{path}: 'numa_node' must be a number from 0 to {_MOST_NUMA_NODE}, or null.")
+    if not isinstance(parent, str | None) or instance != (parent is not None):
+        raise Unreadable(f"{path}: an instance (only) has a parent.")
+    device = Device(
+        id=_device_id(path, document),
+        index=index,
+        model=f"{model} instance" if instance else model,
+        memory_bytes=memory_bytes,
+        parent=parent,
+        numa_node=numa,
+        peers=_texts(path, document, "peers"),
+        access=(Access(AccessKind.MOUNT, str(memory), f"/dev/simgpu{index.replace(':', '-')}"),),
+    )
+    return SimDevice(
+        device,
+        place,
+        inode,
+        _settings(path, document.get("defaults")),
+        place.parent.parent if instance else None,
+        bool(_numbered(place / "instances")),
+    )
+
+
+def current_settings(place: Path, defaults: Mapping[str, str]) -> dict[str, str]:
+    """The settings of the device in ``place`` as they are now.
+
+    Raises:
+        Unreadable: the file makes no sense.
+    """
+    path = place / "settings.json"
+    if not path.exists():
+        return dict(defaults)
+    return {**defaults, **_settings(path, read_json(path))}
+
+
+def read_json(path: Path) -> dict[str, object]:
+    """The JSON object in ``path``.
+
+    Raises:
+        Unreadable: missing, unreadable, too long, or no JSON object. Numbers that are none (Infinity, NaN), texts that
+            no encoding has, and a nesting too deep to follow are no JSON either.
+    """
+    try:
+        document = json.loads(_content(path), parse_constant=_no_number)
+        json.dumps(document, ensure_ascii=False).encode()  # half a surrogate pair could not be written anywhere
+    except OSError as error:
+        raise Unreadable(f"{path} cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise Unreadable(f"{path} is not JSON: {error}.") from error
+    except RecursionError as error:
+        raise Unreadable(f"{path} is nested too deeply to be read.") from error
+    if not isinstance(document, dict):
+        raise Unreadable(f"{path} holds a JSON {type(document).__name__}, not an object.")
+    return document
+
+
+def write_json(path: Path, document: Mapping[str, object]) -> None:
+    """Replace ``path`` in one step: whoever reads it sees the old text or the new one. For one writer at a time."""
+    fresh = path.with_name(f".{path.name}.new")
+    fresh.write_text(json.dumps(document, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    fresh.chmod(0o600)
+    fresh.replace(path)
+
+
+def _content(path: Path) -> bytes:
+    """All of a regular file. Anything else there (a pipe, a terminal) could keep the reader waiting for ever."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError("it is no regular file")
+        content = file.read(_MOST_JSON + 1)
+    if len(content) > _MOST_JSON:
+        raise ValueError(f"it is longer than {_MOST_JSON} bytes")
+    return content
+
+
+def _no_number(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no number")
+
+
+def _numbered(directory: Path) -> list[tuple[str, Path]]:
+    try:
+        names = [name for name in os.listdir(directory) if name.isascii() and name.isdigit()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [(name, directory / name) for name in sorted(names, key=int)]
+
+
+def _text(path: Path, document: Mapping[str, object], key: str) -> str:
+    value = document.get(key)
+    if not isinstance(value, str) or not value:
+        raise Unreadable(f"{path}: {key!r} must be a text that is not empty.")
+    return value
+
+
+def _device_id(path: Path, document: Mapping[str, object]) -> str:
+    value = _text(path, document, "id")
+    if not _is_id(value):
+        raise Unreadable(
+            f"{path}: 'id' must be 1 to 128 letters, digits, colons, dots, underscores or hyphens, and not "
+            f"{SERVICE_LOCK!r} or dots alone."
+        )
+    return value
+
+
+def _is_id(text: str) -> bool:
+    return _ID.fullmatch(text) is not None and text not in _NO_ID
+
+
+def _count(path: Path, document: Mapping[str, object], key: str, most: int) -> int:
+    value = document.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise Unreadable(f"{path}: {key!r} must be a number from 1 to {most}.")
+    return value
+
+
+def _texts(path: Path, document: Mapping[str, object], key: str) -> frozenset[str]:
+    value = document.get(key, [])
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise Unreadable(f"{path}: {key!r} must be a list of texts.")
+    return frozenset(value)
+
+
+def _settings(path: Path, value: object) -> dict[str, str]:
+    if not isinstance(value, dict) or not all(isinstance(each, str) for each in value.values()):
+        raise Unreadable(f"{path}: settings must be an object of texts.")
+    return value

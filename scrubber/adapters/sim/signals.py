@@ -1,0 +1,178 @@
+"""Events of the simulated driver: what a change of the node's files means, told within milliseconds.
+
+Edges only, and told to whoever listens at that time: a consumer reads a snapshot for each. Equal signals that nobody
+has read yet are one, so a consumer that is slow loses no kind of event and a flood takes no memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from scrubber.adapters.sim import control
+from scrubber.adapters.sim.control import Faults
+from scrubber.adapters.sim.inotify import Inotify
+from scrubber.adapters.sim.layout import device_directories, load
+from scrubber.domain.errors import BadConfiguration, ScrubberError, Unreadable
+from scrubber.domain.telemetry import Signal
+
+__all__ = ["SignalStream", "SignalWatch", "meaning"]
+
+_STRUCTURE = frozenset({"node.json", "device.json", "memory", "devices", "instances", ""})
+
+
+def meaning(device: str, before: Faults | None, after: Faults | None) -> tuple[Signal, ...]:
+    """The signals for ``device`` when its faults go from ``before`` to ``after``; None is a file that makes no sense."""
+    if before == after:
+        return ()
+    if before is None or after is None:
+        return (Signal(device, "changed"),)
+    raised = [
+        Signal(device, "xid", code)
+        for code, seen in sorted(after.xids_seen.items())
+        if seen > before.xids_seen.get(code, 0)
+    ]
+    if after.ecc > before.ecc:
+        raised.append(Signal(device, "ecc", after.ecc))
+    if after.lost and not before.lost:
+        raised.append(Signal(device, "lost"))
+    return tuple(raised) or (Signal(device, "changed"),)
+
+
+class SignalStream:
+    """The signals since :meth:`SignalWatch.listen`, for one consumer."""
+
+    def __init__(self, watch: SignalWatch) -> None:
+        self._watch = watch
+        self._waiting: dict[Signal, None] = {}
+        self._news = asyncio.Event()
+        self._closed = False
+
+    def __aiter__(self) -> SignalStream:
+        return self
+
+    async def __anext__(self) -> Signal:
+        while not self._waiting:
+            if self._closed:
+                raise StopAsyncIteration
+            self._news.clear()
+            await self._news.wait()
+        signal = next(iter(self._waiting))
+        del self._waiting[signal]
+        return signal
+
+    async def aclose(self) -> None:
+        self.close()
+
+    def tell(self, signals: Iterable[Signal]) -> None:
+        self._waiting.update((signal, None) for signal in signals)
+        self._news.set()
+
+    def close(self) -> None:
+        self._closed = True
+        self._news.set()
+        self._watch.forget(self)
+
+
+class SignalWatch:
+    """Watches the node in ``directory`` from :meth:`start` to :meth:`close`."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory.absolute()
+        self._inotify: Inotify | None = None
+        self._streams: set[SignalStream] = set()
+        self._faults: dict[Path, Faults | None] = {}
+        self._ids: dict[Path, str] = {}
+        self._driver_absent = False
+
+    def start(self) -> None:
+        """Begin to watch; what is wrong by now is no event.
+
+        Raises:
+            BadConfiguration: the kernel has no watches left for this user.
+        """
+        try:
+            self._inotify = Inotify()
+            self._look_at_everything()
+        except OSError as error:
+            raise BadConfiguration(f"{self._directory} cannot be watched: {error}.") from error
+        asyncio.get_running_loop().add_reader(self._inotify.fileno(), self._changed)
+
+    def close(self) -> None:
+        """Stop watching; every stream ends."""
+        if self._inotify is not None:
+            asyncio.get_running_loop().remove_reader(self._inotify.fileno())
+            self._inotify.close()
+            self._inotify = None
+        for stream in tuple(self._streams):
+            stream.close()
+
+    def listen(self) -> SignalStream:
+        """Signals from now on."""
+        stream = SignalStream(self)
+        self._streams.add(stream)
+        return stream
+
+    def forget(self, stream: SignalStream) -> None:
+        self._streams.discard(stream)
+
+    def _changed(self) -> None:
+        if self._inotify is None:
+            return
+        signals: list[Signal] = []
+        changes = dict.fromkeys(self._inotify.read())
+        if any(name in _STRUCTURE or name.isdigit() for _, name in changes):
+            signals += self._look_at_everything()
+        for place, name in changes:
+            if name == "control.json":
+                signals += self._look_at_node() if place == self._directory else self._look_at(place)
+            elif name in ("device.json", "memory"):
+                signals += [Signal(id_, "changed") for id_ in self._concerned(place)]
+        if signals:
+            for stream in self._streams:
+                stream.tell(signals)
+
+    def _look_at_everything(self) -> list[Signal]:
+        """Watch what is there now, and say what became of it since the last time."""
+        watched = [self._directory, self._directory / "devices"]
+        places = [place for _, place in device_directories(self._directory)]
+        for place in (*watched, *places, *(place / "instances" for place in places)):
+            self._watch(place)
+        before = dict(self._ids)
+        with suppress(BadConfiguration):  # the inventory says so to whoever asks for it
+            self._ids.update((found.directory, found.device.id) for found in load(self._directory).devices)
+        for place in set(self._ids) - set(places):
+            del self._ids[place]
+            self._faults.pop(place, None)
+        signals = [] if self._ids == before else [Signal(None, "changed")]
+        for place in places:
+            signals += self._look_at(place)
+        return signals + self._look_at_node()
+
+    def _look_at(self, place: Path) -> list[Signal]:
+        before = self._faults.get(place, Faults())
+        try:
+            after: Faults | None = control.read(place)
+        except Unreadable:
+            after = None
+        self._faults[place] = after
+        return [signal for id_ in self._concerned(place) for signal in meaning(id_, before, after)]
+
+    def _look_at_node(self) -> list[Signal]:
+        before = self._driver_absent
+        try:
+            self._driver_absent = control.driver_absent(self._directory)
+        except ScrubberError:
+            self._driver_absent = True
+        return [] if before == self._driver_absent else [Signal(None, "driver")]
+
+    def _concerned(self, place: Path) -> list[str]:
+        """The device in ``place``, or its instances: a fault of the GPU is a fault of each of them."""
+        instances = [id_ for each, id_ in self._ids.items() if each.parent == place / "instances"]
+        return instances or ([self._ids[place]] if place in self._ids else [])
+
+    def _watch(self, place: Path) -> None:
+        if self._inotify is not None:
+            self._inotify.add(place)

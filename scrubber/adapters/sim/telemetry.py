@@ -1,0 +1,84 @@
+"""What the simulated driver says about a device: asked in a child, and told by a change of its control file."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+
+from scrubber.adapters.children.message import Message
+from scrubber.adapters.children.questions import QuestionPool
+from scrubber.adapters.sim.inventory import SimInventory
+from scrubber.adapters.sim.layout import SimDevice
+from scrubber.adapters.sim.signals import SignalWatch
+from scrubber.domain.device import Device
+from scrubber.domain.errors import Unreadable
+from scrubber.domain.telemetry import Signal, Snapshot
+
+__all__ = ["DRIVER_MODULE", "SimTelemetry", "about", "texts"]
+
+DRIVER_MODULE = "scrubber.adapters.sim.driver"
+
+
+class SimTelemetry:
+    """:class:`scrubber.ports.Telemetry` of the control files."""
+
+    def __init__(self, inventory: SimInventory, questions: QuestionPool, watch: SignalWatch) -> None:
+        self._inventory = inventory
+        self._questions = questions
+        self._watch = watch
+
+    async def snapshot(self, device: Device) -> Snapshot:
+        answer = await self._questions.ask(device.id, about(self._inventory.find(device), "snapshot"))
+        recovery = answer.get("recovery")
+        if not isinstance(recovery, str):
+            raise Unreadable("The driver's answer makes no sense: 'recovery' is no text.")
+        return Snapshot(
+            device.id,
+            xids=_counts(answer, "xids"),
+            ecc_uncorrected=_count(answer, "ecc_uncorrected"),
+            temperature_celsius=_count(answer, "temperature_celsius"),
+            recovery=recovery,
+            settings=texts(answer, "settings"),
+            defaults=texts(answer, "defaults"),
+        )
+
+    def signals(self) -> AsyncIterator[Signal]:
+        return self._watch.listen()
+
+
+def about(found: SimDevice, ask: str, **more: object) -> Message:
+    """A question to the driver's child about one device."""
+    device = found.device
+    return {"ask": ask, "place": str(found.directory), "index": device.index, "id": device.id, **more}
+
+
+def texts(answer: Message, key: str) -> Mapping[str, str]:
+    """The object of texts under ``key``.
+
+    Raises:
+        Unreadable: there is none.
+    """
+    found = _object(answer, key)
+    if not all(isinstance(each, str) for each in found.values()):
+        raise Unreadable(f"The driver's answer makes no sense: {key!r} holds what is no text.")
+    return found
+
+
+def _object(answer: Message, key: str) -> dict[str, str]:
+    found = answer.get(key)
+    if not isinstance(found, dict):
+        raise Unreadable(f"The driver's answer makes no sense: {key!r} is no object.")
+    return found
+
+
+def _counts(answer: Message, key: str) -> Mapping[int, int]:
+    try:
+        return {int(code): int(times) for code, times in _object(answer, key).items()}
+    except (TypeError, ValueError) as error:
+        raise Unreadable(f"The driver's answer makes no sense: {key!r} holds no counts.") from error
+
+
+def _count(answer: Message, key: str) -> int:
+    found = answer.get(key)
+    if not isinstance(found, int) or isinstance(found, bool):
+        raise Unreadable(f"The driver's answer makes no sense: {key!r} is no number.")
+    return found

@@ -1,0 +1,185 @@
+"""An honest tenant: a program for a container of the simulated node that does to a device what tenants do.
+
+It writes a text all over the memory, reads what it finds, sits on the device, leaves a child behind, holds it through
+a descriptor in flight or a mapping alone, or dies badly. Each thing that it saw is one JSON line on stdout. Exit code:
+0 all is well, 1 the memory is not what ``--expect`` says, 2 usage or no device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import mmap
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+__all__ = ["main"]
+
+_CHUNK = 1024 * 1024
+_SHOWN = 80
+_USAGE = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the tenant with ``argv`` (by default the process's own); answers the exit code."""
+    parser = _parser()
+    wanted = parser.parse_args(argv)
+    if "" in (wanted.write, wanted.expect):
+        parser.error("a text must not be empty")
+    path = _device(wanted.device)
+    if path is None:
+        return _refuse("there is no device: no dev/simgpu* is here, and none was named with --device")
+    if wanted.hold is not None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # before anything that it should not cut short
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        return _refuse(f"{path} cannot be opened: {error.strerror}")
+    if wanted.resize is not None:
+        os.ftruncate(fd, wanted.resize)
+        _say(resized_bytes=wanted.resize)
+    if wanted.read:
+        residue, found = _read(fd)
+        _say(residue_bytes=residue, found=found)
+    if wanted.expect is not None and wanted.write is None and not _check(fd, wanted.expect):
+        return 1
+    if wanted.write is not None:
+        _say(wrote_bytes=_fill(fd, wanted.write.encode()))
+    kept = _keep(fd, in_flight=wanted.in_flight, mapped=wanted.mmap)
+    if wanted.leave_child:
+        _say(child_pid=_leave_child(path))
+    if wanted.ready_file is not None:
+        wanted.ready_file.write_text(f"{os.getpid()}\n", encoding="ascii")
+    _say(ready=True, pid=os.getpid())
+    if wanted.hold is not None:
+        _hold(wanted.hold)
+    if wanted.die_badly:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if wanted.expect is not None and wanted.write is not None:
+        again = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        if not _check(again, wanted.expect):
+            return 1
+        os.close(again)
+    del kept
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="scrubber sim tenant", description="An honest tenant of a simulated GPU.")
+    parser.add_argument("--device", type=Path, help="path of the device (default: the first dev/simgpu* here)")
+    parser.add_argument("--resize", type=int, metavar="BYTES", help="change the size of the device's file")
+    parser.add_argument("--read", action="store_true", help="say how many bytes are not zero, and the first text")
+    parser.add_argument(
+        "--expect", metavar="TEXT", help="fail unless the memory holds this text, all over; after --write: at the end"
+    )
+    parser.add_argument("--write", metavar="TEXT", help="write this text all over the memory")
+    parser.add_argument("--in-flight", action="store_true", help="hold the device by a descriptor in flight only")
+    parser.add_argument("--mmap", action="store_true", help="hold the device by a mapping only")
+    parser.add_argument("--leave-child", action="store_true", help="leave a process behind that holds the device")
+    parser.add_argument("--ready-file", type=Path, help="written once everything so far is done")
+    parser.add_argument("--hold", type=_seconds, metavar="SECONDS|forever", help="stay; SIGTERM ends it in good order")
+    parser.add_argument("--die-badly", action="store_true", help="end by SIGKILL")
+    return parser
+
+
+def _seconds(text: str) -> float:
+    return float("inf") if text == "forever" else float(text)
+
+
+def _device(named: Path | None) -> Path | None:
+    if named is not None:
+        return named
+    found = [path for root in (Path(), Path("/")) for path in sorted(root.glob("dev/simgpu*"))]
+    return found[0] if found else None
+
+
+def _hold(seconds: float) -> None:
+    """Stay until the time is over or SIGTERM comes."""
+    if seconds == float("inf"):
+        signal.sigwait({signal.SIGTERM})
+    else:
+        signal.sigtimedwait({signal.SIGTERM}, seconds)
+
+
+def _keep(fd: int, *, in_flight: bool, mapped: bool) -> object:
+    """Go on holding the device in the way that was asked for; what is returned holds it."""
+    if in_flight:
+        ours, theirs = socket.socketpair()
+        socket.send_fds(ours, [b"x"], [fd])
+        os.close(fd)
+        return ours, theirs
+    if mapped:
+        mapping = mmap.mmap(fd, os.fstat(fd).st_size)
+        os.close(fd)
+        return mapping
+    return fd
+
+
+def _leave_child(path: Path) -> int:
+    """Start a process in this session that holds the device for ever; answers its PID once it does."""
+    import subprocess
+
+    child = subprocess.Popen(
+        [sys.executable, "-m", "scrubber.adapters.sim.tenant", "--device", str(path), "--hold", "forever"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+    )
+    if child.stdout is None or not child.stdout.readline():
+        raise SystemExit("tenant: the child that was to be left behind did not start.")
+    return child.pid
+
+
+def _fill(fd: int, text: bytes) -> int:
+    """Write ``text`` over and over, from the first byte to the last."""
+    total = os.fstat(fd).st_size
+    for offset in range(0, total, _CHUNK):
+        os.pwrite(fd, _repeated(text, offset, min(_CHUNK, total - offset)), offset)
+    return total
+
+
+def _check(fd: int, text: str) -> bool:
+    wanted = text.encode()
+    total = os.fstat(fd).st_size
+    wrong = 0
+    for offset in range(0, total, _CHUNK):
+        size = min(_CHUNK, total - offset)
+        chunk, right = os.pread(fd, size, offset), _repeated(wanted, offset, size)
+        if chunk != right:
+            wrong += sum(one != other for one, other in zip(chunk, right, strict=False))
+    _say(expected=wrong == 0, wrong_bytes=wrong)
+    return wrong == 0
+
+
+def _read(fd: int) -> tuple[int, str]:
+    """How many bytes are not zero, and the beginning of the first text among them."""
+    residue, found = 0, b""
+    for offset in range(0, os.fstat(fd).st_size, _CHUNK):
+        chunk = os.pread(fd, _CHUNK, offset)
+        wrong = len(chunk) - chunk.count(0)
+        if wrong and not residue:
+            found = chunk.lstrip(b"\0")[:_SHOWN].split(b"\0", 1)[0]
+        residue += wrong
+    return residue, found.decode(errors="replace")
+
+
+def _repeated(text: bytes, offset: int, size: int) -> bytes:
+    start = offset % len(text)
+    return (text * ((start + size) // len(text) + 1))[start : start + size]
+
+
+def _refuse(why: str) -> int:
+    sys.stderr.write(f"tenant: {why}.\n")
+    return _USAGE
+
+
+def _say(**what: object) -> None:
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,149 @@
+"""One place through which every answer of a socket passes, whatever service gives it.
+
+Promise: a caller always gets a status with a sentence. An error of ours becomes its status; garbage, a method that is
+served elsewhere and a caller who may not ask are refused in words; an exception that nobody foresaw is logged with its
+traceback and told to nobody; and the server lives on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, TypeAlias
+
+import grpc
+import structlog
+
+from scrubber.api.sockets import Purpose
+from scrubber.api.status import status_of
+from scrubber.domain.errors import InvalidRequest, NotPermitted, ScrubberError
+
+__all__ = ["Admit", "Answering"]
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Admit = Callable[[str], object]
+"""Given gRPC's name of the peer: raises :class:`NotPermitted` for a caller who may not ask."""
+
+
+class Answering(grpc.aio.ServerInterceptor):
+    """Wraps every method of the server for ``purpose``.
+
+    Args:
+        admit: asked before every call; None admits whoever the socket's mode lets in.
+    """
+
+    def __init__(
+        self, purpose: Purpose, *, log: structlog.typing.FilteringBoundLogger, admit: Admit | None = None
+    ) -> None:
+        self._purpose = purpose
+        self._log = log
+        self._admit = admit
+        self._wrapped: dict[str, Handler] = {}
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler:
+        """The method's handler, wrapped; for a method that is not served here, one that says so."""
+        method = handler_call_details.method
+        if method not in self._wrapped:
+            handler = await continuation(handler_call_details)
+            if handler is None:  # not kept: callers make up as many names as they like
+                return grpc.stream_stream_rpc_method_handler(self._elsewhere(method))
+            self._wrapped[method] = self._wrap(method, handler)
+        return self._wrapped[method]
+
+    def _wrap(self, method: str, handler: Handler) -> Handler:
+        decode = None if handler.request_deserializer is None else _decoding(handler.request_deserializer)
+        encode = handler.response_serializer
+        match handler.request_streaming, handler.response_streaming:
+            case False, False:
+                return grpc.unary_unary_rpc_method_handler(self._unary(method, handler.unary_unary), decode, encode)
+            case False, True:
+                return grpc.unary_stream_rpc_method_handler(self._stream(method, handler.unary_stream), decode, encode)
+            case True, False:
+                return grpc.stream_unary_rpc_method_handler(self._unary(method, handler.stream_unary), decode, encode)
+            case _:
+                return grpc.stream_stream_rpc_method_handler(
+                    self._stream(method, handler.stream_stream), decode, encode
+                )
+
+    def _unary(self, method: str, behaviour: Any) -> Callable[..., Any]:
+        async def answer(request: Any, context: Context) -> Any:
+            try:
+                self._check(request, context)
+                return await behaviour(request, context)
+            except grpc.aio.AbortError:
+                raise
+            except Exception as error:  # noqa: BLE001 - becomes a status, and a log line with its traceback
+                await self._refuse(method, error, context)
+
+        return answer
+
+    def _stream(self, method: str, behaviour: Any) -> Callable[..., Any]:
+        async def answer(request: Any, context: Context) -> AsyncGenerator[Any, None]:
+            try:
+                self._check(request, context)
+                async with aclosing(behaviour(request, context)) as replies:
+                    async for reply in replies:
+                        yield reply
+            except grpc.aio.AbortError:
+                raise
+            except Exception as error:  # noqa: BLE001 - becomes a status, and a log line with its traceback
+                await self._refuse(method, error, context)
+
+        return answer
+
+    def _elsewhere(self, method: str) -> Callable[..., Any]:
+        async def answer(requests: Any, context: Context) -> None:
+            try:
+                self._check(None, context)
+            except NotPermitted as error:
+                await self._refuse(method, error, context)
+            told = status_of(_not_served(method, self._purpose), public=False)
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, told.details, told.metadata)
+
+        return answer
+
+    def _check(self, request: Any, context: Context) -> None:
+        if self._admit is not None:
+            self._admit(context.peer())
+        if isinstance(request, InvalidRequest):
+            raise request
+
+    async def _refuse(self, method: str, error: Exception, context: Context) -> None:
+        if isinstance(error, ScrubberError):
+            # The plugin's socket tells its caller the public sentence only; this line has the other one.
+            self._log.info("api.refused", method=method, error=type(error).__name__, code=error.code, why=str(error))
+        else:
+            self._log.error("api.failed", method=method, exc_info=error)
+        told = status_of(error, public=self._purpose is Purpose.PLUGIN)
+        await context.abort(told.code, told.details, told.metadata)
+
+
+def _decoding(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """``decode``, which answers garbage with the refusal to send: raised here, the library would answer by itself."""
+
+    def decoded(received: bytes) -> Any:
+        try:
+            return decode(received)
+        except Exception as error:  # noqa: BLE001 - whatever the parser says of bytes from outside, they are malformed
+            return InvalidRequest(f"The request is no message of this method ({type(error).__name__}).")
+
+    return decoded
+
+
+def _not_served(method: str, purpose: Purpose) -> NotPermitted:
+    service, _, name = method.strip("/").rpartition("/")
+    for other in Purpose:
+        if service == other.service and other is not purpose:
+            return NotPermitted(
+                f"{other.value.capitalize()}.{name} is not served on the {purpose.value} socket; "
+                f"ask on {other.socket}, in the same directory.",
+                code="wrong-socket",
+            )
+    return NotPermitted(
+        f"There is no method {method}; the {purpose.value} socket serves {purpose.service}.", code="unknown-method"
+    )

@@ -1,0 +1,208 @@
+"""The directories and files of the sockets: who owns them, who may enter, and what may be replaced.
+
+Promise: at most one service serves a directory; nothing is ever removed that is not a dead socket of ours; and a socket
+becomes visible under its name only when it is served and its mode is right, so there is no moment in which a wrong
+caller gets in or a right one finds nobody behind it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import grp
+import os
+import socket
+import stat
+from pathlib import Path
+
+from scrubber.api.sockets import Purpose, Sockets
+from scrubber.domain.errors import BadConfiguration, SecondInstance
+
+__all__ = ["SocketDirectory", "gid_of"]
+
+_PRIVATE = 0o700
+_OPERATORS = 0o750
+_SOCKET = 0o660
+
+
+def gid_of(group: str) -> int:
+    """Number of ``group``; raises :class:`BadConfiguration` when the node has none of that name."""
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError:
+        raise BadConfiguration(f"There is no group {group!r} on this node.") from None
+
+
+class SocketDirectory:
+    """The directory of the sockets, held from :meth:`take` to :meth:`release`.
+
+    Sockets are bound under another name in their final directory (:meth:`place`), and renamed once they are served
+    (:meth:`publish`). gRPC unlinks by name whatever stands where it bound when it stops; after the rename that is
+    nothing.
+    """
+
+    def __init__(self, sockets: Sockets) -> None:
+        self._sockets = sockets
+        self._lock: int | None = None
+        self._published: dict[Path, tuple[int, int]] = {}
+
+    def take(self) -> None:
+        """Make the directories, and become the one service in them.
+
+        Raises:
+            SecondInstance: another service holds the directory.
+            BadConfiguration: a directory cannot be made, is not ours, or could not be entered by the group.
+        """
+        gid = None if self._sockets.group is None else gid_of(self._sockets.group)
+        directory = self._sockets.directory
+        try:
+            self._make_top(directory, gid)
+            self._lock = _locked(self._sockets.lock, directory)
+            _make_own(self._sockets.door, _PRIVATE, None)
+            for purpose in Purpose:
+                operators = gid is not None and purpose is not Purpose.PLUGIN
+                _make_own(directory / purpose.value, _OPERATORS if operators else _PRIVATE, gid if operators else None)
+        except OSError as error:
+            self.release()
+            raise BadConfiguration(
+                f"The sockets cannot be made in {directory} ({error}): "
+                "give a directory that this user may write, with --socket."
+            ) from error
+        except BaseException:
+            self.release()
+            raise
+
+    def place(self, purpose: Purpose) -> Path:
+        """Where the socket for ``purpose`` is bound until it is published.
+
+        Raises:
+            SecondInstance: somebody answers on the socket that is there already.
+            BadConfiguration: what is there is not a dead socket of ours.
+        """
+        final = self._sockets.path(purpose)
+        _examine(final)
+        return self._vacate(final.with_name("new"))
+
+    def place_behind_the_door(self) -> Path:
+        """Where the server is bound that only the front door relays to; it is never published."""
+        return self._vacate(self._sockets.door / "admin.sock")
+
+    def publish(self, purpose: Purpose) -> None:
+        """Give the socket bound at :meth:`place` its mode, its group and its name, in the place of a dead one."""
+        final = self._sockets.path(purpose)
+        bound = final.with_name("new")
+        if self._sockets.group is not None and purpose is not Purpose.PLUGIN:
+            os.chown(bound, -1, gid_of(self._sockets.group))
+        os.chmod(bound, _SOCKET)
+        os.rename(bound, final)
+        self._published[final] = _identity(os.lstat(final))
+
+    def withdraw(self) -> None:
+        """Take the published names away, so that callers see at once that nobody serves; connections stay."""
+        for path, identity in self._published.items():
+            try:
+                if _identity(os.lstat(path)) == identity:
+                    os.unlink(path)
+            except FileNotFoundError:
+                continue
+        self._published.clear()
+
+    def release(self) -> None:
+        """Withdraw what is published and let another service in. The lock file stays: unlinking it would make two."""
+        self.withdraw()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    @staticmethod
+    def _vacate(path: Path) -> Path:
+        if _examine(path):
+            os.unlink(path)
+        return path
+
+    @staticmethod
+    def _make_top(directory: Path, gid: int | None) -> None:
+        """Make the directory itself, or check one that is there: its modes are somebody else's decision."""
+        if not directory.exists():
+            directory.mkdir(mode=_PRIVATE, parents=True)
+            if gid is not None:
+                os.chown(directory, -1, gid)
+                directory.chmod(_OPERATORS)
+            return
+        about = directory.stat()
+        if not stat.S_ISDIR(about.st_mode):
+            raise BadConfiguration(f"{directory} is not a directory; give the directory of the sockets with --socket.")
+        if about.st_mode & stat.S_IWOTH and not about.st_mode & stat.S_ISVTX:
+            raise BadConfiguration(
+                f"Everybody may write {directory}, and so could put other sockets there: chmod o-w {directory}"
+            )
+        enters = about.st_mode & stat.S_IXOTH or (about.st_gid == gid and about.st_mode & stat.S_IXGRP)
+        if gid is not None and not enters:
+            raise BadConfiguration(
+                f"The group that may use the admin and read sockets cannot enter {directory}: "
+                f"chgrp {grp.getgrgid(gid).gr_name} {directory} && chmod g+x {directory}"
+            )
+
+
+def _make_own(directory: Path, mode: int, gid: int | None) -> None:
+    """A directory with exactly ``mode``, owned by this user."""
+    try:
+        directory.mkdir(mode=_PRIVATE)
+    except FileExistsError:
+        about = directory.lstat()
+        if not stat.S_ISDIR(about.st_mode):
+            raise BadConfiguration(f"{directory} is not a directory: remove it.") from None
+        if about.st_uid != os.geteuid():
+            raise BadConfiguration(
+                f"{directory} belongs to uid {about.st_uid}, and this service runs as uid {os.geteuid()}: remove it."
+            ) from None
+    if gid is not None:
+        os.chown(directory, -1, gid)
+    directory.chmod(mode)
+
+
+def _locked(path: Path, directory: Path) -> int:
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.read(lock, 32).decode("ascii", "replace").strip() or "unknown"
+        os.close(lock)
+        raise SecondInstance(
+            f"Another scrub service (PID {holder}) serves {directory}: "
+            "stop it, or give another directory with --socket."
+        ) from None
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    return lock
+
+
+def _examine(path: Path) -> bool:
+    """Whether a dead socket of ours stands at ``path``; False when nothing does.
+
+    Raises:
+        BadConfiguration, SecondInstance: anything else is there.
+    """
+    try:
+        about = path.lstat()
+    except FileNotFoundError:
+        return False
+    if not stat.S_ISSOCK(about.st_mode):
+        raise BadConfiguration(f"{path} is not a socket, so it is not replaced: move it away.")
+    if about.st_uid != os.geteuid():
+        raise BadConfiguration(
+            f"{path} belongs to uid {about.st_uid}, and this service runs as uid {os.geteuid()}: remove it."
+        )
+    if _answers(path):
+        raise SecondInstance(f"Another program answers on {path}: stop it, or give another directory with --socket.")
+    return True
+
+
+def _answers(path: Path) -> bool:
+    """Whether somebody listens. A full backlog (EAGAIN) is somebody, too."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
+        return probe.connect_ex(os.fsencode(path)) not in (errno.ECONNREFUSED, errno.ENOENT)
+
+
+def _identity(about: os.stat_result) -> tuple[int, int]:
+    return (about.st_dev, about.st_ino)

@@ -1,0 +1,263 @@
+"""The service as its callers see it: three clients, one for each socket.
+
+Promise: every failure is an error of :mod:`scrubber.domain.errors`, the class that the service raised wherever it
+answered at all, and says what to do about a socket that is not there or may not be used. A call that fails is not tried
+again in here: what to do about it is the caller's decision. Nothing of the engine is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, Self, TypeVar
+
+import grpc
+
+from scrubber.api import scrubber_pb2 as pb
+from scrubber.api import scrubber_pb2_grpc
+from scrubber.api.sockets import Purpose, Sockets, target
+from scrubber.api.status import CLASS_KEY, error_of
+from scrubber.domain.errors import Away, BadConfiguration, NotPermitted, ScrubberError
+
+__all__ = ["AdminClient", "PluginClient", "ReadClient"]
+
+_T = TypeVar("_T")
+
+_OPTIONS = (
+    # A service that restarts is back within a second: look for it that often, and no more.
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 250),
+    # In spite of its name, how long one attempt to connect may take: a loaded node is not an absent service.
+    ("grpc.min_reconnect_backoff_ms", 5000),
+)
+
+_AWAY = "The scrub service on this node does not answer."
+_NEVER_ANSWERED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
+
+_ANSWER_SECONDS = 10.0
+"""Seconds that a question about state may take; the service answers it from memory or from its ledger."""
+
+
+class _Client:
+    """One socket, one channel, made at the first call. Use as ``async with``, or :meth:`close` it."""
+
+    purpose: ClassVar[Purpose]
+    stub: ClassVar[type[Any]]
+
+    def __init__(self, sockets: Path) -> None:
+        self._path = Sockets(sockets).path(self.purpose)
+        self._channel: grpc.aio.Channel | None = None
+        self._made: Any = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Cancel the calls under way and let go of the connection; a later call opens a new one."""
+        if self._channel is not None:
+            channel, self._channel = self._channel, None
+            await channel.close()
+
+    @property
+    def _stub(self) -> Any:
+        if self._channel is None:
+            self._channel = grpc.aio.insecure_channel(target(self._path), options=_OPTIONS)
+            self._made = type(self).stub(self._channel)
+        return self._made
+
+    async def _answer(self, call: Awaitable[_T]) -> _T:
+        try:
+            return await call
+        except grpc.aio.AioRpcError as error:
+            raise self._translated(error) from error
+
+    async def _answers(
+        self, call: grpc.aio.UnaryStreamCall[Any, _T], *, endless: bool = False
+    ) -> AsyncGenerator[_T, None]:
+        try:
+            async for each in call:
+                yield each
+            if endless:
+                raise Away("The scrub service ended the stream.", public=_AWAY)
+        except grpc.aio.AioRpcError as error:
+            raise self._translated(error) from error
+        finally:
+            call.cancel()
+
+    def _translated(self, error: grpc.aio.AioRpcError) -> ScrubberError:
+        told = tuple(error.trailing_metadata() or ())
+        if error.code() in _NEVER_ANSWERED and all(key != CLASS_KEY for key, _ in told):
+            return _unanswered(self._path, error.code())
+        return error_of(error.code(), error.details(), told, public=self.purpose is Purpose.PLUGIN)
+
+
+class PluginClient(_Client):
+    """What the device plugin asks. The text of its errors may be shown to any tenant, as ``error.public``."""
+
+    purpose = Purpose.PLUGIN
+    stub = scrubber_pb2_grpc.PluginStub
+
+    async def snapshot(self, timeout: float) -> pb.Snapshot:
+        """All devices as they are now; raises :class:`Away` after ``timeout`` seconds."""
+        call: Awaitable[pb.Snapshot] = self._stub.GetSnapshot(pb.GetSnapshotRequest(), timeout=timeout)
+        return await self._answer(call)
+
+    def watch_snapshots(self) -> AsyncGenerator[pb.Snapshot, None]:
+        """The present snapshot, then a whole one after every change; raises :class:`Away` when the service goes."""
+        return self._answers(self._stub.WatchSnapshots(pb.GetSnapshotRequest()), endless=True)
+
+    async def reserve(self, device_ids: Sequence[str], timeout: float) -> pb.ReserveResponse:
+        """Tell of an allocation.
+
+        Raises:
+            Away: no answer within ``timeout`` seconds.
+            InvalidRequest, Quarantined: as the service says.
+        """
+        call: Awaitable[pb.ReserveResponse] = self._stub.Reserve(
+            pb.ReserveRequest(device_ids=device_ids), timeout=timeout
+        )
+        return await self._answer(call)
+
+    async def hand_over(
+        self,
+        device_ids: Sequence[str],
+        *,
+        wait_seconds: float,
+        reserved_unseen: Sequence[str] = (),
+        timeout: float,
+    ) -> pb.HandOverResponse:
+        """Ask for all of ``device_ids`` or none. Cancelling this stops the waiting, not the scrubs.
+
+        Args:
+            wait_seconds: how long the service may wait for scrubs and earlier pods; 0 means the policy's limit.
+            reserved_unseen: ids among them that were allocated while the service could not be told.
+            timeout: seconds after which the service counts as away; more than ``wait_seconds``.
+
+        Raises:
+            Away: the service is not there, or did not answer.
+            NotReady, Quarantined, Held, InvalidRequest, LedgerFailure: as the service says.
+        """
+        request = pb.HandOverRequest(device_ids=device_ids, wait_seconds=wait_seconds, reserved_unseen=reserved_unseen)
+        call: Awaitable[pb.HandOverResponse] = self._stub.HandOver(request, timeout=timeout)
+        return await self._answer(call)
+
+
+class ReadClient(_Client):
+    """State and history."""
+
+    purpose = Purpose.READ
+    stub = scrubber_pb2_grpc.ReadStub
+
+    async def devices(self) -> pb.ListDevicesResponse:
+        """All devices as they are now."""
+        call: Awaitable[pb.ListDevicesResponse] = self._stub.ListDevices(
+            pb.ListDevicesRequest(), timeout=_ANSWER_SECONDS
+        )
+        return await self._answer(call)
+
+    def watch_devices(self) -> AsyncGenerator[pb.ListDevicesResponse, None]:
+        """All devices as they are now, then again after every change; raises :class:`Away` when the service goes."""
+        return self._answers(self._stub.WatchDevices(pb.ListDevicesRequest()), endless=True)
+
+    async def history(self, device: str = "", since: float = 0.0, limit: int = 100) -> pb.GetHistoryResponse:
+        """Audit rows, newest first.
+
+        Args:
+            device: UUID, unique prefix or index; empty means all.
+            since: wall-clock seconds.
+            limit: at most this many rows.
+        """
+        request = pb.GetHistoryRequest(device=device, since=since, limit=limit)
+        call: Awaitable[pb.GetHistoryResponse] = self._stub.GetHistory(request, timeout=_ANSWER_SECONDS)
+        return await self._answer(call)
+
+    async def info(self) -> pb.ServiceInfo:
+        """What runs there, and whether its ledger takes hand-overs."""
+        call: Awaitable[pb.ServiceInfo] = self._stub.GetServiceInfo(pb.GetServiceInfoRequest(), timeout=_ANSWER_SECONDS)
+        return await self._answer(call)
+
+
+class AdminClient(_Client):
+    """Acting on devices. ``device`` is a UUID, a unique prefix of one, or an index."""
+
+    purpose = Purpose.ADMIN
+    stub = scrubber_pb2_grpc.AdminStub
+
+    def scrub(self, device: str, path: str) -> AsyncGenerator[pb.ScrubUpdate, None]:
+        """Scrub ``device`` by the ``"fast"`` or the ``"slow"`` path; the last update carries the result.
+
+        A scrub that is under way is joined. Giving up the iteration does not end it.
+
+        Raises:
+            InvalidRequest: no such device or path.
+            Held: the device is in use.
+        """
+        return self._answers(self._stub.Scrub(pb.ScrubRequest(device=device, path=path)))
+
+    async def quarantine(self, device: str, reason: str) -> pb.DeviceAnswer:
+        """Take ``device`` out of service until a person releases it."""
+        request = pb.QuarantineRequest(device=device, reason=reason)
+        call: Awaitable[pb.DeviceAnswer] = self._stub.Quarantine(request, timeout=_ANSWER_SECONDS)
+        return await self._answer(call)
+
+    async def unquarantine(self, device: str, reason: str) -> pb.DeviceAnswer:
+        """Let ``device`` prove itself again."""
+        request = pb.QuarantineRequest(device=device, reason=reason)
+        call: Awaitable[pb.DeviceAnswer] = self._stub.Unquarantine(request, timeout=_ANSWER_SECONDS)
+        return await self._answer(call)
+
+
+def _unanswered(path: Path, code: grpc.StatusCode) -> ScrubberError:
+    """Why nobody answered on ``path``, as far as the path itself tells."""
+    try:
+        about = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return Away(
+            f"The scrub service is not there: {path} does not exist. "
+            "Start it with scrubber serve, or give its directory with --socket.",
+            public=_AWAY,
+        )
+    except PermissionError:
+        return _forbidden(path)
+    if not stat.S_ISSOCK(about.st_mode):
+        return BadConfiguration(f"{path} is not a socket; give the directory of the service's sockets with --socket.")
+    if not os.access(path, os.W_OK, effective_ids=True):
+        return _forbidden(path)
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return Away(f"The scrub service did not answer in time on {path}.", public=_AWAY)
+    if _listens(path):
+        return Away(
+            f"The scrub service on {path} closed the connection before it answered: it is stopping or restarting, or too "
+            "many connections are open, of this user or in all. Close some if they are yours, and try again.",
+            public=_AWAY,
+        )
+    return Away(f"The scrub service is not there: nobody answers on {path}. Is scrubber serve running?", public=_AWAY)
+
+
+def _listens(path: Path) -> bool:
+    """Whether anybody accepts connections on ``path``; answers at once."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
+        try:
+            probe.connect(os.fsencode(path))
+        except BlockingIOError:  # more callers wait there than the kernel lets queue
+            return True
+        except OSError:
+            return False
+    return True
+
+
+def _forbidden(path: Path) -> NotPermitted:
+    return NotPermitted(
+        f"uid {os.geteuid()} may not use {path}: call as root or as the user that the service runs as, "
+        "or become a member of the group that scrubber serve --admin-group names.",
+        public="The caller may not use the scrub service on this node.",
+    )

@@ -1,0 +1,157 @@
+"""The three services, each a thin turn from messages to the engine and back.
+
+Promise: nothing is decided here. What the engine refuses passes through as its error, of which
+:mod:`scrubber.api.answering` makes a status, and a call that its caller gives up is cancelled in the engine, too.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+
+from scrubber.api import messages, scrubber_pb2_grpc
+from scrubber.api import scrubber_pb2 as pb
+from scrubber.api.frontdoor import actor_of
+from scrubber.api.watching import Following
+from scrubber.domain.device import find_device
+from scrubber.domain.errors import InvalidRequest
+from scrubber.engine.views import DeviceView, ScrubNews, Service
+from scrubber.ports import HistoryQuery
+
+__all__ = ["AdminServicer", "PluginServicer", "ReadServicer"]
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+_HISTORY = 100
+_LONGEST_HISTORY = 1000
+_LARGEST_ANSWER = 4 * 1024 * 1024
+"""Bytes that a client takes in one message unless it is told otherwise (gRPC's default)."""
+
+
+class PluginServicer(scrubber_pb2_grpc.PluginServicer):
+    """What the device plugin may do."""
+
+    def __init__(self, service: Service, following: Following) -> None:
+        self._service = service
+        self._following = following
+
+    async def GetSnapshot(self, request: pb.GetSnapshotRequest, context: Context) -> pb.Snapshot:
+        return messages.snapshot(self._service.view())
+
+    async def WatchSnapshots(
+        self, request: pb.GetSnapshotRequest, context: Context
+    ) -> AsyncGenerator[pb.Snapshot, None]:
+        told: messages.PluginPart | None = None
+        async with aclosing(self._following.views()) as views:
+            async for view in views:
+                part = messages.plugin_part(view)
+                if part != told:
+                    told = part
+                    yield messages.snapshot(view)
+
+    async def Reserve(self, request: pb.ReserveRequest, context: Context) -> pb.ReserveResponse:
+        return pb.ReserveResponse(scrubs_started=await self._service.reserve(tuple(request.device_ids)))
+
+    async def HandOver(self, request: pb.HandOverRequest, context: Context) -> pb.HandOverResponse:
+        started = time.monotonic()
+        granted = await self._service.hand_over(messages.hand_over_call(request))
+        return pb.HandOverResponse(
+            devices=[messages.granted_message(each) for each in granted], seconds=time.monotonic() - started
+        )
+
+
+class ReadServicer(scrubber_pb2_grpc.ReadServicer):
+    """State and history."""
+
+    def __init__(self, service: Service, following: Following) -> None:
+        self._service = service
+        self._following = following
+
+    async def ListDevices(self, request: pb.ListDevicesRequest, context: Context) -> pb.ListDevicesResponse:
+        return messages.device_list(self._service.view())
+
+    async def WatchDevices(
+        self, request: pb.ListDevicesRequest, context: Context
+    ) -> AsyncGenerator[pb.ListDevicesResponse, None]:
+        async with aclosing(self._following.views()) as views:
+            async for view in views:
+                yield messages.device_list(view)
+
+    async def GetHistory(self, request: pb.GetHistoryRequest, context: Context) -> pb.GetHistoryResponse:
+        """Newest first. A device that is no longer on the node is found by its whole id."""
+        if request.limit > _LONGEST_HISTORY:
+            raise InvalidRequest(f"At most {_LONGEST_HISTORY} entries of history are given at once.")
+        if not math.isfinite(request.since):
+            raise InvalidRequest(f"History begins at a time in seconds since the epoch, not at {request.since}.")
+        unknown: InvalidRequest | None = None
+        device = request.device or None
+        if device is not None:
+            try:
+                device = _named(self._service, device)
+            except InvalidRequest as error:
+                unknown = error
+        query = HistoryQuery(device=device, since=request.since or None, limit=request.limit or _HISTORY)
+        entries = await self._service.history(query)
+        if unknown is not None and not entries:
+            raise unknown
+        answer = pb.GetHistoryResponse(entries=[messages.history_entry(each) for each in entries])
+        if answer.ByteSize() > _LARGEST_ANSWER:
+            raise InvalidRequest(
+                f"These {len(entries)} entries are too much for one answer: ask for fewer with --limit."
+            )
+        return answer
+
+    async def GetServiceInfo(self, request: pb.GetServiceInfoRequest, context: Context) -> pb.ServiceInfo:
+        return messages.service_info(self._service.info())
+
+
+class AdminServicer(scrubber_pb2_grpc.AdminServicer):
+    """Acting on devices, in the name of the uid that came through the front door."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def Scrub(self, request: pb.ScrubRequest, context: Context) -> AsyncGenerator[pb.ScrubUpdate, None]:
+        path = messages.path_of(request.path)
+        updates = self._service.scrub(_named(self._service, request.device), path, actor_of(context.peer()))
+        try:
+            async for news in updates:
+                yield self._update(news)
+        finally:
+            if isinstance(updates, AsyncGenerator):
+                await updates.aclose()
+
+    async def Quarantine(self, request: pb.QuarantineRequest, context: Context) -> pb.DeviceAnswer:
+        reason, device = messages.reason_of(request), _named(self._service, request.device)
+        view = await self._service.quarantine(device, reason, actor_of(context.peer()))
+        return pb.DeviceAnswer(device=messages.device_message(view))
+
+    async def Unquarantine(self, request: pb.QuarantineRequest, context: Context) -> pb.DeviceAnswer:
+        reason, device = messages.reason_of(request), _named(self._service, request.device)
+        view = await self._service.unquarantine(device, reason, actor_of(context.peer()))
+        return pb.DeviceAnswer(device=messages.device_message(view))
+
+    def _update(self, news: ScrubNews) -> pb.ScrubUpdate:
+        if news.finished is None:
+            return pb.ScrubUpdate(progress=messages.progress_message(news))
+        view = _view_of(self._service, news.device)
+        result = pb.ScrubResult(
+            scrub=messages.scrub_message(news.finished),
+            certificate=None if news.certificate is None else messages.certificate_message(news.certificate),
+            device=None if view is None else messages.device_message(view),
+        )
+        return pb.ScrubUpdate(result=result)
+
+
+def _named(service: Service, wanted: str) -> str:
+    """Id of the device that people call ``wanted``; raises :class:`InvalidRequest` unless it is exactly one."""
+    return find_device((each.device for each in service.view().devices), wanted).id
+
+
+def _view_of(service: Service, device: str) -> DeviceView | None:
+    return next((each for each in service.view().devices if each.device.id == device), None)

@@ -1,0 +1,37 @@
+"""What the command's exit code says, so that a script need not read a sentence."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from scrubber.domain.errors import BadConfiguration, InvalidRequest, NotReady, Refused, ScrubberError, SecondInstance
+
+__all__ = ["Exit", "exit_for"]
+
+
+class Exit(IntEnum):
+    """0 is the only answer that means yes."""
+
+    OK = 0
+    NEGATIVE = 1
+    """A negative verdict, or none: the service is away, or something broke."""
+    USAGE = 2
+    """The request itself is wrong; asking again changes nothing."""
+    REFUSED = 3
+    """Refused by policy, or busy."""
+    TIMED_OUT = 4
+    """The wait was over first; the operation still runs."""
+    INTERRUPTED = 130
+
+
+def exit_for(error: ScrubberError) -> Exit:
+    """The exit code of an error of ours."""
+    match error:
+        case InvalidRequest() | BadConfiguration():
+            return Exit.USAGE
+        case Refused() | SecondInstance():
+            return Exit.REFUSED
+        case NotReady():
+            return Exit.REFUSED
+        case _:
+            return Exit.NEGATIVE

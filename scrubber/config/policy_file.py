@@ -1,0 +1,170 @@
+"""Reads a policy file into the domain's policy, or says in which line it cannot be read and what to write instead.
+
+All complaints about a file come together, each with its line. The digest is taken over the values in force, not over
+the text: a comment changes no certificate, a changed default does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from scrubber.config.policy_model import PolicyFile
+from scrubber.config.shipped import find_policy, shipped_policies
+from scrubber.config.yaml_lines import MAX_BYTES, Located, Location, read_yaml
+from scrubber.domain.errors import BadConfiguration
+from scrubber.domain.policy import Policy, XidClass
+
+__all__ = ["load_policy", "parse_policy", "policy_digest"]
+
+_TYPES = {
+    "bool_type": "write true or false",
+    "int_type": "write a whole number",
+    "string_type": "write a word; quote it if it looks like a number or like true or false",
+    "list_type": "write a list, such as [79, 151]",
+    "model_type": "write its keys below it, indented",
+    "dict_type": "write its keys below it, indented",
+}
+
+
+def load_policy(wanted: str | Path) -> Policy:
+    """The policy at a path, or the shipped one of that name.
+
+    XIDs that the file does not name have the class of the shipped default.
+
+    Raises:
+        BadConfiguration: no such policy, or a file that cannot be read or cannot be in force.
+    """
+    path = find_policy(wanted) if isinstance(wanted, str) else wanted
+    base = _read(shipped_policies()["default"], {}).xids
+    return _read(path, base)
+
+
+def parse_policy(content: bytes, name: str, *, xids: Mapping[int, XidClass]) -> Policy:
+    """The policy in ``content``; ``name`` is how the file is called in complaints, ``xids`` what it changes.
+
+    Raises:
+        BadConfiguration: one line for each complaint, in the order of the file: ``FILE:LINE: what is wrong; what helps``.
+    """
+    document = read_yaml(content, name)
+    if not isinstance(document.value, dict):
+        raise BadConfiguration(
+            f"{name}:{document.line(())}: a policy is a mapping of keys to values; begin with a line such as name: mine."
+        )
+    try:
+        written = PolicyFile.model_validate(document.value)
+    except ValidationError as error:
+        complaints = sorted({_complaint(each, document) for each in error.errors(include_url=False)})
+        raise BadConfiguration("\n".join(f"{name}:{line}: {text}" for line, text in complaints)) from None
+    policy = written.policy()
+    policy = dataclasses.replace(policy, xids=dict(sorted({**xids, **policy.xids}.items())))
+    return dataclasses.replace(policy, digest=policy_digest(policy))
+
+
+def policy_digest(policy: Policy) -> str:
+    """Hexadecimal SHA-256 of the canonical JSON of the values in force; the policy's name and digest are not in it."""
+    values = dataclasses.asdict(policy)
+    del values["name"], values["digest"]
+    canonical = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return hashlib.sha256(canonical.encode("ascii")).hexdigest()
+
+
+def _read(path: Path, xids: Mapping[int, XidClass]) -> Policy:
+    try:
+        content = _content(path)
+    except (OSError, ValueError) as error:  # ValueError: a path that no file can have
+        why = getattr(error, "strerror", None) or error
+        raise BadConfiguration(f"{path}: the policy cannot be read: {why}.") from error
+    return parse_policy(content, str(path), xids=xids)
+
+
+def _content(path: Path) -> bytes:
+    """All of the file: a device or a pipe could keep the service from starting for ever, and so could a huge one."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise BadConfiguration(f"{path}: a policy is a regular file, and this is none; save it to one.")
+        with open(descriptor, "rb", closefd=False) as file:
+            content = file.read(MAX_BYTES + 1)
+    finally:
+        os.close(descriptor)
+    if len(content) > MAX_BYTES:
+        raise BadConfiguration(f"{path}: a policy has at most {MAX_BYTES} bytes, and this file is longer.")
+    return content
+
+
+def _complaint(error: ErrorDetails, document: Located) -> tuple[int, str]:
+    """Line and text of one of pydantic's errors."""
+    where: Location = error["loc"]
+    context = error.get("ctx", {})
+    kind = error["type"]
+    if kind == "policy":
+        where = (*where, *context["at"])
+        text = f"{_name(where)}{context['sentence']}" if where else context["sentence"]
+    elif kind == "extra_forbidden":
+        text = _unknown_key(where)
+    elif kind == "choice":
+        text = _name(where) + _not_a_choice(context["written"], context["choices"])
+    elif kind == "missing":
+        text = f'the key "{where[-1]}" is missing; add a line such as {where[-1]}: mine'
+    elif kind == "string_pattern_mismatch":
+        text = f'{_name(where)}"{error["input"]}" is no name; use small letters, digits and hyphens, such as my-policy'
+    elif kind in ("greater_than_equal", "less_than_equal"):
+        least_or_most = f"at least {context['ge']}" if "ge" in context else f"at most {context['le']}"
+        text = f"{_name(where)}{error['input']} is impossible; write {least_or_most}"
+    elif error["input"] is None:
+        text = f"{_name(where)}nothing is written here; write its value, or remove the key"
+    else:
+        text = f"{_name(where)}{_shown(error['input'])} does not fit here; {_TYPES.get(kind, error['msg'])}"
+    return document.line(where), text if text.endswith("?") else f"{text}."
+
+
+def _name(where: Location) -> str:
+    """``limits.hand-over: ``; list positions are left to the line number."""
+    return ".".join(part for part in where if isinstance(part, str)) + ": "
+
+
+def _unknown_key(where: Location) -> str:
+    known = _keys(where[:-1])
+    key = str(where[-1])
+    close = get_close_matches(key.lower().replace("_", "-"), known, n=1)
+    helps = f'did you mean "{close[0]}"?' if close else f"known here: {', '.join(known)}"
+    place = f' in "{where[-2]}"' if len(where) > 1 else ""
+    return f'unknown key "{key}"{place}; {helps}'
+
+
+def _keys(where: Location) -> list[str]:
+    """The keys that may stand at ``where``."""
+    model: type[BaseModel] = PolicyFile
+    for part in where:
+        annotation = {field.alias: field.annotation for field in model.model_fields.values()}.get(str(part))
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return []
+        model = annotation
+    return [str(field.alias) for field in model.model_fields.values()]
+
+
+def _not_a_choice(written: str, choices: list[str]) -> str:
+    close = get_close_matches(written.lower().replace("_", "-"), choices, n=1)
+    helps = f'did you mean "{close[0]}"?' if close else f"write one of {', '.join(choices)}"
+    return f'"{written}" is not known; {helps}'
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list):
+        return "a list"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f'"{value}"' if isinstance(value, str) else str(value)

@@ -1,0 +1,349 @@
+"""The shape of a policy file, and the only place where its keys and their limits are written down.
+
+The file's model is not the domain's: keys are spelled for administrators, times may carry units, XIDs come in ranges.
+What a file leaves out has the domain's default, so a policy says only what it changes. A value that could not work on
+any node is refused here, where file and line are still known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from typing import Annotated, Any, NoReturn, Self, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
+
+from scrubber.config.quantities import parse_codes, parse_rate, parse_seconds
+from scrubber.domain.handover import HandOver
+from scrubber.domain.policy import (
+    Enforcement,
+    Limits,
+    MemoryRule,
+    Policy,
+    Proof,
+    RecoveryRule,
+    ResetUse,
+    Sharing,
+    XidClass,
+)
+
+__all__ = ["HIGHEST_XID", "PolicyFile", "policy_schema"]
+
+HIGHEST_XID = 9999
+KUBELET_PRESTART_SECONDS = 30.0
+"""The kubelet's own deadline on PreStartContainer; an answer after it reaches nobody."""
+
+_POLICY = Policy()
+_LIMITS, _MEMORY, _RECOVERY = _POLICY.limits, _POLICY.memory, _POLICY.recovery
+_T = TypeVar("_T")
+
+
+def refuse(sentence: str, *at: str | int) -> NoReturn:
+    """Refuse a value; ``at`` leads from the value under validation to the part that is to be changed."""
+    raise PydanticCustomError("policy", "{sentence}", {"sentence": sentence, "at": at})
+
+
+def _read(parse: Callable[[Any], _T]) -> Callable[[Any], _T]:
+    def read(written: object) -> _T:
+        try:
+            return parse(written)
+        except ValueError as error:
+            refuse(str(error))
+
+    return read
+
+
+def _choice(kind: type[StrEnum]) -> BeforeValidator:
+    def choose(written: object) -> StrEnum:
+        for member in kind:
+            if member.value == written:
+                return member
+        raise PydanticCustomError(
+            "choice", "{written}", {"written": str(written), "choices": [each.value for each in kind]}
+        )
+
+    return BeforeValidator(choose, json_schema_input_type=kind)
+
+
+SHORTEST_SECONDS = 0.01
+"""Below it nothing could be done in time, or the service would do nothing but try again."""
+SHORTEST_QUESTION_SECONDS = 0.05
+"""Below it a healthy driver on a busy node would count as stuck."""
+
+
+def _at_least(least: float) -> BeforeValidator:
+    def read(written: object) -> float:
+        seconds = _read(parse_seconds)(written)
+        if seconds < least:
+            refuse(f"a time of {seconds:g} s is impossible here; write at least {least * 1000:g}ms")
+        return seconds
+
+    return BeforeValidator(read)
+
+
+def _time_schema(least: float) -> WithJsonSchema:
+    written = {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?\s*(ms|s|m|h)$"}
+    return WithJsonSchema({"anyOf": [{"type": "number", "minimum": least}, written]})
+
+
+_RATE = {
+    "anyOf": [
+        {"type": "integer", "minimum": 1},
+        {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?\s*([KMGTkmgt]i?)?[Bb]?(/s)?$"},
+    ]
+}
+_XIDS = {
+    "anyOf": [
+        {"type": "integer", "minimum": 1, "maximum": HIGHEST_XID},
+        {"type": "string", "pattern": r"^[0-9]+\s*-\s*[0-9]+$"},
+    ]
+}
+
+Seconds = Annotated[float, _at_least(0), _time_schema(0)]
+PositiveSeconds = Annotated[float, _at_least(SHORTEST_SECONDS), _time_schema(SHORTEST_SECONDS)]
+QuestionSeconds = Annotated[float, _at_least(SHORTEST_QUESTION_SECONDS), _time_schema(SHORTEST_QUESTION_SECONDS)]
+Rate = Annotated[int, BeforeValidator(_read(parse_rate)), WithJsonSchema(_RATE)]
+Codes = Annotated[
+    tuple[int, ...],
+    BeforeValidator(_read(lambda written: parse_codes(written, HIGHEST_XID))),
+    WithJsonSchema(_XIDS),
+]
+ProofWord = Annotated[Proof, _choice(Proof)]
+
+
+def _hyphens(name: str) -> str:
+    return name.replace("_", "-")
+
+
+class _Section(BaseModel):
+    """Strict and closed: what is not known is refused, and nothing is converted behind the administrator's back."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, alias_generator=_hyphens)
+
+
+class HandOverSection(_Section):
+    """What each kind of hand-over must rest on: a certificate issued since the last grant, or the checks alone."""
+
+    same_container: ProofWord = Field(
+        _POLICY.proof_for(HandOver.SAME_CONTAINER), description="The same container starts again."
+    )
+    same_pod: ProofWord = Field(_POLICY.proof_for(HandOver.SAME_POD), description="Another container of the same pod.")
+    same_tenant: ProofWord = Field(
+        _POLICY.proof_for(HandOver.SAME_TENANT), description="Another pod of the same tenant."
+    )
+    other_tenant: ProofWord = Field(
+        _POLICY.proof_for(HandOver.OTHER_TENANT), description="A pod of another tenant. Always by certificate."
+    )
+    unknown: ProofWord = Field(
+        _POLICY.proof_for(HandOver.UNKNOWN), description="Nobody knows whose pod it was. Always by certificate."
+    )
+
+    @model_validator(mode="after")
+    def _strangers_need_proof(self) -> Self:
+        for kind in (HandOver.OTHER_TENANT, HandOver.UNKNOWN):
+            if self.proofs()[kind] is Proof.CHECKS:
+                refuse(
+                    f'"{kind.value}" always needs a certificate, because checks say nothing about what is in the memory; '
+                    'write "certificate" (to judge without refusing: enforcement: observe)',
+                    kind.value,
+                )
+        return self
+
+    def proofs(self) -> dict[HandOver, Proof]:
+        return {kind: getattr(self, kind.value.replace("-", "_")) for kind in HandOver}
+
+
+class LimitsSection(_Section):
+    """How long things may take, and how much may happen at once."""
+
+    hand_over: PositiveSeconds = Field(
+        _LIMITS.hand_over, description="A waiting PreStartContainer is refused after this; the kubelet gives it 30 s."
+    )
+    slow_path: PositiveSeconds = Field(_LIMITS.slow_path, description="A scrub that outlives it is abandoned.")
+    memory_floor: PositiveSeconds = Field(
+        _LIMITS.memory_floor, description="The least time an eraser gets, whatever the size."
+    )
+    memory_rate: Rate = Field(
+        _LIMITS.memory_bytes_per_second, description="Bytes per second: the slowest clearing that is still waited for."
+    )
+    question: QuestionSeconds = Field(_LIMITS.question, description="One question to the driver.")
+    reset: PositiveSeconds = Field(_LIMITS.reset, description="One device reset.")
+    dying_grace: Seconds = Field(
+        _LIMITS.dying_grace,
+        description="How long processes of a pod that is gone may live on before they are leftovers.",
+    )
+    settle: Seconds = Field(
+        _LIMITS.settle, description="How long nobody must hold the device before a pod of unknown UID counts as over."
+    )
+    eraser_slots: int = Field(_LIMITS.eraser_slots, ge=1, le=256, description="Erasers at once on the node.")
+    temperature_celsius: int = Field(
+        _POLICY.max_temperature_celsius, ge=40, le=150, description="A device that is hotter is suspect."
+    )
+
+    @model_validator(mode="after")
+    def _times_are_possible(self) -> Self:
+        if self.hand_over >= KUBELET_PRESTART_SECONDS:
+            refuse(
+                f"a hand-over cannot wait {self.hand_over:g} s: the kubelet gives PreStartContainer 30 s, and an answer "
+                "after that reaches nobody; write less than 30s, such as 25s",
+                "hand-over",
+            )
+        if self.question >= self.hand_over:
+            refuse(
+                f"one question to the driver ({self.question:g} s) cannot take as long as the whole hand-over "
+                f"({self.hand_over:g} s); write less",
+                "question",
+            )
+        if self.reset >= self.slow_path:
+            refuse(
+                f"a reset ({self.reset:g} s) is one step of the slow path ({self.slow_path:g} s) and cannot take as long "
+                "as all of it; write a shorter reset or a longer slow-path",
+                "reset",
+            )
+        return self
+
+
+class MemorySection(_Section):
+    """How memory is cleared. Clearing and verifying are not optional."""
+
+    audit: bool = Field(_MEMORY.audit, description="Read before writing, and count the residue.")
+    pattern: bool = Field(_MEMORY.pattern, description="A pass with an address-derived pattern before the zeros.")
+
+
+class RecoverySection(_Section):
+    """The way back of a quarantined device."""
+
+    backoff_initial: PositiveSeconds = Field(
+        _RECOVERY.backoff_initial, description="Pause before the first attempt; doubled at each failure."
+    )
+    backoff_max: PositiveSeconds = Field(_RECOVERY.backoff_max, description="The longest pause between attempts.")
+    attempts: int = Field(
+        _RECOVERY.attempts, ge=1, le=1000, description="Failed attempts after which the device is condemned."
+    )
+    probation_scrubs: int = Field(
+        _RECOVERY.probation_scrubs, ge=1, le=1000, description="Clean slow paths in a row that end the probation."
+    )
+    probation_interval: Seconds = Field(
+        _RECOVERY.probation_interval, description="Pause between the scrubs of the probation."
+    )
+
+    @model_validator(mode="after")
+    def _pauses_grow(self) -> Self:
+        if self.backoff_max < self.backoff_initial:
+            refuse(
+                f"the longest pause ({self.backoff_max:g} s) is shorter than the first ({self.backoff_initial:g} s); "
+                "write a backoff-max of at least backoff-initial",
+                "backoff-max",
+            )
+        return self
+
+
+class XidSection(_Section):
+    """What an XID means for the device. A code that is not named here has the class of the shipped default."""
+
+    ignore: list[Codes] = Field([], description="Nothing happens.")
+    application: list[Codes] = Field([], description="The application's own fault; the device is well.")
+    reset: list[Codes] = Field([], description="The device is quarantined until a reset.")
+    reboot: list[Codes] = Field([], description="The device is quarantined until a reboot of the node.")
+    context: list[Codes] = Field([], description="It depends on what else is seen.")
+    service: list[Codes] = Field([], description="The device needs a person.")
+    unknown: list[Codes] = Field([], description="Treat like a code that nobody listed.")
+
+    @model_validator(mode="after")
+    def _one_class_each(self) -> Self:
+        seen: dict[int, XidClass] = {}
+        for kind, position, code in self._codes():
+            if code in seen:
+                places = dict.fromkeys((seen[code].value, kind.value))
+                refuse(
+                    f"XID {code} is listed twice, under {' and '.join(places)}; keep one of them",
+                    kind.value,
+                    position,
+                )
+            seen[code] = kind
+        return self
+
+    def _codes(self) -> Iterator[tuple[XidClass, int, int]]:
+        for kind in XidClass:
+            entries: list[tuple[int, ...]] = getattr(self, kind.value)
+            for position, codes in enumerate(entries):
+                for code in codes:
+                    yield kind, position, code
+
+    def classes(self) -> dict[int, XidClass]:
+        return {code: kind for kind, _, code in self._codes()}
+
+
+def _setting(written: object) -> str:
+    if isinstance(written, bool) or not isinstance(written, str | int | float):
+        refuse('a setting is a word or a number; quote it if it must read true or false, as in "true"')
+    return str(written)
+
+
+Setting = Annotated[str, BeforeValidator(_setting), WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "number"}]})]
+
+
+class PolicyFile(_Section):
+    """A policy of the scrub service: which proof each hand-over needs, how long things may take, what a fault means."""
+
+    name: str = Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$", description="Appears in every certificate.")
+    hand_over: HandOverSection = Field(default_factory=HandOverSection)
+    reset: Annotated[ResetUse, _choice(ResetUse)] = Field(
+        _POLICY.reset, description="Whether a slow path resets the device."
+    )
+    sharing: Annotated[Sharing, _choice(Sharing)] = Field(
+        _POLICY.sharing, description="Who may have the device at the same time."
+    )
+    enforcement: Annotated[Enforcement, _choice(Enforcement)] = Field(
+        _POLICY.enforcement, description="observe: judge and record everything; refuse nothing, end nobody."
+    )
+    limits: LimitsSection = Field(default_factory=LimitsSection)
+    memory: MemorySection = Field(default_factory=MemorySection)
+    recovery: RecoverySection = Field(default_factory=RecoverySection)
+    settings: dict[str, Setting] = Field(
+        {}, description="Win over the driver's defaults when settings are brought back."
+    )
+    xids: XidSection = Field(default_factory=XidSection)
+
+    def policy(self) -> Policy:
+        """The domain's values; the digest is still empty."""
+        limits = self.limits
+        return Policy(
+            name=self.name,
+            proofs=self.hand_over.proofs(),
+            reset=self.reset,
+            sharing=self.sharing,
+            enforcement=self.enforcement,
+            limits=Limits(
+                hand_over=limits.hand_over,
+                slow_path=limits.slow_path,
+                memory_floor=limits.memory_floor,
+                memory_bytes_per_second=limits.memory_rate,
+                question=limits.question,
+                reset=limits.reset,
+                dying_grace=limits.dying_grace,
+                settle=limits.settle,
+                eraser_slots=limits.eraser_slots,
+            ),
+            memory=MemoryRule(audit=self.memory.audit, pattern=self.memory.pattern),
+            recovery=RecoveryRule(
+                backoff_initial=self.recovery.backoff_initial,
+                backoff_max=self.recovery.backoff_max,
+                attempts=self.recovery.attempts,
+                probation_scrubs=self.recovery.probation_scrubs,
+                probation_interval=self.recovery.probation_interval,
+            ),
+            settings=dict(self.settings),
+            xids=self.xids.classes(),
+            max_temperature_celsius=limits.temperature_celsius,
+        )
+
+
+def policy_schema() -> dict[str, Any]:
+    """JSON Schema (2020-12) of a policy file, for editors; ``policies/schema/`` holds it, generated."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **PolicyFile.model_json_schema(by_alias=True, mode="validation"),
+        "title": "Scrub policy",
+    }

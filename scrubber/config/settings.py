@@ -1,0 +1,190 @@
+"""What the service is told at its start: where things are, how it watches, how it logs.
+
+A :class:`ServiceSettings` that exists can work as far as anyone can tell without touching the node; everything else
+was refused with a sentence that names the flag to change. What is decided about devices is in the policy, not here.
+"""
+
+from __future__ import annotations
+
+import grp
+import math
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from pathlib import Path
+from socket import gethostname
+from typing import Self
+
+from scrubber.domain.errors import BadConfiguration
+
+__all__ = [
+    "FROM_KUBELET_DIR",
+    "Address",
+    "Backend",
+    "ContainerIdentity",
+    "LogFormat",
+    "LogLevel",
+    "ServiceSettings",
+]
+
+FROM_KUBELET_DIR = Path()
+"""Stands for a PodResources socket that was not given."""
+
+
+class Backend(StrEnum):
+    """Where the devices come from."""
+
+    SIM = "sim"
+    NVIDIA = "nvidia"
+
+
+class ContainerIdentity(StrEnum):
+    """How a process is known to belong to a pod: by cgroup, or by the environment markers of the emulator.
+
+    ``auto``: by cgroup, except on the ``sim`` backend when no cgroup root is given: there by marker.
+    """
+
+    AUTO = "auto"
+    CGROUP = "cgroup"
+    MARKER = "marker"
+
+
+class LogFormat(StrEnum):
+    """``auto``: console on a terminal, JSON elsewhere."""
+
+    AUTO = "auto"
+    JSON = "json"
+    CONSOLE = "console"
+
+
+class LogLevel(StrEnum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A TCP address to listen on. Port 0 lets the system choose."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, written: str) -> Self | None:
+        """Read ``HOST:PORT`` or ``[IPv6]:PORT``; None for ``off`` and for the empty text: do not listen.
+
+        Raises:
+            BadConfiguration: it is neither.
+        """
+        if written in ("", "off"):
+            return None
+        host, colon, port = written.rpartition(":")
+        bracketed = host.startswith("[") and host.endswith("]")
+        valid_host = bool(host) and (bracketed or ":" not in host) and not any(each.isspace() for each in host)
+        if not (colon and valid_host and port.isascii() and port.isdigit() and int(port) <= 65535):
+            raise BadConfiguration(
+                f'"{written}" is not an address to listen on; write HOST:PORT, such as 127.0.0.1:9464, '
+                "or off to listen nowhere."
+            )
+        return cls(host[1:-1] if bracketed else host, int(port))
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceSettings:
+    """Everything ``scrubber serve`` is told. Paths are made absolute, because children run elsewhere.
+
+    Attributes:
+        backend: the simulated node or NVIDIA's driver.
+        sim_dir: directory of the simulated node; needed by the ``sim`` backend only.
+        state_dir: the ledger; mode 0700. The devices' lock files are the backend's.
+        socket: directory of the service's sockets.
+        policy: path of a policy file, or the name of a shipped policy.
+        kubelet_dir: the kubelet's directory; it need not exist.
+        pod_resources_socket: default: ``pod-resources/kubelet.sock`` in ``kubelet_dir``.
+        pod_logs_dir: the kubelet's ``<namespace>_<name>_<uid>`` directories.
+        metrics_address: where Prometheus scrapes; None: nowhere.
+        node_name: goes into every certificate.
+        cgroup_root: where cgroups are mounted; None: found, where cgroups are used.
+        containers: how processes are known to belong to a pod; see :class:`ContainerIdentity`.
+        reflection: whether the sockets answer gRPC reflection.
+        admin_group: its members may use the admin and read sockets; None: root only.
+        watch_interval: seconds between two looks at who holds what.
+        list_settle: seconds after a kubelet's start during which its pod list may be empty for no reason.
+
+    Raises:
+        BadConfiguration: a value that cannot work.
+    """
+
+    backend: Backend = Backend.SIM
+    sim_dir: Path | None = None
+    state_dir: Path = Path("/var/lib/scrubber")
+    socket: Path = Path("/run/scrubber")
+    policy: str = "default"
+    kubelet_dir: Path = Path("/var/lib/kubelet")
+    pod_resources_socket: Path = FROM_KUBELET_DIR
+    pod_logs_dir: Path = Path("/var/log/pods")
+    metrics_address: Address | None = Address("127.0.0.1", 9464)
+    node_name: str = field(default_factory=gethostname)
+    cgroup_root: Path | None = None
+    containers: ContainerIdentity = ContainerIdentity.AUTO
+    log_format: LogFormat = LogFormat.AUTO
+    log_level: LogLevel = LogLevel.INFO
+    reflection: bool = False
+    admin_group: str | None = None
+    watch_interval: float = 1.0
+    list_settle: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.pod_resources_socket == FROM_KUBELET_DIR:
+            object.__setattr__(self, "pod_resources_socket", self.kubelet_dir / "pod-resources" / "kubelet.sock")
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, Path):
+                object.__setattr__(self, each.name, value.absolute())
+        if self.backend is Backend.SIM and self.sim_dir is None:
+            raise BadConfiguration(
+                "The sim backend needs the directory of a simulated node: give it with --sim-dir DIR "
+                "(scrubber sim create --dir DIR makes one)."
+            )
+        if not self.policy:
+            raise BadConfiguration("--policy is empty; name a policy file, or a shipped policy such as default.")
+        if not self.node_name or any(each.isspace() for each in self.node_name):
+            raise BadConfiguration(f'"{self.node_name}" is no node name; give one without spaces with --node-name.')
+        self._check_directories()
+        self._check_times()
+        if self.admin_group is not None:
+            _check_group(self.admin_group)
+
+    def _check_directories(self) -> None:
+        directories = {
+            "--sim-dir": self.sim_dir,
+            "--state-dir": self.state_dir,
+            "--socket": self.socket,
+            "--kubelet-dir": self.kubelet_dir,
+            "--pod-logs-dir": self.pod_logs_dir,
+            "--cgroup-root": self.cgroup_root,
+        }
+        for flag, path in directories.items():
+            if path is not None and path.exists() and not path.is_dir():
+                raise BadConfiguration(f"{flag} {path} is not a directory; give the directory that it should be in.")
+
+    def _check_times(self) -> None:
+        if not (math.isfinite(self.watch_interval) and 0 < self.watch_interval <= 60):
+            raise BadConfiguration(
+                f"--watch-interval cannot be {self.watch_interval:g} s; write a time above 0 and up to 1m, such as 1s."
+            )
+        if not (math.isfinite(self.list_settle) and self.list_settle >= 0):
+            raise BadConfiguration(f"--list-settle cannot be {self.list_settle:g} s; write a time such as 60s.")
+
+
+def _check_group(name: str) -> None:
+    try:
+        grp.getgrnam(name)
+    except KeyError as error:
+        raise BadConfiguration(
+            f'There is no group "{name}" on this machine; make it (groupadd {name}), or change --admin-group.'
+        ) from error

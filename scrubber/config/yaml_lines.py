@@ -1,0 +1,169 @@
+"""YAML that remembers where everything was written, so that every complaint names a line.
+
+Only what a policy needs is read: one document, plain mappings, lists and scalars. Anchors, aliases and tags are refused
+(an alias can make a small file arbitrarily large, a tag asks for code), and so are duplicate keys, of which other
+readers silently keep the last. Scalars follow YAML 1.2: ``no`` is a word, not ``false``, and ``1:30`` is not ninety.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import yaml
+
+from scrubber.domain.errors import BadConfiguration
+
+__all__ = ["MAX_BYTES", "Located", "Location", "Scalar", "Value", "read_yaml"]
+
+Scalar = str | int | float | bool | None
+Value = Scalar | list["Value"] | dict[str, "Value"]
+Location = tuple[str | int, ...]
+"""The way from the document's root to a value: keys and list positions."""
+
+MAX_BYTES = 1024 * 1024
+_PLAIN = (
+    (re.compile(r"(?:null|Null|NULL|~|)\Z"), "null"),
+    (re.compile(r"(?:true|True|TRUE|false|False|FALSE)\Z"), "bool"),
+    (re.compile(r"[-+]?[0-9]+\Z"), "int"),
+    (re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?\Z"), "float"),
+    (re.compile(r"(?:[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))\Z"), "float"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """A document and the lines of its parts. Lines count from 1."""
+
+    value: Value
+    key_lines: Mapping[Location, int]
+    value_lines: Mapping[Location, int]
+
+    def line(self, where: Location) -> int:
+        """The line of ``where``: of its key when it has one, else of the nearest thing around it."""
+        for length in range(len(where), 0, -1):
+            part = where[:length]
+            found = self.key_lines.get(part) or self.value_lines.get(part)
+            if found is not None:
+                return found
+        return self.value_lines.get((), 1)
+
+
+def read_yaml(content: bytes, name: str) -> Located:
+    """Parse ``content``; ``name`` is how the file is called in complaints.
+
+    Raises:
+        BadConfiguration: not UTF-8, empty, too large, not YAML, or YAML of a kind that is not read here.
+    """
+    if len(content) > MAX_BYTES:
+        raise BadConfiguration(f"{name}: the file has {len(content)} bytes; more than {MAX_BYTES} are not read.")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise BadConfiguration(
+            f"{name}:{line}: the byte 0x{content[error.start]:02x} is not UTF-8; save the file as UTF-8."
+        ) from error
+    try:
+        node = _compose(text, name)
+    except RecursionError as error:
+        raise BadConfiguration(f"{name}:1: the file is nested too deeply to be read.") from error
+    if node is None:
+        raise BadConfiguration(f"{name}:1: the file is empty.")
+    reading = _Reading(name)
+    value = reading.value(node, ())
+    return Located(value, reading.key_lines, reading.value_lines)
+
+
+def _compose(text: str, name: str) -> yaml.Node | None:
+    try:
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            tag = getattr(event, "tag", None)
+            if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
+                refusal = "anchors and aliases (& and *) are not read; write it out"
+            elif tag is not None:
+                refusal = f"the tag {tag} is not read; remove it"
+            else:
+                continue
+            line = 1 if event.start_mark is None else event.start_mark.line + 1
+            raise BadConfiguration(f"{name}:{line}: {refusal}.")
+        node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise BadConfiguration(
+            f"{name}:{line}: the character U+{error.character:04X} may not stand in a YAML file."
+        ) from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = 1 if mark is None else mark.line + 1
+        raise BadConfiguration(f"{name}:{line}: this is not YAML: {error.problem}{_yaml_hint(error)}.") from error
+    return node
+
+
+def _yaml_hint(error: yaml.MarkedYAMLError) -> str:
+    if "'\\t'" in (error.problem or ""):
+        return "; indent with spaces, not tabs"
+    if "mapping values are not allowed" in (error.problem or ""):
+        return "; check the indentation, and quote text that holds a colon"
+    if "another document" in (error.problem or ""):
+        return "; one file holds one policy (a line --- begins another)"
+    return ""
+
+
+class _Reading:
+    """One pass over a node tree."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.key_lines: dict[Location, int] = {}
+        self.value_lines: dict[Location, int] = {}
+
+    def value(self, node: yaml.Node, where: Location) -> Value:
+        self.value_lines[where] = node.start_mark.line + 1
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, where)
+        if isinstance(node, yaml.SequenceNode):
+            return [self.value(item, (*where, position)) for position, item in enumerate(node.value)]
+        return _scalar(node)
+
+    def _mapping(self, node: yaml.MappingNode, where: Location) -> dict[str, Value]:
+        found: dict[str, Value] = {}
+        for key_node, value_node in node.value:
+            line = key_node.start_mark.line + 1
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise BadConfiguration(f"{self._name}:{line}: a key must be one word.")
+            key = str(key_node.value)
+            inner = (*where, key)
+            if key in found:
+                first = self.key_lines[inner]
+                raise BadConfiguration(
+                    f'{self._name}:{line}: the key "{key}" is here for the second time (first on line {first}); '
+                    "keep one of them."
+                )
+            self.key_lines[inner] = line
+            found[key] = self.value(value_node, inner)
+        return found
+
+
+def _scalar(node: yaml.Node) -> Scalar:
+    text = str(node.value)
+    if getattr(node, "style", None) is not None:
+        return text
+    for pattern, kind in _PLAIN:
+        if pattern.match(text):
+            return _plain(text, kind)
+    return text
+
+
+def _plain(text: str, kind: str) -> Scalar:
+    if kind == "null":
+        return None
+    if kind == "bool":
+        return text.lower() == "true"
+    if kind == "int":
+        return int(text)
+    if "inf" in text.lower():
+        return -math.inf if text.startswith("-") else math.inf
+    return float(text.replace(".nan", "nan").replace(".NaN", "nan").replace(".NAN", "nan"))

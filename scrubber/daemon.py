@@ -1,0 +1,266 @@
+"""The service's composition root: the one file that knows everybody.
+
+It builds adapters, engine and servers by keyword, and runs them as named tasks of one group. One dies, all drain; the
+supervisor restarts. Nothing in here decides about a device.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from secrets import token_hex
+
+import sdnotify
+import structlog
+import tenacity
+from prometheus_client import CollectorRegistry, start_http_server
+
+from scrubber import __version__
+from scrubber.adapters.clock import SystemClock
+from scrubber.adapters.containers.cgroup import CgroupContainers
+from scrubber.adapters.containers.hierarchy import discover_root
+from scrubber.adapters.containers.marker import MarkerContainers
+from scrubber.adapters.journal.journal import StructlogJournal
+from scrubber.adapters.journal.logging import configure_logging
+from scrubber.adapters.kubelet.assignments import KubeletAssignments
+from scrubber.adapters.ledger.sqlite import SqliteLedger
+from scrubber.adapters.sim.backend import SimBackend
+from scrubber.api.server import ApiServer
+from scrubber.api.sockets import Sockets
+from scrubber.config.policy_file import load_policy
+from scrubber.config.settings import Backend, ContainerIdentity, ServiceSettings
+from scrubber.domain.device import Device, NodeIdentity
+from scrubber.domain.errors import Away, BadConfiguration, ScrubberError
+from scrubber.domain.policy import Policy
+from scrubber.engine.instruments import Instruments
+from scrubber.engine.node import Node
+from scrubber.engine.pods import PodWatch
+from scrubber.engine.reconcile import reconcile, welcome
+from scrubber.engine.slots import Slots
+from scrubber.engine.tend import tend_all
+from scrubber.engine.views import ServiceView
+from scrubber.engine.watch import follow_signals, watch_health, watch_inventory, watch_pods
+from scrubber.ports import Clock, Containers, LedgerState
+
+__all__ = ["run"]
+
+_HEALTH_EVERY = 5
+"""Watch intervals between two comparisons of health snapshots."""
+
+
+async def run(settings: ServiceSettings) -> int:
+    """Serve until SIGTERM or SIGINT; the exit status.
+
+    Raises:
+        Fatal: a setting, the policy, the ledger or another instance keeps the service from starting.
+    """
+    log = configure_logging(settings.log_format.value, settings.log_level.value, sys.stderr)
+    policy = load_policy(settings.policy)
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    serving = asyncio.create_task(_serve(settings, policy, log), name="service")
+    stopping = asyncio.create_task(stop.wait(), name="stop")
+    await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not serving.done():
+        log.info("service.stopping")
+        serving.cancel()
+        await asyncio.wait({serving})
+    failure = None if serving.cancelled() else serving.exception()
+    while isinstance(failure, BaseExceptionGroup) and len(failure.exceptions) == 1:
+        failure = failure.exceptions[0]  # what a task group makes of the one error that ended it
+    if isinstance(failure, ScrubberError):
+        raise failure
+    if failure is not None:
+        log.error("service.failed", exc_info=failure)
+        return 1
+    log.info("service.stopped")
+    return 0
+
+
+async def _serve(settings: ServiceSettings, policy: Policy, log: structlog.typing.FilteringBoundLogger) -> None:
+    """Build everything, run it, and take it down in the reverse order."""
+    supervisor = sdnotify.SystemdNotifier()
+    clock = SystemClock()
+    registry = CollectorRegistry()
+    journal = StructlogJournal(registry=registry, logger=log)
+    async with AsyncExitStack() as stack:
+        # Single instance and a readable record come first: nothing else is touched without them.
+        ledger = SqliteLedger(settings.state_dir)
+        stack.push_async_callback(ledger.close)
+        state = await ledger.load()
+        backend = await stack.enter_async_context(_backend(settings, policy))
+        supervisor.notify("STATUS=Waiting for the driver")
+        identity, devices = await _driver(backend, clock, log, supervisor)
+        identity = replace(identity, node=settings.node_name)
+
+        # A defect in a scrub ends the service; at the end, what is still under way is abandoned, and dirty.
+        scrubs = await stack.enter_async_context(asyncio.TaskGroup())
+        containers = _containers(settings)
+        epoch = token_hex(8)
+        node: Node
+
+        def known_devices() -> frozenset[str]:
+            return node.known
+
+        assignments = KubeletAssignments(
+            pod_resources_socket=settings.pod_resources_socket,
+            kubelet_dir=settings.kubelet_dir,
+            pod_logs_dir=settings.pod_logs_dir,
+            device_ids=known_devices,
+            clock=clock,
+            settle=settings.list_settle,
+        )
+        stack.push_async_callback(assignments.close)
+        instruments = Instruments(
+            clock=clock,
+            holders=backend.holders,
+            telemetry=backend.telemetry,
+            settings=backend.settings,
+            resetter=backend.resetter,
+            eraser=backend.eraser,
+            containers=containers,
+            ledger=ledger,
+            journal=journal,
+            pods=PodWatch(assignments=assignments, containers=containers, clock=clock),
+            slots=Slots(policy.limits.eraser_slots),
+            identity=identity,
+            policy=lambda: policy,
+            new_id=lambda kind: f"{kind}-{token_hex(6)}",
+            spawn=lambda work, name: scrubs.create_task(work, name=name),
+        )
+
+        def info() -> ServiceView:
+            return ServiceView(__version__, settings.backend.value, identity, policy, ledger.health(), epoch)
+
+        node = Node(instruments=instruments, info=info, epoch=epoch)
+        server = ApiServer(
+            node, Sockets(settings.socket, group=settings.admin_group), reflection=settings.reflection, log=log
+        )
+        await server.start()
+        stack.push_async_callback(node.drain)
+        stack.push_async_callback(server.stop)
+        if settings.metrics_address is not None:
+            _serve_metrics(settings, registry, stack)
+
+        await reconcile(node, devices, state, instruments=instruments)
+        supervisor.notify(f"READY=1\nSTATUS=Watching {len(devices)} devices")
+        head = f"{state.head_sequence}:{state.head_hash}"
+        log.info("service.ready", devices=len(devices), policy=policy.name, version=__version__, audit_head=head)
+        await _run_tasks(node, backend, state, instruments, journal, supervisor, settings)
+
+
+async def _run_tasks(
+    node: Node,
+    backend: SimBackend,
+    state: LedgerState,
+    instruments: Instruments,
+    journal: StructlogJournal,
+    supervisor: sdnotify.SystemdNotifier,
+    settings: ServiceSettings,
+) -> None:
+    """Until cancelled, or until one of them dies."""
+    interval = settings.watch_interval
+
+    async def greet(device: str) -> None:
+        found = {each.id: each for each in await backend.inventory.devices()}
+        if device in found:
+            await welcome(node, found[device], state, instruments=instruments)
+
+    async with asyncio.TaskGroup() as group:
+        watching = watch_inventory(node, inventory=backend.inventory, instruments=instruments, welcome=greet)
+        group.create_task(follow_signals(node, instruments=instruments), name="signals")
+        group.create_task(watch_health(node, instruments=instruments, interval=interval * _HEALTH_EVERY), name="health")
+        group.create_task(watch_pods(node, instruments=instruments, interval=interval), name="pods")
+        group.create_task(watching, name="inventory")
+        group.create_task(tend_all(node, instruments=instruments), name="tending")
+        group.create_task(_show_states(node, backend, journal), name="states")
+        group.create_task(_keep_alive(supervisor, instruments.clock), name="watchdog")
+
+
+async def _show_states(node: Node, backend: SimBackend, journal: StructlogJournal) -> None:
+    view = node.view()
+    while True:
+        journal.ledger(view.ledger == "ok")
+        journal.children(backend.children.abandoned_total)
+        journal.devices((each.device.id, each.record.hygiene.value, each.record.health.value) for each in view.devices)
+        view = await node.changed(view.version)
+
+
+async def _keep_alive(supervisor: sdnotify.SystemdNotifier, clock: Clock) -> None:
+    """From the engine's own loop: a loop that hangs is restarted by the supervisor."""
+    while True:
+        supervisor.notify("WATCHDOG=1")
+        await clock.sleep(5.0)
+
+
+@asynccontextmanager
+async def _backend(settings: ServiceSettings, policy: Policy) -> AsyncIterator[SimBackend]:
+    if settings.backend is not Backend.SIM or settings.sim_dir is None:
+        raise BadConfiguration(
+            f"This build has no {settings.backend.value} backend yet; run the simulated node: --backend sim --sim-dir DIR."
+        )
+    backend = SimBackend(settings.sim_dir, question_deadline=policy.limits.question)
+    await backend.start()
+    try:
+        yield backend
+    finally:
+        await backend.close()
+
+
+def _containers(settings: ServiceSettings) -> Containers:
+    by_cgroup = settings.containers is ContainerIdentity.CGROUP or (
+        settings.containers is ContainerIdentity.AUTO
+        and (settings.cgroup_root is not None or settings.backend is not Backend.SIM)
+    )
+    if not by_cgroup:
+        return MarkerContainers()
+    root = settings.cgroup_root or discover_root()
+    if root is None:
+        raise BadConfiguration("No cgroup hierarchy was found; give its directory with --cgroup-root.")
+    return CgroupContainers(root)
+
+
+async def _driver(
+    backend: SimBackend,
+    clock: Clock,
+    log: structlog.typing.FilteringBoundLogger,
+    supervisor: sdnotify.SystemdNotifier,
+) -> tuple[NodeIdentity, tuple[Device, ...]]:
+    """What the driver says about the node, as soon as it says anything."""
+
+    def waiting(state: tenacity.RetryCallState) -> None:
+        # The supervisor's patience is asked for while there is nothing to be ready with.
+        supervisor.notify("EXTEND_TIMEOUT_USEC=10000000\nWATCHDOG=1")
+        if state.attempt_number % 30 == 1 and state.outcome is not None:
+            log.warning("driver.away", sentence=str(state.outcome.exception()))
+
+    ask = tenacity.AsyncRetrying(
+        retry=tenacity.retry_if_exception_type(Away),
+        wait=tenacity.wait_fixed(1),
+        sleep=clock.sleep,
+        before_sleep=waiting,
+    )
+    async for attempt in ask:
+        with attempt:
+            return await backend.inventory.identity(), await backend.inventory.devices()
+    raise AssertionError("asked until it answers")
+
+
+def _serve_metrics(settings: ServiceSettings, registry: CollectorRegistry, stack: AsyncExitStack) -> None:
+    address = settings.metrics_address
+    assert address is not None
+    try:
+        server, thread = start_http_server(address.port, addr=address.host, registry=registry)
+    except OSError as error:
+        raise BadConfiguration(
+            f"Metrics cannot be served on {address}: {error.strerror}. Choose another --metrics-address, or off."
+        ) from error
+    stack.callback(thread.join)
+    stack.callback(server.server_close)
+    stack.callback(server.shutdown)

@@ -1,0 +1,160 @@
+"""Who has a device: what the kubelet decided, how far a reading of it can be trusted, and which processes are a pod's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+__all__ = ["Assignment", "Pod", "PodAbsence", "Process", "Reading", "Trust", "presumed_sandbox", "remaining"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A pod. ``uid`` is None where no witness gave it: such a pod is never "the same pod" as anything."""
+
+    namespace: str
+    name: str
+    uid: str | None = None
+
+    @property
+    def tenant(self) -> str:
+        """Who may see the other's data: the namespace. Pod labels are written by tenants and never widen trust."""
+        return self.namespace
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """One container's share: pod, container, devices."""
+
+    pod: Pod
+    container: str
+    devices: frozenset[str]
+
+
+class Trust(StrEnum):
+    """How far a reading of the kubelet's assignments can be believed."""
+
+    TRUSTED = "trusted"
+    EMPTY_AFTER_RESTART = "empty-after-restart"
+    UNREADABLE = "unreadable"
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the kubelet's witnesses said at one moment.
+
+    Attributes:
+        trust: only a trusted reading proves that a pod is absent.
+        assignments: from PodResources; entries merged per container. Ordinary init containers are never among them.
+        hinted: from the checkpoint alone (init containers): good enough to wait for a pod, never to trust it.
+        at: monotonic seconds when the reading was taken.
+        detail: a sentence on why the reading is not trusted; empty when it is.
+    """
+
+    trust: Trust
+    assignments: tuple[Assignment, ...] = ()
+    hinted: tuple[Assignment, ...] = ()
+    at: float = 0.0
+    detail: str = ""
+
+    def having(self, device: str) -> tuple[Assignment, ...]:
+        """All assignments that PodResources lists for ``device``."""
+        return tuple(found for found in self.assignments if device in found.devices)
+
+    def assignment_of(self, device: str) -> Assignment | None:
+        """The one assignment of ``device``; None when several pods, no pod, or an unusable reading say nothing certain.
+
+        A checkpoint that names another pod is a second pod: an init container of it may be what starts.
+
+        Several containers of one pod are the pod's: the container is then the first by name, and
+        :meth:`containers_with` tells how many there are.
+        """
+        found = self.having(device)
+        pods = {each.pod for each in (*found, *self.hinted) if device in each.devices}
+        if self.trust is Trust.UNREADABLE or not found or len(pods) != 1:
+            return None
+        return min(found, key=lambda each: each.container)
+
+    def hint_of(self, device: str) -> Assignment | None:
+        """Whom the checkpoint names for ``device`` when PodResources names nobody; None unless it is one pod."""
+        found = tuple(each for each in self.hinted if device in each.devices)
+        if self.having(device):
+            return None
+        return found[0] if len({each.pod for each in found}) == 1 else None
+
+    def containers_with(self, device: str) -> int:
+        """How many containers of a pod have ``device``: by PodResources, and by the checkpoint, which alone knows the
+        ordinary init containers that had it before.
+        """
+        hinted = {(each.pod, each.container) for each in self.hinted if device in each.devices}
+        return len(hinted | {(each.pod, each.container) for each in self.having(device)})
+
+    def lists(self, pod: Pod) -> bool:
+        """Whether ``pod`` is anywhere in this reading; a pod of the same name and unknown uid counts as the same."""
+        for each in (*self.assignments, *self.hinted):
+            same_name = (each.pod.namespace, each.pod.name) == (pod.namespace, pod.name)
+            if same_name and (each.pod.uid is None or pod.uid is None or each.pod.uid == pod.uid):
+                return True
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class PodAbsence:
+    """In how many trusted readings in a row a pod was absent. Untrusted readings neither count nor reset."""
+
+    times: int = 0
+    since: float | None = None
+
+    def after(self, reading: Reading, pod: Pod) -> PodAbsence:
+        """The absence once ``reading`` is taken into account."""
+        if reading.lists(pod):
+            return PodAbsence()
+        if reading.trust is not Trust.TRUSTED:
+            return self
+        return PodAbsence(self.times + 1, reading.at if self.since is None else self.since)
+
+    @property
+    def proved(self) -> bool:
+        """Absent twice: the pod is no longer the kubelet's."""
+        return self.times >= 2
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Process:
+    """A process, told apart from a later one of the same PID by its start time.
+
+    Attributes:
+        started: start time in clock ticks since boot (``/proc/PID/stat`` field 22).
+        container: the container cgroup it lives in (or the marker's container name), for grouping only.
+    """
+
+    pid: int
+    started: int
+    container: str = ""
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        """PID and start time: what makes it this process and no other."""
+        return (self.pid, self.started)
+
+
+def remaining(processes: Iterable[Process], baseline: Iterable[Process]) -> tuple[Process, ...]:
+    """The processes of a pod that did not stand there before its first grant (the sandbox did)."""
+    known = {process.identity for process in baseline}
+    return tuple(sorted(process for process in processes if process.identity not in known))
+
+
+def presumed_sandbox(processes: Iterable[Process], *, held: bool) -> tuple[Process, ...]:
+    """For a pod that was there before us: its oldest process, if that is alone in its container.
+
+    The sandbox is made before any container, so nothing of a tenant's is older. Some runtimes keep none: a process that
+    is not older than every other one, or that is all there is while somebody holds the device, is not taken for one.
+    """
+    everything = sorted(processes, key=lambda process: (process.started, process.pid))
+    if not everything:
+        return ()
+    oldest, others = everything[0], everything[1:]
+    if any(each.container == oldest.container or each.started == oldest.started for each in others):
+        return ()
+    return () if held and not others else (oldest,)

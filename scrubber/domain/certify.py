@@ -1,0 +1,88 @@
+"""From the steps of a scrub to what its certificate may claim: only what was measured, and a list of what was not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from scrubber.domain.device import NodeIdentity
+from scrubber.domain.evidence import Certificate, Path, ScrubRecord, Step, StepResult, Verdict
+from scrubber.domain.policy import Policy
+from scrubber.domain.record import DeviceRecord
+
+__all__ = ["certify"]
+
+_UNCLAIMED = {
+    Verdict.NOT_COVERED: "could not be done",
+    Verdict.FAILED: "did not pass, and was let go by an exception",
+}
+
+
+def _claim(result: StepResult) -> str:
+    said = {name: "?" if value is None else str(value) for name, value in result.measured.items()}
+    match result.step:
+        case Step.HOLDERS if "earlier_pods" in said:
+            return f"holders: none; {said['earlier_pods']} earlier pods over, {said['leftovers_ended']} leftovers ended"
+        case Step.HOLDERS:
+            return "holders: none"
+        case Step.MEMORY:
+            of = f"of {said['total_bytes']} bytes"
+            return f"memory: {said['cleared_bytes']} {of} cleared, {said['verified_bytes']} {of} read back as zeros"
+        case Step.SETTINGS if "restored" in said:
+            return f"settings: {said['checked']} as wanted, {said['restored']} of them brought back"
+        case Step.SETTINGS:
+            return "settings: as wanted"
+        case Step.HEALTH:
+            return "health: no fault"
+        case _:
+            return f"{result.step.value}: done"
+
+
+def certify(
+    scrub: ScrubRecord,
+    steps: Iterable[StepResult],
+    record: DeviceRecord,
+    *,
+    identity: NodeIdentity,
+    policy: Policy,
+    certificate_id: str,
+    now: float,
+    rests_on: str | None = None,
+    exception: str | None = None,
+) -> Certificate:
+    """The certificate of a path that passed; unused.
+
+    Args:
+        rests_on: for a fast path, the slow-path certificate that it rests on.
+        exception: the policy rule that stands in for a proof of the memory, if one does.
+    """
+    done = tuple(steps)
+    covered = tuple(_claim(result) for result in done if result.verdict is Verdict.PASSED)
+    missing = [line for result in done for line in result.not_covered]
+    missing += [f"{result.step.value}: {_UNCLAIMED[result.verdict]}" for result in done if result.verdict in _UNCLAIMED]
+    ran = {result.step for result in done}
+    for step in Step:
+        if step in ran:
+            continue
+        why = "not part of this path"
+        if step is Step.MEMORY and rests_on is not None and exception is None:
+            why = f"proved by {rests_on}, not looked at again"
+        elif step is Step.MEMORY and exception is not None:
+            why = f"left as it was: the policy's exception {exception}"
+        missing.append(f"{step.value}: {why}")
+    return Certificate(
+        id=certificate_id,
+        node=identity.node,
+        boot=identity.boot,
+        driver=identity.driver,
+        device=record.device,
+        sequence=record.certificates + 1,
+        previous_grant=record.grants,
+        path=scrub.path,
+        scrub=scrub.id,
+        covered=covered,
+        not_covered=tuple(missing),
+        policy=policy.name,
+        policy_digest=policy.digest,
+        issued_at=now,
+        rests_on=rests_on if scrub.path is Path.FAST else None,
+    )

@@ -1,0 +1,80 @@
+"""What a device is: a whole GPU or an instance of one, and how a container reaches it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from scrubber.domain.errors import InvalidRequest
+
+__all__ = ["Access", "AccessKind", "Device", "NodeIdentity", "find_device"]
+
+
+class AccessKind(StrEnum):
+    """How a container gets hold of the device."""
+
+    MOUNT = "mount"
+    NODE = "node"
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """One path that a container needs: a bind mount (simulated node) or a device node (NVIDIA)."""
+
+    kind: AccessKind
+    host_path: str
+    container_path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device as the driver describes it; nothing in here changes while the device is there.
+
+    Attributes:
+        id: the UUID that the driver gives.
+        index: ``"0"`` for a whole GPU, ``"0:1"`` for instance 1 of GPU 0.
+        memory_bytes: all memory, the part that the driver keeps for itself included.
+        parent: id of the GPU that an instance is cut from. The parent of instances is not handed out itself.
+        numa_node: None when the platform does not say.
+        peers: ids of devices joined by a fast link.
+        access: what a container needs to use it.
+    """
+
+    id: str
+    index: str
+    model: str
+    memory_bytes: int
+    parent: str | None = None
+    numa_node: int | None = None
+    peers: frozenset[str] = frozenset()
+    access: tuple[Access, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeIdentity:
+    """Where and under what a certificate holds: cleanness does not outlive a boot or a driver."""
+
+    node: str
+    boot: str
+    driver: str
+
+
+def find_device(devices: Iterable[Device], wanted: str) -> Device:
+    """The one device that ``wanted`` names: its UUID, a unique prefix of it, or its index.
+
+    Raises:
+        InvalidRequest: no device, or more than one, answers to the name.
+    """
+    everything = sorted(devices, key=lambda device: device.index)
+    for device in everything:
+        if wanted in (device.id, device.index):
+            return device
+    matches = [device for device in everything if wanted and device.id.startswith(wanted)]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        listed = ", ".join(device.id for device in matches)
+        raise InvalidRequest(f"{wanted!r} is the beginning of {len(matches)} device ids ({listed}): write more of it.")
+    known = ", ".join(f"{device.index} ({device.id})" for device in everything) or "none"
+    raise InvalidRequest(f"No device is called {wanted!r}; this node has: {known}.")

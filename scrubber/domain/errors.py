@@ -1,0 +1,172 @@
+"""Every error of the service, split by what the caller does with it.
+
+::
+
+    ScrubberError
+    ├── Retry                 ask again; nothing is wrong with the request
+    │   ├── NotReady          a scrub is under way, or an earlier pod is not over yet
+    │   └── Away              a collaborator (service, kubelet, child) did not answer
+    ├── Refused               asking again changes nothing until somebody acts
+    │   ├── InvalidRequest    unknown, duplicate or missing ids; malformed input
+    │   ├── Quarantined       the device is out of service
+    │   ├── Held              somebody who may not be ended has the device
+    │   └── NotPermitted      wrong socket or wrong caller
+    ├── DeviceFault           the device is quarantined, its cause is ``code``
+    │   ├── Unreadable        no data, or data that makes no sense
+    │   ├── Stuck             a call into the driver outlived its deadline
+    │   └── Lost              the device fell off the bus
+    └── Fatal                 the daemon stops, or refuses every hand-over
+        ├── BadConfiguration  a setting, a policy or a path cannot work
+        ├── SecondInstance    another instance owns the state or the sockets
+        └── LedgerFailure     the durable record is corrupt, full, read-only or newer than this program
+
+The text of an error is for whoever runs the node. ``public`` is what may reach a pod's status: it names device,
+state and scrub id, never another tenant, namespace, process or command.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "Away",
+    "BadConfiguration",
+    "DeviceFault",
+    "Fatal",
+    "Held",
+    "InvalidRequest",
+    "LedgerFailure",
+    "Lost",
+    "NotPermitted",
+    "NotReady",
+    "Quarantined",
+    "Refused",
+    "Retry",
+    "ScrubberError",
+    "SecondInstance",
+    "Stuck",
+    "Unreadable",
+]
+
+
+class ScrubberError(Exception):
+    """Base of all errors that this project raises on purpose.
+
+    Args:
+        message: one sentence for the operator.
+        public: one sentence that may be shown to any tenant; ``message`` is never shown in its place.
+        code: a short, stable, lower-case word for logs, metrics and the ledger.
+    """
+
+    code = "error"
+    unexplained = "The scrub service refused; its log on the node says why."
+    """What may be shown when nobody wrote a sentence for it."""
+
+    def __init__(self, message: str, *, public: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.public = public or self.unexplained
+        if code is not None:
+            self.code = code
+
+
+class Retry(ScrubberError):
+    """Nothing is wrong with the request: ask again."""
+
+    code = "retry"
+
+
+class NotReady(Retry):
+    """A scrub is under way or an earlier pod is not over; it goes on, ask again and join it."""
+
+    code = "not-ready"
+
+
+class Away(Retry):
+    """A collaborator did not answer in time."""
+
+    code = "away"
+
+
+class Refused(ScrubberError):
+    """Asking again changes nothing until somebody acts."""
+
+    code = "refused"
+
+
+class InvalidRequest(Refused):
+    """The request names unknown, duplicate or no devices, or is malformed. Its text is safe to show to the caller."""
+
+    code = "invalid-request"
+
+    def __init__(self, message: str, *, public: str | None = None, code: str | None = None) -> None:
+        super().__init__(message, public=public or message, code=code)
+
+
+class Quarantined(Refused):
+    """The device is out of service; the message names the cause and the way back."""
+
+    code = "quarantined"
+
+
+class Held(Refused):
+    """Somebody who is not a proved leftover has the device."""
+
+    code = "held"
+
+
+class NotPermitted(Refused):
+    """The caller asked on the wrong socket or runs under a uid that may not do this."""
+
+    code = "not-permitted"
+
+
+class DeviceFault(ScrubberError):
+    """The device cannot be trusted now; ``code`` becomes the cause of its quarantine."""
+
+    code = "device-fault"
+    unexplained = "A device could not be looked at, so it is out of service for now. The start is tried again."
+
+
+class Unreadable(DeviceFault):
+    """The device gave no data, or data that makes no sense."""
+
+    code = "unreadable"
+
+
+class Stuck(DeviceFault):
+    """A call into the driver outlived its deadline."""
+
+    code = "driver-stuck"
+
+
+class Lost(DeviceFault):
+    """The device fell off the bus."""
+
+    code = "lost"
+
+
+class Fatal(ScrubberError):
+    """The daemon stops, or refuses every hand-over until somebody acts."""
+
+    code = "fatal"
+
+
+class BadConfiguration(Fatal):
+    """A setting, a policy or a path cannot work; the message says which and what to write instead."""
+
+    code = "bad-configuration"
+
+
+class SecondInstance(Fatal):
+    """Another instance owns the state directory or the sockets."""
+
+    code = "second-instance"
+
+
+class LedgerFailure(Fatal):
+    """The ledger is corrupt, full, read-only, or newer than this program. Nothing is handed over meanwhile."""
+
+    code = "ledger"
+    unexplained = "The scrub service cannot record a hand-over now, so it makes none. The start is tried again."
+
+    def __init__(self, message: str, *, public: str | None = None, code: str | None = None) -> None:
+        told = "The scrub service cannot keep its record and hands nothing over until it can; its log on the node says why."
+        super().__init__(message, public=public or told, code=code)

@@ -1,0 +1,47 @@
+"""The kind of a hand-over: how the next assignment of a device relates to the one before."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from scrubber.domain.assignment import Assignment
+
+__all__ = ["HandOver", "judge"]
+
+
+class HandOver(StrEnum):
+    """How the next assignment relates to the previous one, from most to least trusted."""
+
+    SAME_CONTAINER = "same-container"
+    SAME_POD = "same-pod"
+    SAME_TENANT = "same-tenant"
+    OTHER_TENANT = "other-tenant"
+    UNKNOWN = "unknown"
+
+
+def judge(
+    previous: Assignment | None,
+    following: Assignment | None,
+    *,
+    allocated_since: bool,
+    containers: int,
+) -> HandOver:
+    """The kind of a hand-over.
+
+    Args:
+        previous: the assignment of the last grant; None when there was none, or nobody knows whose it was.
+        following: what the kubelet's witnesses say now; None when they do not agree on one pod.
+        allocated_since: whether the device was allocated again since the last grant (True when not known).
+        containers: how many containers of the following pod have the device.
+
+    A recreated StatefulSet pod has its predecessor's name: without equal UIDs nothing is the same pod.
+    """
+    if previous is None or following is None:
+        return HandOver.UNKNOWN
+    if previous.pod.uid is not None and previous.pod.uid == following.pod.uid:
+        if previous.container == following.container and containers == 1 and not allocated_since:
+            return HandOver.SAME_CONTAINER
+        return HandOver.SAME_POD
+    if previous.pod.tenant == following.pod.tenant:
+        return HandOver.SAME_TENANT
+    return HandOver.OTHER_TENANT

@@ -1,0 +1,72 @@
+"""Where an earlier grant's pod stands: living, over, or gone with leftovers that are proved to be such."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from scrubber.domain.assignment import PodAbsence, Process
+
+__all__ = ["PodState", "Standing", "standing"]
+
+
+class PodState(StrEnum):
+    OVER = "over"
+    LIVING = "living"
+    """Somebody of the pod is there, or may be about to come; nothing is proved against it."""
+    LEFTOVER = "leftover"
+    """The pod is gone and what is left of it may be ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """``processes`` are those that keep the pod from being over; ``proof`` says why they are leftovers."""
+
+    state: PodState
+    processes: tuple[Process, ...] = ()
+    proof: str = ""
+
+
+def standing(
+    processes: Iterable[Process],
+    absence: PodAbsence,
+    *,
+    listed: bool,
+    trusted: bool,
+    sandbox: bool,
+    firsts: Mapping[str, Process],
+    now: float,
+    grant_age: float,
+    dying_grace: float,
+    settle: float,
+) -> Standing:
+    """Where the pod of an earlier grant stands.
+
+    Args:
+        processes: those of the pod that did not stand there before its first grant.
+        absence: in how many trusted readings in a row the pod was absent.
+        listed: whether the newest reading lists it (never asked of the pod that is starting now: pass False).
+        trusted: whether the newest reading proves absence.
+        sandbox: whether its sandbox stands, or is not known. While the grant is younger than ``dying_grace``, the runtime
+            may still be about to start the container in it, also when the pod was deleted by force a moment ago.
+        firsts: the first process of each of its containers.
+        now: monotonic seconds, the clock of ``absence``.
+        grant_age: seconds since the grant; without a trusted reading a young grant's container may be about to start.
+
+    Being superseded proves nothing: a pod that was deleted by force lives on rightfully for its grace.
+    """
+    left = tuple(processes)
+    starting = (sandbox and grant_age < dying_grace) or (not trusted and grant_age < settle)
+    if not left:
+        return Standing(PodState.LIVING if listed or starting else PodState.OVER)
+    if not absence.proved or absence.since is None:
+        return Standing(PodState.LIVING, left)
+    living = {process.identity for process in left}
+    containers = {process.container for process in left}
+    dead_firsts = all(container in firsts and firsts[container].identity not in living for container in containers)
+    if dead_firsts and not starting:
+        return Standing(PodState.LEFTOVER, left, "its pod is gone and the first process of its container is dead")
+    if now - absence.since >= dying_grace:
+        return Standing(PodState.LEFTOVER, left, f"its pod has been gone for over {dying_grace:g} s")
+    return Standing(PodState.LIVING, left)

@@ -1,0 +1,183 @@
+"""A policy: which proof a kind of hand-over needs, how long things may take, and what a fault means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from scrubber.domain.evidence import Occasion, Path, Step
+from scrubber.domain.handover import HandOver
+
+__all__ = [
+    "Enforcement",
+    "Limits",
+    "MemoryRule",
+    "Plan",
+    "Policy",
+    "Proof",
+    "RecoveryRule",
+    "ResetUse",
+    "Sharing",
+    "XidClass",
+]
+
+
+class Proof(StrEnum):
+    """What a hand-over must rest on."""
+
+    CERTIFICATE = "certificate"
+    """Issued since the last grant."""
+    CHECKS = "checks"
+    """The fast path's checks alone: the named exception, for a device whose bytes the next container may see anyway."""
+
+
+class ResetUse(StrEnum):
+    REQUIRED = "required"
+    BEST_EFFORT = "best-effort"
+    NEVER = "never"
+
+
+class Sharing(StrEnum):
+    SAME_TENANT = "same-tenant"
+    NEVER = "never"
+
+
+class Enforcement(StrEnum):
+    ENFORCE = "enforce"
+    OBSERVE = "observe"
+    """Judge and record everything; refuse nothing, end nobody."""
+
+
+class XidClass(StrEnum):
+    """What an XID means for the device."""
+
+    IGNORE = "ignore"
+    APPLICATION = "application"
+    RESET = "reset"
+    REBOOT = "reboot"
+    CONTEXT = "context"
+    SERVICE = "service"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Times in seconds, unless a name says otherwise.
+
+    Attributes:
+        hand_over: after this a waiting PreStartContainer is refused with what is going on (the kubelet gives it 30).
+        slow_path: all steps of a scrub together, its memory apart. A device that needs longer is out of service.
+        memory_bytes_per_second: the slowest clearing that is still waited for; with the size of a device it gives
+            the eraser's deadline, on top of ``memory_floor``.
+        question: one question to the driver.
+        reset: one device reset.
+        dying_grace: how long the processes of a pod that is gone may live on before they are leftovers.
+        settle: for a pod of unknown UID: how long nobody must hold the device before the pod counts as over.
+        eraser_slots: erasers at once on the node.
+    """
+
+    hand_over: float = 25.0
+    slow_path: float = 120.0
+    memory_floor: float = 5.0
+    memory_bytes_per_second: int = 64 * 1024 * 1024
+    question: float = 1.0
+    reset: float = 30.0
+    dying_grace: float = 30.0
+    settle: float = 5.0
+    eraser_slots: int = 2
+
+    def memory_deadline(self, memory_bytes: int) -> float:
+        """Seconds an eraser may take for a device of ``memory_bytes``."""
+        return self.memory_floor + memory_bytes / self.memory_bytes_per_second
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRule:
+    """How memory is cleared. Clearing and verifying are not optional.
+
+    Attributes:
+        audit: read before writing, and count the residue.
+        pattern: a pass with an address-derived pattern before the zeros.
+    """
+
+    audit: bool = True
+    pattern: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryRule:
+    """The way back. Times in seconds.
+
+    Attributes:
+        backoff_initial: pause before the first attempt; doubled after each failure up to ``backoff_max``.
+        attempts: failed attempts (relapses included) after which the device is condemned.
+        probation_scrubs: clean slow paths in a row that end the probation.
+        probation_interval: pause between them.
+    """
+
+    backoff_initial: float = 1.0
+    backoff_max: float = 3600.0
+    attempts: int = 5
+    probation_scrubs: int = 2
+    probation_interval: float = 5.0
+
+    def backoff(self, failures: int) -> float:
+        """Pause before the next attempt after ``failures`` failed ones."""
+        return float(min(self.backoff_max, self.backoff_initial * 2 ** min(failures, 32)))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The steps of one scrub, in order, and how long all of them but the memory may take together (seconds)."""
+
+    path: Path
+    occasion: Occasion
+    steps: tuple[Step, ...]
+    deadline: float
+    reset: ResetUse = ResetUse.NEVER
+
+
+_DEFAULT_PROOFS: Mapping[HandOver, Proof] = {
+    kind: Proof.CHECKS if kind is HandOver.SAME_CONTAINER else Proof.CERTIFICATE for kind in HandOver
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Everything that an administrator decides. The defaults are those of ``policies/default.yaml``."""
+
+    name: str = "default"
+    digest: str = ""
+    proofs: Mapping[HandOver, Proof] = field(default_factory=lambda: dict(_DEFAULT_PROOFS))
+    reset: ResetUse = ResetUse.BEST_EFFORT
+    sharing: Sharing = Sharing.SAME_TENANT
+    enforcement: Enforcement = Enforcement.ENFORCE
+    limits: Limits = field(default_factory=Limits)
+    memory: MemoryRule = field(default_factory=MemoryRule)
+    recovery: RecoveryRule = field(default_factory=RecoveryRule)
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Values that win over the driver's defaults when settings are brought back."""
+    xids: Mapping[int, XidClass] = field(default_factory=dict)
+    max_temperature_celsius: int = 95
+
+    def proof_for(self, kind: HandOver) -> Proof:
+        """What ``kind`` must rest on; a kind that the policy does not name needs a certificate."""
+        return self.proofs.get(kind, Proof.CERTIFICATE)
+
+    def xid_class(self, code: int) -> XidClass:
+        """The class of an XID; a code that nobody listed is unknown, never healthy."""
+        return self.xids.get(code, XidClass.UNKNOWN)
+
+    def plan(self, path: Path, occasion: Occasion, *, must_reset: bool = False) -> Plan:
+        """The steps of ``path``.
+
+        A reset comes before the memory, because what it leaves behind is audited like everything else. It is part of
+        a plan when a recovery needs it (``must_reset``) or the policy requires it.
+        """
+        if path is Path.FAST:
+            return Plan(path, occasion, (Step.HOLDERS, Step.SETTINGS, Step.HEALTH), 5 * self.limits.question)
+        reset = ResetUse.REQUIRED if must_reset and self.reset is not ResetUse.NEVER else self.reset
+        wanted = reset is ResetUse.REQUIRED
+        steps = (Step.HOLDERS, *((Step.RESET,) if wanted else ()), Step.MEMORY, Step.SETTINGS, Step.HEALTH)
+        return Plan(path, occasion, steps, self.limits.slow_path, reset if wanted else ResetUse.NEVER)

@@ -1,0 +1,259 @@
+"""The durable record of one device, and the only functions that change it.
+
+Every change is a new record with a higher version. The keeper of the device computes it, the ledger stores it in one
+transaction with its audit rows, and only then the keeper believes it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from scrubber.domain.assignment import Assignment, Pod, Process
+from scrubber.domain.evidence import Certificate
+from scrubber.domain.handover import HandOver
+from scrubber.domain.health import ADVERTISED, HEALTH, Cause, Health, HealthEvent, WayBack
+from scrubber.domain.hygiene import HYGIENE, Hygiene, HygieneEvent
+
+__all__ = ["DeviceRecord", "Grant"]
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The answer "go" to a hand-over.
+
+    Attributes:
+        sequence: number of the grant on its device, from 1; adoption counts as a grant that somebody else gave.
+        assignment: who has the device by it; None when no witness said.
+        kind: how it related to the grant before.
+        at: wall-clock seconds.
+        boot: nothing of an earlier boot lives on.
+        certificate: the certificate it used up; None for an exception.
+        exception: the policy rule that stood in for a certificate (``"same-container"``, ``"observe"``, ``"adopted"``).
+        baseline: processes of the pod that stood there before its first grant.
+    """
+
+    sequence: int
+    assignment: Assignment | None
+    kind: HandOver
+    at: float
+    boot: str
+    certificate: str | None = None
+    exception: str | None = None
+    baseline: tuple[Process, ...] = ()
+
+    @property
+    def pod(self) -> Pod | None:
+        return None if self.assignment is None else self.assignment.pod
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRecord:
+    """Both states of a device and everything that a decision about it rests on.
+
+    Attributes:
+        version: grows by one with every change.
+        cause: set while the device is out of service, or suspect.
+        certificate: the unused certificate; None unless the device is clean.
+        rests_on: the last slow-path certificate's id, for fast-path certificates to name.
+        last_grant: the newest grant, also after its pod is over.
+        open_grants: grants whose pod no scrub has shown to be over yet, oldest first.
+        boot: the boot that the record was last started under.
+        certificates: how many were ever issued for the device.
+        failures: failed attempts at recovery since the device was last healthy.
+        clean_scrubs: clean slow paths on the probation under way.
+        retry_at: wall-clock seconds before which recovery does not try again.
+        must_reset: a fault asked for a reset that has not happened yet.
+        watched: nothing but the last grant's pod can have touched the device since it was last clean. Only then may
+            the policy's exceptions let its residue stand; an adopted, touched or unwatched device has none.
+    """
+
+    device: str
+    version: int = 0
+    hygiene: Hygiene = Hygiene.DIRTY
+    health: Health = Health.HEALTHY
+    cause: Cause | None = None
+    certificate: Certificate | None = None
+    rests_on: str | None = None
+    last_grant: Grant | None = None
+    open_grants: tuple[Grant, ...] = ()
+    certificates: int = 0
+    failures: int = 0
+    clean_scrubs: int = 0
+    retry_at: float | None = None
+    must_reset: bool = False
+    watched: bool = False
+    boot: str = ""
+
+    @property
+    def previous(self) -> Assignment | None:
+        """Whose bytes may be on the device; None when that is not certain."""
+        return self.last_grant.assignment if self.watched and self.last_grant is not None else None
+
+    @property
+    def grants(self) -> int:
+        """Sequence of the last grant; 0 when there was none."""
+        return 0 if self.last_grant is None else self.last_grant.sequence
+
+    @property
+    def advertised(self) -> bool:
+        """Whether the kubelet is told ``Healthy``."""
+        return self.health in ADVERTISED
+
+    @property
+    def state(self) -> str:
+        """One word for people: health when it matters, else hygiene."""
+        return self.hygiene.value if self.advertised else self.health.value
+
+    def _next(self, **changes: object) -> DeviceRecord:
+        return replace(self, version=self.version + 1, **changes)  # type: ignore[arg-type]
+
+    # -- hygiene ---------------------------------------------------------------------------------------------------
+
+    def service_started(self, boot: str) -> DeviceRecord:
+        """Whatever happened before was not watched: dirty. Nothing of an earlier boot is open any more."""
+        still_open = tuple(grant for grant in self.open_grants if grant.boot == boot)
+        health = Health.QUARANTINED if self.health is Health.RECOVERING else self.health
+        cause = self.cause
+        if cause is not None and cause.way_back is WayBack.REBOOT and self.boot not in ("", boot):
+            cause = replace(cause, way_back=WayBack.SCRUB)
+        return self._next(
+            hygiene=HYGIENE(self.hygiene, HygieneEvent.SERVICE_STARTED),
+            health=health,
+            cause=cause,
+            certificate=None,
+            open_grants=still_open,
+            watched=False,
+            boot=boot,
+        )
+
+    def adopted(self, grant: Grant | None) -> DeviceRecord:
+        """Somebody already has the device: ``grant`` is new for a pod we never saw, None for one of the open grants."""
+        if grant is None:
+            return self._next(hygiene=HYGIENE(self.hygiene, HygieneEvent.ADOPTED), watched=False)
+        return self._next(
+            hygiene=HYGIENE(self.hygiene, HygieneEvent.ADOPTED),
+            last_grant=grant,
+            open_grants=(*self.open_grants, grant),
+            watched=False,
+        )
+
+    def scrub_started(self) -> DeviceRecord:
+        """The certificate, if any, is void from here on."""
+        return self._next(hygiene=HYGIENE(self.hygiene, HygieneEvent.SCRUB_STARTED), certificate=None)
+
+    def scrub_passed(self, certificate: Certificate, *, was_reset: bool) -> DeviceRecord:
+        """Proved clean. Every earlier grant's pod was over before the memory was touched."""
+        return self._next(
+            hygiene=HYGIENE(self.hygiene, HygieneEvent.SCRUB_PASSED),
+            certificate=certificate,
+            rests_on=certificate.id,
+            certificates=certificate.sequence,
+            open_grants=(),
+            must_reset=self.must_reset and not was_reset,
+            watched=True,
+        )
+
+    def scrub_ended(self) -> DeviceRecord:
+        """Ended without proof, for whatever reason."""
+        return self._next(hygiene=HYGIENE(self.hygiene, HygieneEvent.SCRUB_ENDED), certificate=None)
+
+    def touched(self) -> DeviceRecord:
+        """Used without a grant: the certificate is void."""
+        return self._next(hygiene=HYGIENE(self.hygiene, HygieneEvent.TOUCHED), certificate=None, watched=False)
+
+    def released(self) -> DeviceRecord:
+        """No open grant's pod uses it rightfully any more. The grants stay open until a scrub shows them over."""
+        return self._next(hygiene=HYGIENE(self.hygiene, HygieneEvent.RELEASED))
+
+    def granted(self, grant: Grant, fast: Certificate | None, *, certain: bool) -> DeviceRecord:
+        """In use, and so dirty: the certificate is used up by this very change.
+
+        Earlier open grants of the same pod are one with the new grant; those of others stay open.
+
+        Args:
+            fast: the fast path's own certificate, when it issued one.
+            certain: whether PodResources itself named the assignment; a hint is good enough to wait for, not to trust.
+        """
+        mine = grant.pod
+        others = tuple(
+            each
+            for each in self.open_grants
+            if mine is None or mine.uid is None or each.pod is None or each.pod != mine
+        )
+        return self._next(
+            hygiene=HYGIENE(self.hygiene, HygieneEvent.GRANTED),
+            certificate=None,
+            last_grant=grant,
+            open_grants=(*others, grant),
+            certificates=self.certificates if fast is None else fast.sequence,
+            watched=self.watched and certain and grant.exception != "observe",
+        )
+
+    # -- health ----------------------------------------------------------------------------------------------------
+
+    def suspected(self, cause: Cause) -> DeviceRecord:
+        return self._next(health=HEALTH(self.health, HealthEvent.SOFT_SIGNAL), cause=cause)
+
+    def calmed(self) -> DeviceRecord:
+        return self._next(health=HEALTH(self.health, HealthEvent.CALM), cause=None)
+
+    def faulted(self, cause: Cause, *, retry_at: float, counts: bool) -> DeviceRecord:
+        """Out of service. A person's quarantine stays a person's, whatever the device does meanwhile.
+
+        Args:
+            counts: the device failed on its way back, so this is a failed attempt.
+        """
+        keep = self.cause is not None and self.cause.by_person and self.health is Health.QUARANTINED
+        return self._next(
+            health=HEALTH(self.health, HealthEvent.FAULT),
+            cause=self.cause if keep else cause,
+            clean_scrubs=0,
+            failures=self.failures + (1 if counts else 0),
+            retry_at=retry_at,
+            must_reset=self.must_reset or cause.way_back is WayBack.RESET,
+        )
+
+    def ordered_out(self, cause: Cause) -> DeviceRecord:
+        """Quarantined by a person."""
+        return self._next(
+            health=HEALTH(self.health, HealthEvent.ORDERED_OUT), cause=cause, clean_scrubs=0, retry_at=None
+        )
+
+    def recovery_started(self) -> DeviceRecord:
+        return self._next(health=HEALTH(self.health, HealthEvent.RECOVERY_STARTED))
+
+    def recovery_failed(self, *, retry_at: float, counts: bool = True) -> DeviceRecord:
+        """Back to quarantine; ``counts`` is False when the attempt could not be made (the device was not free)."""
+        return self._next(
+            health=HEALTH(self.health, HealthEvent.RECOVERY_FAILED),
+            failures=self.failures + (1 if counts else 0),
+            retry_at=retry_at,
+        )
+
+    def recovered(self, *, retry_at: float) -> DeviceRecord:
+        """One clean slow path after the fault: on probation from here."""
+        return self._next(health=HEALTH(self.health, HealthEvent.RECOVERED), clean_scrubs=0, retry_at=retry_at)
+
+    def proved_again(self, needed: int, *, retry_at: float) -> DeviceRecord:
+        """One more clean slow path on probation; the last one needed ends it."""
+        done = self.clean_scrubs + 1
+        if done < needed:
+            return self._next(clean_scrubs=done, retry_at=retry_at)
+        return self._next(
+            health=HEALTH(self.health, HealthEvent.EARNED),
+            cause=None,
+            clean_scrubs=0,
+            failures=0,
+            retry_at=None,
+            must_reset=False,
+        )
+
+    def condemned(self, cause: Cause) -> DeviceRecord:
+        """Every way back is used up: for a person."""
+        return self._next(health=HEALTH(self.health, HealthEvent.EXHAUSTED), cause=cause, retry_at=None)
+
+    def released_by_person(self, *, retry_at: float) -> DeviceRecord:
+        """On probation by a person's word; it still has to prove itself clean."""
+        return self._next(
+            health=HEALTH(self.health, HealthEvent.RELEASED_BY_PERSON), clean_scrubs=0, failures=0, retry_at=retry_at
+        )

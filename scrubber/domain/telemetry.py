@@ -1,0 +1,83 @@
+"""What a driver tells about a device, in one batch: its health, its settings, and who holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+__all__ = ["Holder", "HolderKind", "HolderReport", "Signal", "Snapshot"]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One batch of answers about one device. None means "not applicable here", never "fine".
+
+    Attributes:
+        xids: XIDs whose condition still stands, each with how often it was seen since the driver was loaded.
+        ecc_uncorrected: volatile uncorrected ECC errors.
+        temperature_celsius: of the GPU.
+        used_bytes: memory in use by anyone; None where the platform cannot say.
+        recovery: what the driver itself asks for: ``none``, ``reset``, ``reboot``, …
+        settings: current values by name; ``defaults`` the driver's own defaults for the same names.
+    """
+
+    device: str
+    xids: Mapping[int, int] = field(default_factory=dict)
+    ecc_uncorrected: int | None = None
+    temperature_celsius: int | None = None
+    used_bytes: int | None = None
+    recovery: str | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """An event that the driver reported by itself; ``code`` is ``xid``, ``ecc``, ``lost``, ``changed`` …
+
+    ``device`` is None when the signal concerns the node (driver gone, inventory changed). Signals are edges and may
+    be missed: whoever receives one reads a snapshot.
+    """
+
+    device: str | None
+    code: str
+    value: int | None = None
+
+
+class HolderKind(StrEnum):
+    """Why a process could, or could not, be looked at."""
+
+    PROCESS = "process"
+    UNKILLABLE = "unkillable"
+    """In uninterruptible sleep, or a zombie with live threads."""
+    GHOST = "ghost"
+    """Something holds the device and no process can be found for it."""
+    INFRASTRUCTURE = "infrastructure"
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A process that has the device open or holds its memory; ``pid`` is 0 for a ghost.
+
+    Attributes:
+        started: start time in clock ticks since boot.
+        command: for the operator's eyes only; never in a pod's status.
+    """
+
+    pid: int
+    started: int
+    kind: HolderKind = HolderKind.PROCESS
+    command: str = ""
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        return (self.pid, self.started)
+
+
+@dataclass(frozen=True, slots=True)
+class HolderReport:
+    """Everybody who holds a device, and what could not be looked at (processes of other users, say)."""
+
+    holders: tuple[Holder, ...] = ()
+    not_covered: tuple[str, ...] = ()

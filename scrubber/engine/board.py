@@ -1,0 +1,35 @@
+"""The state that others see: full views with a version, and a condition to wait for the next. No queue to overflow."""
+
+from __future__ import annotations
+
+import asyncio
+
+from scrubber.engine.views import DeviceView, NodeView
+
+__all__ = ["Board"]
+
+
+class Board:
+    """One writer, any number of readers. A slow reader skips versions and never misses the newest."""
+
+    def __init__(self, epoch: str) -> None:
+        self._view = NodeView(0, (), ready=False, epoch=epoch)
+        self._moved = asyncio.Event()
+
+    @property
+    def view(self) -> NodeView:
+        return self._view
+
+    def show(self, devices: tuple[DeviceView, ...], *, ready: bool, ledger: str) -> None:
+        """Publish a view, unless nothing in it is new."""
+        if (devices, ready, ledger) == (self._view.devices, self._view.ready, self._view.ledger):
+            return
+        self._view = NodeView(self._view.version + 1, devices, ready, self._view.epoch, ledger)
+        self._moved.set()
+        self._moved = asyncio.Event()
+
+    async def changed(self, since: int) -> NodeView:
+        """The newest view once its version is above ``since``."""
+        while self._view.version <= since:
+            await self._moved.wait()
+        return self._view

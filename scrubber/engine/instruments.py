@@ -1,0 +1,45 @@
+"""Everything the engine works with, passed by keyword from the composition root: ports, policy, identity, ids."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from scrubber.domain.device import NodeIdentity
+from scrubber.domain.policy import Policy
+from scrubber.engine.pods import PodWatch
+from scrubber.engine.slots import Slots
+from scrubber.ports import Clock, Containers, Eraser, Holders, Journal, Ledger, Resetter, Settings, Telemetry
+
+__all__ = ["Instruments"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instruments:
+    """One set for the whole node.
+
+    Attributes:
+        policy: a function, because a policy can be replaced while the service runs.
+        spawn: runs a scrub as a task by name; a defect in one ends the service, whose supervisor starts it anew.
+        new_id: makes ids: ``new_id("scrub")`` → ``"scrub-…"``; injected, so that tests own randomness.
+    """
+
+    clock: Clock
+    holders: Holders
+    telemetry: Telemetry
+    settings: Settings
+    resetter: Resetter
+    eraser: Eraser
+    containers: Containers
+    ledger: Ledger
+    journal: Journal
+    pods: PodWatch
+    slots: Slots
+    identity: NodeIdentity
+    policy: Callable[[], Policy]
+    new_id: Callable[[str], str]
+    spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]] = lambda work, name: asyncio.create_task(
+        work, name=name
+    )

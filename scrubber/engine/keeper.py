@@ -1,0 +1,455 @@
+"""The keeper of one device: the only writer of its state, with one lock from decision to commit.
+
+Others ask: the node for grants, the watch for what it saw, an operator for a scrub. The keeper decides with the domain's
+functions, commits to the ledger, and only then believes, shows and tells. The lock is held for decisions and commits,
+never for a scrub.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from scrubber.domain.assignment import Pod
+from scrubber.domain.certify import certify
+from scrubber.domain.device import Device
+from scrubber.domain.errors import Away, DeviceFault, InvalidRequest, LedgerFailure, NotReady
+from scrubber.domain.evidence import Certificate, Finding, Occasion, Outcome, Path, ScrubRecord, Severity, Step
+from scrubber.domain.health import Cause, Health, WayBack
+from scrubber.domain.hygiene import Hygiene
+from scrubber.domain.leftover import PodState, Standing
+from scrubber.domain.policy import Plan
+from scrubber.domain.record import DeviceRecord, Grant
+from scrubber.domain.recovery import after_findings, after_scrub
+from scrubber.domain.signals import fault_finding, snapshot_findings
+from scrubber.engine import narrate, scrub
+from scrubber.engine.finish import to_the_end
+from scrubber.engine.holdup import HoldUp, earlier_pod_lives
+from scrubber.engine.instruments import Instruments
+from scrubber.engine.job import ScrubJob
+from scrubber.engine.scrub import ScrubResult
+from scrubber.engine.steps.work import Work
+from scrubber.engine.views import DeviceView
+from scrubber.ports import Change, Event
+
+__all__ = ["Keeper"]
+
+_SILENCE = 15.0
+"""Seconds without any answer about a device after which it counts as unreadable."""
+
+
+class Keeper:
+    """One device.
+
+    Args:
+        record: the record as the ledger has it.
+        changed: called after every change that somebody may want to see.
+    """
+
+    def __init__(
+        self, device: Device, record: DeviceRecord, *, instruments: Instruments, changed: Callable[[], None]
+    ) -> None:
+        self.device = device
+        self._record = record
+        self._instruments = instruments
+        self._changed = changed
+        self._lock = asyncio.Lock()
+        self._job: ScrubJob | None = None
+        # The last scrub, when the ledger failed at its end.
+        self._unrecorded: ScrubRecord | None = None
+        self._free_since: float | None = None
+        self._silent_since: float | None = None
+        # Not durable: after a restart nobody knows whether the kubelet allocated the device meanwhile.
+        self._allocations, self._allocations_granted = 1, 0
+        self._waiting: Pod | None = None
+        self._hold_up: HoldUp | None = None
+        self._retired = False
+        self.wake = asyncio.Event()
+
+    @property
+    def record(self) -> DeviceRecord:
+        """The record as of the last commit."""
+        return self._record
+
+    @property
+    def job(self) -> ScrubJob | None:
+        """The scrub under way."""
+        return self._job
+
+    @property
+    def view(self) -> DeviceView:
+        return DeviceView(self.device, self._record, None if self._job is None else self._job.id)
+
+    # -- hints from the kubelet's calls ----------------------------------------------------------------------------
+
+    @property
+    def allocations(self) -> int:
+        """Counts the ``Allocate`` calls that were told of, so that a grant settles only those it knew."""
+        return self._allocations
+
+    @property
+    def allocated_since(self) -> bool:
+        """Whether the device was allocated again since its last grant, as far as anybody knows."""
+        return self._allocations != self._allocations_granted
+
+    def note_allocated(self) -> None:
+        """The kubelet allocated the device, or may have while we could not be told."""
+        self._allocations += 1
+        self.wake.set()
+
+    @property
+    def waiting(self) -> Pod | None:
+        """The pod whose start was refused last: nothing of it runs, so what heals the device need not wait for its end."""
+        return self._waiting
+
+    def note_waiting(self, pod: Pod) -> None:
+        """``pod`` keeps the device for as long as it waits for its start: to heal it after the pod's end would be never."""
+        self._waiting = pod
+        self.wake.set()
+
+    @property
+    def retired(self) -> bool:
+        """Whether the device is gone: nothing is granted or scrubbed any more."""
+        return self._retired
+
+    async def retire(self) -> DeviceRecord:
+        """No change after this one; answers the last record."""
+        async with self._lock:
+            self._retired = True
+            return self._record
+
+    # -- committing ------------------------------------------------------------------------------------------------
+
+    def deciding(self) -> asyncio.Lock:
+        """To be held with ``async with``: nobody else changes the record inside."""
+        return self._lock
+
+    def believe(self, record: DeviceRecord) -> None:
+        """Take over a record that is in the ledger. Only while :meth:`deciding`."""
+        assert self._lock.locked()
+        self._record = record
+        self.wake.set()
+        self._changed()
+
+    def believe_granted(self, record: DeviceRecord, allocations: int) -> None:
+        """Take over a record with a new grant: it settles the allocations that it knew of, and nobody was seen since."""
+        self._allocations_granted = allocations
+        self._waiting = None
+        self._free_since = None
+        self.believe(record)
+
+    async def _commit(self, change: Change, record: DeviceRecord) -> None:
+        if self._retired:
+            raise InvalidRequest(f"Device {self.device.id} is no longer on this node.")
+
+        async def store_and_believe() -> None:
+            try:
+                await self._instruments.ledger.commit(change | Change(records=(record,)))
+            except LedgerFailure:
+                self._changed()
+                raise
+            self.believe(record)
+            self._instruments.journal.tell(change.events)
+
+        await to_the_end(store_and_believe())
+
+    # -- being looked at -------------------------------------------------------------------------------------------
+
+    async def held(self) -> bool:
+        """Whether anybody holds the device now; keeps count of how long nobody did.
+
+        While it is scrubbed the scrub holds it, and the driver is not asked: the question breaks an eraser's fence.
+        """
+        if self._job is not None:
+            return True
+        held = await self._instruments.holders.held(self.device)
+        if held:
+            self._free_since = None
+        elif self._free_since is None:
+            self._free_since = self._instruments.clock.monotonic()
+        return held
+
+    @property
+    def free_for(self) -> float:
+        """Seconds for which nobody was seen to hold the device."""
+        if self._free_since is None:
+            return 0.0
+        return self._instruments.clock.monotonic() - self._free_since
+
+    async def standings(
+        self, asking: Pod | None = None, *, leaving_out: Pod | None = None
+    ) -> list[tuple[Grant, Standing]]:
+        """Where the pod of each open grant stands, by what the pod watch knows now (refresh it first).
+
+        Args:
+            leaving_out: a pod that is not asked about: looking at a pod's processes can mean walking over all there are.
+        """
+        instruments, limits = self._instruments, self._instruments.policy().limits
+        found = []
+        for grant in self._record.open_grants:
+            if leaving_out is not None and grant.pod == leaving_out:
+                continue
+            where = await instruments.pods.standing(
+                grant,
+                limits=limits,
+                boot=instruments.identity.boot,
+                wall=instruments.clock.wall(),
+                free_for=self.free_for,
+                asking=asking,
+            )
+            found.append((grant, where))
+        return found
+
+    async def obstacle(self, asking: Pod | None = None) -> NotReady | None:
+        """Why a scrub would get nowhere now; None when it may.
+
+        Asked before one is started; a scrub that was held up is not repeated before its pause is over.
+        """
+        held = await self.held()
+        for grant, where in await self.standings(asking):
+            if where.state is PodState.LIVING:
+                return earlier_pod_lives(self.device.id, grant, where)
+        now = self._instruments.clock.monotonic()
+        if self._hold_up is not None and not self._hold_up.over(now, held=held):
+            return self._hold_up.refusal
+        return None
+
+    async def look(self) -> tuple[Finding, ...]:
+        """Ask the driver about the device and let its answer count."""
+        try:
+            snapshot = await self._instruments.telemetry.snapshot(self.device)
+            findings = snapshot_findings(snapshot, self._instruments.policy())
+        except DeviceFault as fault:
+            findings = (fault_finding(Step.HEALTH, fault),)
+        except Away as away:
+            findings = self._silence(away)
+        else:
+            self._silent_since = None
+        await self.report(findings)
+        return findings
+
+    def _silence(self, away: Away) -> tuple[Finding, ...]:
+        """Nobody could be asked, which is not the device's fault; but no data is never healthy for long."""
+        now = self._instruments.clock.monotonic()
+        self._silent_since = now if self._silent_since is None else self._silent_since
+        if now - self._silent_since < _SILENCE:
+            raise away
+        return (Finding(Step.HEALTH, "unreadable", Severity.FAULT, f"No data for {_SILENCE:g} s: {away}"),)
+
+    async def report(self, findings: Iterable[Finding]) -> None:
+        """Let what a look at the device's health found count."""
+        everything = tuple(findings)
+        async with self._lock:
+            now = self._instruments.clock.wall()
+            after = after_findings(self._record, everything, self._instruments.policy(), now)
+            if after is not self._record:
+                after = replace(after, version=self._record.version + 1)
+                await self._commit(Change(events=narrate.health_changed(self._record, after, now)), after)
+
+    async def touched(self) -> bool:
+        """Void the certificate if somebody holds the device although it is granted to nobody; True if so."""
+        async with self._lock:
+            if self._record.hygiene is not Hygiene.CLEAN or self._job is not None or not await self.held():
+                return False
+            event = Event("device.touched", self._instruments.clock.wall(), self.device.id)
+            await self._commit(Change(events=(event,)), self._record.touched())
+            return True
+
+    async def release(self, seen: DeviceRecord) -> None:
+        """Nobody uses the device rightfully any more: dirty from here.
+
+        Args:
+            seen: the record that this was concluded from. A device that was granted meanwhile is not released by it.
+        """
+        async with self._lock:
+            if self._record.hygiene is Hygiene.IN_USE and self._record.grants == seen.grants:
+                event = Event("device.released", self._instruments.clock.wall(), self.device.id)
+                await self._commit(Change(events=(event,)), self._record.released())
+
+    async def adopt(self, grant: Grant | None) -> None:
+        """Somebody had the device before this service looked; untouched until it is given back."""
+        async with self._lock:
+            pod = grant.pod if grant is not None else self._record.open_grants[-1].pod
+            fields = {} if pod is None else {"tenant_namespace": pod.namespace, "pod": pod.name}
+            event = Event("device.adopted", self._instruments.clock.wall(), self.device.id, fields=fields)
+            grants = () if grant is None else ((self.device.id, grant),)
+            await self._commit(Change(grants=grants, events=(event,)), self._record.adopted(grant))
+
+    # -- a person's word -------------------------------------------------------------------------------------------
+
+    async def quarantine(self, reason: str, actor: str) -> None:
+        async with self._lock:
+            now = self._instruments.clock.wall()
+            cause = Cause("operator", reason, WayBack.PERSON, now, actor)
+            event = Event("operator.quarantined", now, self.device.id, actor=actor, fields={"reason": reason})
+            await self._commit(Change(events=(event,)), self._record.ordered_out(cause))
+
+    async def unquarantine(self, reason: str, actor: str) -> None:
+        """Raises :class:`InvalidRequest` when the device is not out of service."""
+        async with self._lock:
+            if self._record.health not in (Health.QUARANTINED, Health.CONDEMNED):
+                raise InvalidRequest(f"Device {self.device.id} is {self._record.health.value}, not quarantined.")
+            now = self._instruments.clock.wall()
+            event = Event("operator.released", now, self.device.id, actor=actor, fields={"reason": reason})
+            await self._commit(Change(events=(event,)), self._record.released_by_person(retry_at=now))
+
+    # -- scrubbing -------------------------------------------------------------------------------------------------
+
+    async def start_scrub(
+        self, occasion: Occasion, *, actor: str = "service", asking: Pod | None = None, recover: bool = False
+    ) -> ScrubJob:
+        """Start the slow path, or join the one under way.
+
+        Args:
+            asking: the pod whose start waits for it.
+            recover: the device leaves quarantine for it, by way of a reset if its cause needs one.
+
+        Raises:
+            NotReady: the device was granted or left quarantine meanwhile, or its last scrub is not off the record yet.
+            LedgerFailure: that it starts cannot be recorded, so it does not start.
+        """
+        async with self._lock:
+            if self._job is not None:
+                return self._job
+            if not self._may_start(recover=recover):
+                raise NotReady(
+                    f"Device {self.device.id} is {self._record.state} and cannot be scrubbed at this moment.",
+                    public=f"Device {self.device.id} is {self._record.state}. The start is tried again.",
+                )
+            instruments, policy = self._instruments, self._instruments.policy()
+            now = instruments.clock.wall()
+            record = self._record
+            if recover:
+                record = record.recovery_started()
+            after = replace(record.scrub_started(), version=self._record.version + 1)
+            started = ScrubRecord(instruments.new_id("scrub"), self.device.id, Path.SLOW, occasion, now, actor=actor)
+            events = (*narrate.health_changed(self._record, after, now), narrate.scrub_started(started))
+            plan = policy.plan(Path.SLOW, occasion, must_reset=recover and after.must_reset)
+
+            async def store_and_begin() -> ScrubJob:
+                await self._commit(Change(scrubs=(started,), events=events), after)
+                job = ScrubJob(started)
+                work = self._work(job, plan=plan, record=after, asking=asking)
+                self._job = job
+                job.task = instruments.spawn(self._perform(job, work), f"scrub {started.id}")
+                self._changed()
+                return job
+
+            # A caller that is cancelled stops waiting; what it started goes on.
+            return await to_the_end(store_and_begin())
+
+    def _may_start(self, *, recover: bool) -> bool:
+        """Whether what the caller saw before it had the lock still holds."""
+        if self._retired or self._record.hygiene not in (Hygiene.DIRTY, Hygiene.CLEAN):
+            return False
+        return not recover or self._record.health is Health.QUARANTINED
+
+    def _work(self, job: ScrubJob, *, plan: Plan, record: DeviceRecord, asking: Pod | None) -> Work:
+        return Work(
+            scrub=job.id,
+            device=self.device,
+            record=record,
+            plan=plan,
+            policy=self._instruments.policy(),
+            instruments=self._instruments,
+            standings=lambda: self.standings(asking),
+            urgent=lambda: job.urgent,
+            progress=job.progress,
+        )
+
+    async def _perform(self, job: ScrubJob, work: Work) -> None:
+        """Run the plan and commit what it proved. However this ends, joined callers are told."""
+        result = ScrubResult(Outcome.ABANDONED, ())
+        finished, certificate = job.record, None
+        try:
+            try:
+                result = await scrub.run(work, job.begin)
+            finally:
+                finished, certificate = await to_the_end(self._conclude(job, work, result))
+        except LedgerFailure:
+            # The record still says "scrubbing": tending settles it once the ledger can be written again.
+            finished = replace(job.record, ended=self._instruments.clock.wall(), outcome=Outcome.ABANDONED)
+            self._unrecorded = finished
+        finally:
+            self._job = None
+            job.end(finished, certificate)
+            self.wake.set()
+            self._changed()
+
+    async def _conclude(self, job: ScrubJob, work: Work, result: ScrubResult) -> tuple[ScrubRecord, Certificate | None]:
+        async with self._lock:
+            instruments, policy, now = self._instruments, work.policy, self._instruments.clock.wall()
+            finished = replace(job.record, ended=now, outcome=result.outcome, steps=result.steps)
+            certificate: Certificate | None = None
+            if result.outcome is Outcome.PASSED:
+                certificate = certify(
+                    finished,
+                    result.steps,
+                    self._record,
+                    identity=instruments.identity,
+                    policy=policy,
+                    certificate_id=instruments.new_id("cert"),
+                    now=now,
+                )
+                finished = replace(finished, certificate=certificate.id)
+                hygiene = self._record.scrub_passed(certificate, was_reset=result.was_reset)
+            else:
+                hygiene = self._record.scrub_ended()
+            self._hold_up = HoldUp.after(finished, self._hold_up, instruments.clock.monotonic())
+            after = after_scrub(hygiene, result.outcome, result.findings, policy, now)
+            after = replace(after, version=self._record.version + 1)
+            events = (
+                *narrate.scrub_finished(finished, certificate),
+                *narrate.health_changed(self._record, after, now, job.id),
+            )
+            certificates = () if certificate is None else (certificate,)
+            await self._commit(Change(scrubs=(finished,), certificates=certificates, events=events), after)
+            return finished, certificate
+
+    async def check(self, occasion: Occasion, actor: str = "service") -> tuple[ScrubRecord, ScrubResult]:
+        """The fast path: checks only. It changes nothing about the device, and records nothing."""
+        instruments, policy = self._instruments, self._instruments.policy()
+        record = ScrubRecord(
+            instruments.new_id("check"), self.device.id, Path.FAST, occasion, instruments.clock.wall(), actor=actor
+        )
+        job = ScrubJob(record)
+        work = self._work(job, plan=policy.plan(Path.FAST, occasion), record=self._record, asking=None)
+        result = await scrub.run(work, lambda _: None)
+        if result.steps and any(finding.code == "held" for finding in result.steps[0].findings):
+            self._free_since = None
+        now = instruments.clock.wall()
+        return replace(record, ended=now, outcome=result.outcome, steps=result.steps), result
+
+    async def note_check(self, record: ScrubRecord) -> None:
+        """Put a check that somebody asked for on record."""
+        async with self._lock:
+            change = Change(scrubs=(record,), events=narrate.scrub_finished(record, None))
+            await to_the_end(self._instruments.ledger.commit(change))
+            self._instruments.journal.tell(change.events)
+
+    async def settle(self) -> None:
+        """A scrub or recovery is on record that nobody runs (the ledger failed at its end): put the record right."""
+        async with self._lock:
+            if self._job is not None:
+                return
+            after = self._record
+            now = self._instruments.clock.wall()
+            if after.hygiene is Hygiene.SCRUBBING:
+                after = after.scrub_ended()
+            if after.health is Health.RECOVERING:
+                after = after.recovery_failed(retry_at=now, counts=False)
+            if after is not self._record:
+                scrubs = () if self._unrecorded is None else (self._unrecorded,)
+                ended = (event for scrub in scrubs for event in narrate.scrub_finished(scrub, None))
+                events = (*ended, *narrate.health_changed(self._record, after, now))
+                after = replace(after, version=self._record.version + 1)
+                await self._commit(Change(scrubs=scrubs, events=events), after)
+                self._unrecorded = None
+
+    async def abandon(self) -> None:
+        """Stop the scrub under way, if any; the device is dirty afterwards."""
+        job = self._job
+        if job is not None and job.task is not None:
+            job.task.cancel()
+            await asyncio.wait({job.task})

@@ -1,0 +1,107 @@
+"""From decisions to events: what the audit, the log and the metrics will say about a change. Pure."""
+
+from __future__ import annotations
+
+from scrubber.domain.evidence import Certificate, Outcome, ScrubRecord, Step, Verdict
+from scrubber.domain.health import Health
+from scrubber.domain.record import DeviceRecord, Grant
+from scrubber.ports import Event
+
+__all__ = ["granted", "health_changed", "scrub_finished", "scrub_started"]
+
+_HEALTH_EVENTS = {
+    Health.HEALTHY: "health.healthy",
+    Health.SUSPECT: "health.suspect",
+    Health.QUARANTINED: "health.quarantined",
+    Health.RECOVERING: "health.recovering",
+    Health.PROBATION: "health.probation",
+    Health.CONDEMNED: "health.condemned",
+}
+
+
+def health_changed(
+    before: DeviceRecord, after: DeviceRecord, now: float, scrub: str | None = None
+) -> tuple[Event, ...]:
+    """The event of a change of health, or of its cause; none when neither changed."""
+    if (before.health, before.cause) == (after.health, after.cause):
+        return ()
+    fields: dict[str, str | int | float | bool | None] = {}
+    if after.cause is not None:
+        fields = {"cause": after.cause.code, "sentence": after.cause.sentence, "way_back": after.cause.way_back.value}
+    name = _HEALTH_EVENTS[after.health]
+    if before.health is Health.RECOVERING and after.health is Health.QUARANTINED:
+        name = "health.recovery-failed"
+    return (Event(name, now, after.device, scrub, fields=fields),)
+
+
+def scrub_started(scrub: ScrubRecord) -> Event:
+    fields = {"path": scrub.path.value, "occasion": scrub.occasion.value}
+    return Event("scrub.started", scrub.started, scrub.device, scrub.id, scrub.actor, fields)
+
+
+def scrub_finished(scrub: ScrubRecord, certificate: Certificate | None) -> tuple[Event, ...]:
+    """The end of a scrub, and the acts of it that somebody may have to answer for."""
+    now = scrub.ended if scrub.ended is not None else scrub.started
+    events: list[Event] = []
+    leftovers = 0
+    for step in scrub.steps:
+        for finding in step.findings:
+            if finding.code == "leftovers":
+                pids = str(finding.evidence.get("pids", "")).split()
+                leftovers += len(pids)
+                events += [
+                    Event("leftover.ended", now, scrub.device, scrub.id, fields={"pid": int(pid)}) for pid in pids
+                ]
+            if finding.code in ("orphaned-eraser", "eraser-unkillable"):
+                ended = finding.code == "orphaned-eraser"
+                fields = {"pid": finding.evidence.get("pid"), "ended": ended}
+                events.append(Event("eraser.orphan", now, scrub.device, scrub.id, fields=fields))
+        if step.step is Step.RESET:
+            outcome = "ok" if step.verdict is Verdict.PASSED else step.findings[0].code
+            events.append(Event("reset.finished", now, scrub.device, scrub.id, fields={"outcome": outcome}))
+    outcome = scrub.outcome or Outcome.ABANDONED
+    why = next((f.sentence for step in scrub.steps for f in step.findings if step.verdict is Verdict.FAILED), "")
+    events.append(
+        Event(
+            "scrub.finished",
+            now,
+            scrub.device,
+            scrub.id,
+            scrub.actor,
+            {
+                "path": scrub.path.value,
+                "occasion": scrub.occasion.value,
+                "outcome": outcome.value,
+                "seconds": round(now - scrub.started, 6),
+                "residue_bytes": scrub.measured(Step.MEMORY, "residue_bytes"),
+                "cleared_bytes": scrub.measured(Step.MEMORY, "cleared_bytes"),
+                "leftovers": leftovers,
+                "sentence": why,
+            },
+        )
+    )
+    if certificate is not None:
+        fields = {"certificate": certificate.id, "path": certificate.path.value}
+        events.append(Event("certificate.issued", now, scrub.device, scrub.id, fields=fields))
+    return tuple(events)
+
+
+def granted(device: str, grant: Grant, path: str, seconds: float) -> Event:
+    assignment = grant.assignment
+    return Event(
+        "handover.granted",
+        grant.at,
+        device,
+        actor="plugin",
+        fields={
+            "kind": grant.kind.value,
+            "path": path,
+            "grant": grant.sequence,
+            "certificate": grant.certificate,
+            "exception": grant.exception,
+            "tenant_namespace": None if assignment is None else assignment.pod.namespace,
+            "pod": None if assignment is None else assignment.pod.name,
+            "container": None if assignment is None else assignment.container,
+            "seconds": round(seconds, 6),
+        },
+    )

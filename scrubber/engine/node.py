@@ -1,0 +1,287 @@
+"""The node: the set of devices, and what concerns more than one of them.
+
+It grants sets all-or-none, shows one versioned view of everything, and tends each device when nobody asks. It decides
+nothing about a single device; that is its keeper's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+
+from scrubber.domain.assignment import Reading
+from scrubber.domain.device import Device, find_device
+from scrubber.domain.errors import Held, InvalidRequest, LedgerFailure, NotReady, Quarantined, ScrubberError
+from scrubber.domain.evidence import Finding, Occasion, Path, Severity, Step
+from scrubber.domain.hygiene import Hygiene
+from scrubber.domain.leftover import PodState
+from scrubber.domain.policy import Enforcement
+from scrubber.domain.record import DeviceRecord, Grant
+from scrubber.engine.board import Board
+from scrubber.engine.handing import Handing
+from scrubber.engine.instruments import Instruments
+from scrubber.engine.keeper import Keeper
+from scrubber.engine.views import DeviceView, Granted, HandOverCall, NodeView, ScrubNews, ServiceView
+from scrubber.ports import Event, HistoryEntry, HistoryQuery
+
+__all__ = ["Node"]
+
+
+class Node:
+    """Implements :class:`scrubber.engine.views.Service`.
+
+    Args:
+        info: what runs here, asked anew each time because the policy and the ledger's word can change.
+        epoch: changes with every start of the service.
+
+    Attributes:
+        notice: set when somebody should look at the pods now rather than at the next round.
+        inventory_changed: set when devices may have come or gone.
+        gone: the last records of devices that are no longer here.
+    """
+
+    def __init__(self, *, instruments: Instruments, info: Callable[[], ServiceView], epoch: str) -> None:
+        self._instruments = instruments
+        self._info = info
+        self._board = Board(epoch)
+        self._keepers: dict[str, Keeper] = {}
+        self._ordered: list[Keeper] = []
+        self._expected: set[str] = set()
+        self._ready = False
+        self._undelivered: dict[tuple[str, ...], tuple[Granted, ...]] = {}
+        self.gone: dict[str, DeviceRecord] = {}
+        self.notice = asyncio.Event()
+        self.inventory_changed = asyncio.Event()
+
+    # -- the set ---------------------------------------------------------------------------------------------------
+
+    @property
+    def keepers(self) -> Mapping[str, Keeper]:
+        return self._keepers
+
+    @property
+    def known(self) -> frozenset[str]:
+        """Ids of the devices that are ours to ask the kubelet about, those that are being welcomed included."""
+        return frozenset(self._keepers.keys() | self._expected)
+
+    def keeper(self, device: Device, record: DeviceRecord) -> Keeper:
+        """Make the keeper of ``device``, whose ``record`` is as the ledger has it. Nobody else sees it before :meth:`add`."""
+        self._expected.add(device.id)
+        return Keeper(device, record, instruments=self._instruments, changed=self._show)
+
+    def add(self, keeper: Keeper) -> None:
+        """Hand the device out, scrub it and show it from now on."""
+        self._expected.discard(keeper.device.id)
+        self._keepers[keeper.device.id] = keeper
+        self._ordered = sorted(self._keepers.values(), key=lambda each: _index(each.device))
+        self._show()
+
+    async def remove(self, device: str) -> None:
+        """Forget a device that is gone; its record stays in the ledger, and with us in case it comes back."""
+        keeper = self._keepers[device]
+        self.gone[device] = await keeper.retire()
+        del self._keepers[device]
+        self._ordered.remove(keeper)
+        self._show()
+
+    def ready(self) -> None:
+        """Every device was looked at once."""
+        self._ready = True
+        self._show()
+
+    def _show(self) -> None:
+        self._board.show(tuple(keeper.view for keeper in self._ordered), ready=self._ready, ledger=self._info().ledger)
+
+    def open_grants(self) -> Iterable[Grant]:
+        """All grants whose pods still matter, and each device's last one."""
+        for keeper in self._keepers.values():
+            yield from keeper.record.open_grants
+            if keeper.record.last_grant is not None:
+                yield keeper.record.last_grant
+
+    def track(self) -> None:
+        """Tell the pod watch which pods matter."""
+        grants = [grant for keeper in self._keepers.values() for grant in keeper.record.open_grants]
+        self._instruments.pods.track(grant.pod for grant in grants if grant.pod is not None)
+
+    # -- being asked -----------------------------------------------------------------------------------------------
+
+    def view(self) -> NodeView:
+        return self._board.view
+
+    async def changed(self, since: int) -> NodeView:
+        return await self._board.changed(since)
+
+    def info(self) -> ServiceView:
+        return self._info()
+
+    async def history(self, query: HistoryQuery) -> Sequence[HistoryEntry]:
+        return await self._instruments.ledger.history(query)
+
+    async def reserve(self, devices: Sequence[str]) -> tuple[str, ...]:
+        self._be_ready()
+        keepers = self._resolve(devices)
+        observing = self._instruments.policy().enforcement is Enforcement.OBSERVE
+        for keeper in keepers:
+            if not keeper.record.advertised and not observing:
+                raise Quarantined(f"Device {keeper.device.id}: out of service.", public=keeper.view.refusal)
+        for keeper in keepers:
+            keeper.note_allocated()
+        self.notice.set()
+        return tuple(keeper.job.id for keeper in keepers if keeper.job is not None)
+
+    async def hand_over(self, call: HandOverCall) -> tuple[Granted, ...]:
+        instruments = self._instruments
+        began = instruments.clock.monotonic()
+        limit = instruments.policy().limits.hand_over
+        wait = limit if call.wait_seconds is None else max(0.0, min(limit, call.wait_seconds))
+        try:
+            self._be_ready()
+            keepers = self._resolve(call.devices)
+            for keeper in keepers:
+                if keeper.device.id in call.reserved_unseen:
+                    keeper.note_allocated()
+            again = await self._same_answer(keepers)
+            if again is not None:
+                return again
+            self.track()
+            handing = Handing(keepers, instruments=instruments, earlier=self.open_grants, deadline=began + wait)
+            try:
+                return await handing.run()
+            except asyncio.CancelledError:
+                if handing.granted is not None:
+                    self._undelivered[_key(keepers)] = handing.granted
+                raise
+            finally:
+                self.track()
+        except ScrubberError as refusal:
+            self._show()
+            seconds = round(instruments.clock.monotonic() - began, 6)
+            fields: dict[str, str | int | float | bool | None] = {
+                "code": refusal.code,
+                "sentence": str(refusal),
+                "seconds": seconds,
+            }
+            only = call.devices[0] if len(call.devices) == 1 else None
+            instruments.journal.tell([Event("handover.refused", instruments.clock.wall(), only, fields=fields)])
+            raise
+
+    def _be_ready(self) -> None:
+        if not self._ready:
+            raise NotReady(
+                "The service has not looked at every device yet.",
+                public="The scrub service is starting. The start is tried again.",
+                code="starting",
+            )
+
+    async def _same_answer(self, keepers: Sequence[Keeper]) -> tuple[Granted, ...] | None:
+        """The answer that its caller did not live to hear, if it is the same pod and container that asks again.
+
+        The caller was cancelled before it could answer the kubelet, so nothing was started on this grant.
+        """
+        answer = self._undelivered.pop(_key(keepers), None)
+        if answer is None:
+            return None
+        reading: Reading = await self._instruments.pods.refresh()
+        for keeper, granted in zip(keepers, answer, strict=True):
+            last = keeper.record.last_grant
+            current = last is not None and last.sequence == granted.grant and keeper.record.hygiene is Hygiene.IN_USE
+            current = current and keeper.record.advertised
+            device = keeper.device.id
+            following = reading.assignment_of(device) or reading.hint_of(device)
+            if last is None or not current or keeper.allocated_since or last.assignment is None:
+                return None
+            if following != last.assignment or following.pod.uid is None or await keeper.held():
+                return None
+        return answer
+
+    async def scrub(self, device: str, path: Path, actor: str) -> AsyncIterator[ScrubNews]:
+        keeper = self._find(device)
+        await self._give_back_unnamed(keeper)
+        if keeper.record.hygiene is Hygiene.IN_USE:
+            grant = keeper.record.last_grant
+            who = "a pod that no witness names"
+            if grant is not None and grant.assignment is not None:
+                who = f"{grant.assignment.pod.namespace}/{grant.assignment.pod.name} ({grant.assignment.container})"
+            raise Held(f"Device {keeper.device.id} is in use by {who}; it is scrubbed when it is given back.")
+        if path is Path.FAST:
+            if keeper.job is not None:
+                raise Held(
+                    f"Device {keeper.device.id} is being scrubbed ({keeper.job.id}), and checks would break that off: "
+                    "ask for the slow path to join it."
+                )
+            record, _ = await keeper.check(Occasion.ON_DEMAND, actor)
+            await keeper.note_check(record)
+            yield ScrubNews(record.id, keeper.device.id, finished=record)
+            return
+        joined = keeper.job is not None
+        job = await keeper.start_scrub(Occasion.ON_DEMAND, actor=actor)
+        async for news in job.news(joined=joined):
+            yield news
+
+    async def _give_back_unnamed(self, keeper: Keeper) -> None:
+        """A person may have a device scrubbed that went to a pod nobody can name, once nobody has held it for a while."""
+        record = keeper.record
+        if record.hygiene is Hygiene.IN_USE and all(grant.pod is None for grant in record.open_grants):
+            await keeper.held()
+            if all(where.state is PodState.OVER for _, where in await keeper.standings()):
+                await keeper.release(record)
+
+    async def quarantine(self, device: str, reason: str, actor: str) -> DeviceView:
+        keeper = self._find(device)
+        if not reason.strip():
+            raise InvalidRequest("A quarantine needs a reason; it goes into the audit.")
+        await keeper.quarantine(reason, actor)
+        return keeper.view
+
+    async def unquarantine(self, device: str, reason: str, actor: str) -> DeviceView:
+        keeper = self._find(device)
+        if not reason.strip():
+            raise InvalidRequest("A release from quarantine needs a reason; it goes into the audit.")
+        await keeper.unquarantine(reason, actor)
+        return keeper.view
+
+    def _find(self, wanted: str) -> Keeper:
+        return self._keepers[find_device((keeper.device for keeper in self._keepers.values()), wanted).id]
+
+    def _resolve(self, devices: Sequence[str]) -> list[Keeper]:
+        """The keepers in the order of their ids.
+
+        Raises:
+            InvalidRequest: unknown, duplicate or no ids.
+        """
+        if not devices:
+            raise InvalidRequest("The request names no device.")
+        if len(set(devices)) != len(devices):
+            raise InvalidRequest("The request names a device twice.")
+        unknown = sorted(set(devices) - self._keepers.keys())
+        if unknown:
+            raise InvalidRequest(f"This node has no device {', '.join(unknown)}.")
+        return [self._keepers[device] for device in sorted(devices)]
+
+    # -- devices that come and go ----------------------------------------------------------------------------------
+
+    async def lost(self, device: str) -> None:
+        """The inventory lists the device no longer."""
+        keeper = self._keepers[device]
+        if keeper.record.hygiene is not Hygiene.IN_USE and keeper.job is None:
+            await self.remove(device)
+            return
+        sentence = "The device is no longer in the inventory."
+        await keeper.report([Finding(Step.HEALTH, "lost", Severity.FAULT, sentence)])
+
+    async def drain(self) -> None:
+        """Stop all scrubs; what they worked on is dirty."""
+        results = await asyncio.gather(*(keeper.abandon() for keeper in self._keepers.values()), return_exceptions=True)
+        failures = [each for each in results if isinstance(each, LedgerFailure)]
+        if failures:
+            raise failures[0]
+
+
+def _key(keepers: Sequence[Keeper]) -> tuple[str, ...]:
+    return tuple(keeper.device.id for keeper in keepers)
+
+
+def _index(device: Device) -> tuple[tuple[int, str], ...]:
+    """Sort key: ``0:10`` after ``0:9``."""
+    return tuple((int(part) if part.isdigit() else 1 << 30, part) for part in device.index.split(":"))

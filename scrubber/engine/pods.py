@@ -1,0 +1,143 @@
+"""What is known of the pods that have, or had, a device: are they listed, absent, over, or gone with leftovers?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from scrubber.domain.assignment import Assignment, Pod, PodAbsence, Process, Reading, Trust, presumed_sandbox, remaining
+from scrubber.domain.errors import Unreadable
+from scrubber.domain.leftover import PodState, Standing, standing
+from scrubber.domain.policy import Limits
+from scrubber.domain.record import Grant
+from scrubber.ports import Assignments, Clock, Containers
+
+__all__ = ["PodWatch"]
+
+
+class PodWatch:
+    """Readings of the kubelet and of the pods' processes, remembered as far as proofs need it.
+
+    Absence is counted per pod over trusted readings; the first process of each container is remembered for as long as
+    its pod is tracked. All of it is lost with the process, which only makes proofs take longer.
+    """
+
+    def __init__(self, *, assignments: Assignments, containers: Containers, clock: Clock) -> None:
+        self._assignments = assignments
+        self._containers = containers
+        self._clock = clock
+        self._absences: dict[Pod, PodAbsence] = {}
+        self._firsts: dict[Pod, dict[str, tuple[Process, int]]] = {}
+        self.reading = Reading(Trust.UNREADABLE, detail="nothing was read yet")
+
+    def track(self, pods: Iterable[Pod]) -> None:
+        """Exactly these pods matter from now on; what is known of others is forgotten."""
+        wanted = set(pods)
+        self._absences = {pod: self._absences.get(pod, PodAbsence()) for pod in wanted}
+        self._firsts = {pod: self._firsts.get(pod, {}) for pod in wanted}
+
+    def track_more(self, pods: Iterable[Pod]) -> None:
+        """These pods matter too."""
+        self.track({*self._absences, *pods})
+
+    async def refresh(self) -> Reading:
+        """A reading that was begun after this call; absences are counted with it."""
+        reading = await self._assignments.read()
+        if reading.at >= self.reading.at and reading is not self.reading:
+            self.reading = reading
+            for pod, absence in self._absences.items():
+                self._absences[pod] = absence.after(reading, pod)
+        return reading
+
+    async def baseline(self, assignment: Assignment | None, earlier: Iterable[Grant]) -> tuple[Process, ...]:
+        """The processes of the pod that stood there before its first grant.
+
+        Args:
+            earlier: grants of any device under this boot; the first of them to the same pod already has the answer.
+
+        Raises:
+            Unreadable: the pod's processes cannot be told.
+        """
+        if assignment is None or assignment.pod.uid is None:
+            return ()
+        for grant in earlier:
+            if grant.pod is not None and grant.pod.uid == assignment.pod.uid and grant.exception != "adopted":
+                return grant.baseline
+        return await self._containers.processes(assignment.pod)
+
+    def absent(self, pod: Pod) -> bool:
+        """Whether the pod is proved to be the kubelet's no longer."""
+        return pod in self._absences and self._absences[pod].proved
+
+    async def sample(self, pod: Pod) -> None:
+        """Look at a running pod's processes, to know the first one of each container later.
+
+        A runtime's own helpers come and go before a container's first process does: one that is dead by the next look
+        was not it, as long as the pod is the kubelet's. From then on nothing new is believed.
+        """
+        if pod.uid is None or self._absences.get(pod, PodAbsence()).times > 0:
+            return
+        try:
+            processes = await self._containers.processes(pod)
+        except Unreadable:
+            return
+        known, seen = self._firsts.get(pod, {}), {}
+        living = {process.identity for process in processes}
+        for process in sorted(processes, key=lambda each: (each.started, each.pid)):
+            if process.container not in seen:
+                first, looks = known.get(process.container, (process, 0))
+                seen[process.container] = (first, looks + 1) if first.identity in living else (process, 1)
+        self._firsts[pod] = known | seen
+
+    def _known_firsts(self, pod: Pod) -> dict[str, Process]:
+        """Those that lived through two looks."""
+        return {container: first for container, (first, looks) in self._firsts.get(pod, {}).items() if looks >= 2}
+
+    async def standing(
+        self, grant: Grant, *, limits: Limits, boot: str, wall: float, free_for: float, asking: Pod | None = None
+    ) -> Standing:
+        """Where the pod of ``grant`` stands by what is known now (:meth:`refresh` first).
+
+        Args:
+            free_for: for how many seconds nobody was seen to hold the device; speaks for a pod of unknown UID only.
+            asking: the pod whose container is about to start. Its own listing says nothing against it.
+
+        A pod whose processes cannot be told is living: that proves nothing, and is not the device's fault.
+        """
+        pod = grant.pod
+        if grant.boot != boot:
+            return Standing(PodState.OVER)
+        if pod is None or pod.uid is None:
+            gone = pod is None or (pod in self._absences and self._absences[pod].proved)
+            # Nobody held the device before the grant either: only what was seen since says anything.
+            free_since_grant = min(free_for, _age(grant, wall))
+            return Standing(PodState.OVER if gone and free_since_grant >= limits.settle else PodState.LIVING)
+        try:
+            everything = await self._containers.processes(pod)
+        except Unreadable:
+            return Standing(PodState.LIVING)
+        baseline = grant.baseline
+        if pod == asking and grant.exception == "adopted" and not baseline:
+            # It was adopted when its processes could not be told; a pod that starts a container has its sandbox.
+            baseline = presumed_sandbox(everything, held=False)
+        processes = remaining(everything, baseline)
+        if pod == asking:
+            return Standing(PodState.LIVING if processes else PodState.OVER, processes)
+        return standing(
+            processes,
+            self._absences.get(pod, PodAbsence()),
+            listed=self.reading.lists(pod),
+            trusted=self.reading.trust is Trust.TRUSTED,
+            sandbox=not baseline or len(processes) < len(everything),
+            firsts=self._known_firsts(pod),
+            now=self._clock.monotonic(),
+            grant_age=_age(grant, wall),
+            dying_grace=limits.dying_grace,
+            settle=limits.settle,
+        )
+
+
+def _age(grant: Grant, wall: float) -> float:
+    """Seconds since ``grant``; a grant from the future means that the clock was set back, and is old."""
+    age = wall - grant.at
+    return age if age >= 0 else math.inf

@@ -1,0 +1,133 @@
+"""Service start: whatever happened before was not watched. Who has a device keeps it; everything else is dirty."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import replace
+
+from scrubber.domain.assignment import presumed_sandbox, remaining
+from scrubber.domain.device import Device
+from scrubber.domain.errors import DeviceFault, Unreadable
+from scrubber.domain.evidence import Outcome, ScrubRecord, Step
+from scrubber.domain.handover import HandOver
+from scrubber.domain.hygiene import Hygiene
+from scrubber.domain.leftover import PodState
+from scrubber.domain.record import DeviceRecord, Grant
+from scrubber.domain.signals import fault_finding
+from scrubber.engine.instruments import Instruments
+from scrubber.engine.keeper import Keeper
+from scrubber.engine.node import Node
+from scrubber.ports import Change, Event, LedgerState
+
+__all__ = ["reconcile", "welcome"]
+
+
+async def reconcile(node: Node, devices: Iterable[Device], state: LedgerState, *, instruments: Instruments) -> None:
+    """Bring ledger, kubelet and devices to one story; nothing is handed over before this is done.
+
+    Raises:
+        LedgerFailure: the new start cannot be recorded.
+    """
+    now = instruments.clock.wall()
+    boot = instruments.identity.boot
+    started = {
+        device.id: state.records.get(device.id, DeviceRecord(device.id)).service_started(boot) for device in devices
+    }
+    abandoned = tuple(_abandoned(scrub, now) for scrub in state.unfinished)
+    event = Event("service.started", now, fields={"devices": len(started), "abandoned_scrubs": len(abandoned)})
+    await instruments.ledger.commit(Change(records=tuple(started.values()), scrubs=abandoned, events=(event,)))
+    instruments.journal.tell([event])
+    keepers = [node.keeper(device, started[device.id]) for device in devices]
+    await _look_at_all(keepers, instruments)
+    for keeper in keepers:
+        node.add(keeper)
+    node.ready()
+
+
+async def welcome(node: Node, device: Device, state: LedgerState, *, instruments: Instruments) -> None:
+    """A device that appeared while the service runs: known from the ledger or new, and dirty either way."""
+    known = node.gone.get(device.id) or state.records.get(device.id) or DeviceRecord(device.id)
+    record = known.service_started(instruments.identity.boot)
+    event = Event("device.appeared", instruments.clock.wall(), device.id)
+    await instruments.ledger.commit(Change(records=(record,), events=(event,)))
+    instruments.journal.tell([event])
+    keeper = node.keeper(device, record)
+    await _look_at_all([keeper], instruments)
+    node.add(keeper)
+
+
+def _abandoned(scrub: ScrubRecord, now: float) -> ScrubRecord:
+    return replace(scrub, ended=now, outcome=Outcome.ABANDONED)
+
+
+async def _look_at_all(keepers: Iterable[Keeper], instruments: Instruments) -> None:
+    """Find out who has these devices, before anybody else may do anything with them."""
+    everything = list(keepers)
+    grants = [grant for keeper in everything for grant in keeper.record.open_grants]
+    instruments.pods.track_more(grant.pod for grant in grants if grant.pod is not None)
+    await instruments.pods.refresh()
+    await asyncio.gather(*(_look_at(keeper, instruments) for keeper in everything))
+
+
+async def _look_at(keeper: Keeper, instruments: Instruments) -> None:
+    """A device that cannot be looked at is out of service, stays with the pods it was granted to, and stops nothing."""
+    try:
+        await _adopt_if_used(keeper, instruments)
+    except DeviceFault as fault:
+        if keeper.record.open_grants and keeper.record.hygiene is Hygiene.DIRTY:
+            await keeper.adopt(None)
+        await keeper.report([fault_finding(Step.HOLDERS, fault)])
+
+
+async def _adopt_if_used(keeper: Keeper, instruments: Instruments) -> None:
+    """Leave a device with the pod that has it; otherwise it stays dirty, and tending scrubs it.
+
+    An orphaned eraser holds its device too: it is ended first, or left for the scrub to deal with.
+    """
+    limits = instruments.policy().limits
+    orphan = await instruments.eraser.orphan(keeper.device)
+    if orphan is not None:
+        ended = await instruments.eraser.end_orphan(keeper.device, limits.question * 5)
+        fields = {"pid": orphan, "ended": ended}
+        event = Event("eraser.orphan", instruments.clock.wall(), keeper.device.id, fields=fields)
+        await instruments.ledger.commit(Change(events=(event,)))
+        instruments.journal.tell([event])
+        if not ended:
+            return
+    held = await keeper.held()
+    for _, where in await keeper.standings():
+        if where.state is PodState.LIVING:
+            await keeper.adopt(None)
+            return
+    await _adopt_stranger(keeper, instruments, held=held)
+
+
+async def _adopt_stranger(keeper: Keeper, instruments: Instruments, *, held: bool) -> None:
+    """A pod that was there before this ledger: adopted if it runs, not if it only waits for its start."""
+    reading = instruments.pods.reading
+    device = keeper.device.id
+    assignment = reading.assignment_of(device) or reading.hint_of(device)
+    if assignment is None or assignment.pod.uid is None:
+        return
+    try:
+        processes = await instruments.containers.processes(assignment.pod)
+        sandbox = presumed_sandbox(processes, held=held)
+    except Unreadable:
+        sandbox, running = (), True
+    else:
+        running = bool(remaining(processes, sandbox))
+    if not held and not running:
+        return
+    record = keeper.record
+    await keeper.adopt(
+        Grant(
+            record.grants + 1,
+            assignment,
+            HandOver.UNKNOWN,
+            instruments.clock.wall(),
+            instruments.identity.boot,
+            exception="adopted",
+            baseline=sandbox,
+        )
+    )

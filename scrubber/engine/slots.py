@@ -1,0 +1,49 @@
+"""Eraser slots: how many erasers work at once on the node, and who goes first."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from itertools import count
+
+__all__ = ["Slots"]
+
+
+class Slots:
+    """A bounded number of slots. When one is free, it goes to a scrub that somebody waits for, else to the oldest."""
+
+    def __init__(self, size: int) -> None:
+        self._free = size
+        self._order = count()
+        self._waiting: list[tuple[int, asyncio.Future[None], Callable[[], bool]]] = []
+
+    @asynccontextmanager
+    async def slot(self, urgent: Callable[[], bool]) -> AsyncIterator[None]:
+        """Hold a slot; ``urgent`` is asked at the moment one becomes free."""
+        if self._free > 0 and not self._waiting:
+            self._free -= 1
+        else:
+            turn = asyncio.get_running_loop().create_future()
+            entry = (next(self._order), turn, urgent)
+            heapq.heappush(self._waiting, entry)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn.done() and not turn.cancelled():
+                    self._pass_on()
+                raise
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        self._waiting = [entry for entry in self._waiting if not entry[1].done()]
+        if not self._waiting:
+            self._free += 1
+            return
+        chosen = min(self._waiting, key=lambda entry: (not entry[2](), entry[0]))
+        self._waiting.remove(chosen)
+        chosen[1].set_result(None)

@@ -1,0 +1,22 @@
+"""Health: a snapshot of what the driver says, compared with what the policy accepts."""
+
+from __future__ import annotations
+
+from scrubber.domain.evidence import Path, Severity, Step, StepResult, Verdict
+from scrubber.domain.signals import snapshot_findings
+from scrubber.engine.steps.work import Work
+
+__all__ = ["check_health"]
+
+
+async def check_health(work: Work) -> StepResult:
+    """On the slow path a fresh snapshot: what the other steps did to the device counts."""
+    start = work.instruments.clock.monotonic()
+    fresh = work.plan.path is Path.SLOW
+    snapshot = await (work.instruments.telemetry.snapshot(work.device) if fresh else work.one_snapshot())
+    findings = snapshot_findings(snapshot, work.policy)
+    bad = any(finding.severity is Severity.FAULT for finding in findings)
+    verdict = Verdict.FAILED if bad else Verdict.PASSED
+    return StepResult(
+        Step.HEALTH, verdict, work.instruments.clock.monotonic() - start, findings, {"findings": len(findings)}
+    )

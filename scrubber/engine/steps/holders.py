@@ -1,0 +1,135 @@
+"""Holders: every earlier pod is over, its proved leftovers are ended, and nobody holds the device."""
+
+from __future__ import annotations
+
+from scrubber.domain.errors import Unreadable
+from scrubber.domain.evidence import Finding, Severity, Step, StepResult, Verdict
+from scrubber.domain.leftover import PodState
+from scrubber.domain.policy import Enforcement
+from scrubber.domain.telemetry import Holder, HolderKind
+from scrubber.engine.steps.work import Work
+
+__all__ = ["check_holders", "clear_holders"]
+
+
+async def check_holders(work: Work) -> StepResult:
+    """The fast path's question: does anybody at all hold the device? No walk, nobody is ended."""
+    start = work.instruments.clock.monotonic()
+    held = await work.instruments.holders.held(work.device)
+    findings = (work.dirty(Step.HOLDERS, "held", "Somebody holds the device."),) if held else ()
+    verdict = Verdict.FAILED if held else Verdict.PASSED
+    return StepResult(
+        Step.HOLDERS, verdict, work.instruments.clock.monotonic() - start, findings, {"holders": int(held)}
+    )
+
+
+async def clear_holders(work: Work) -> StepResult:
+    """The slow path's act: orphaned erasers first, then earlier pods and their leftovers, then whoever is left."""
+    instruments, clock = work.instruments, work.instruments.clock
+    start = clock.monotonic()
+    findings: list[Finding] = []
+    ended = 0
+
+    orphan = await instruments.eraser.orphan(work.device)
+    if orphan is not None:
+        gone = await instruments.eraser.end_orphan(work.device, work.policy.limits.question * 5)
+        if gone:
+            findings.append(
+                Finding(
+                    Step.HOLDERS,
+                    "orphaned-eraser",
+                    Severity.NOTE,
+                    f"Eraser {orphan} was left; it is over.",
+                    {"pid": orphan},
+                )
+            )
+        else:
+            sentence = f"Eraser {orphan} of an earlier scrub cannot be ended."
+            findings.append(Finding(Step.HOLDERS, "eraser-unkillable", Severity.FAULT, sentence, {"pid": orphan}))
+
+    if not findings or findings[-1].severity is Severity.NOTE:
+        more, ended = await _end_leftovers(work)
+        findings += more
+    if not any(finding.severity in (Severity.DIRTY, Severity.FAULT) for finding in findings):
+        findings += await _holders_left(work)
+
+    bad = any(finding.severity in (Severity.DIRTY, Severity.FAULT) for finding in findings)
+    return StepResult(
+        Step.HOLDERS,
+        Verdict.FAILED if bad else Verdict.PASSED,
+        clock.monotonic() - start,
+        tuple(findings),
+        {"leftovers_ended": ended, "earlier_pods": len(work.record.open_grants)},
+        instruments.containers.not_covered(),
+    )
+
+
+async def _end_leftovers(work: Work) -> tuple[list[Finding], int]:
+    """Findings about earlier grants' pods, and how many processes were ended."""
+    instruments, limits = work.instruments, work.policy.limits
+    findings: list[Finding] = []
+    ended = 0
+    for grant, where in await work.standings():
+        if where.state is PodState.OVER:
+            continue
+        if where.state is PodState.LIVING or grant.pod is None:
+            findings.append(
+                work.dirty(Step.HOLDERS, "earlier-pod-lives", _still_there(grant.pod, len(where.processes)))
+            )
+            continue
+        if work.policy.enforcement is Enforcement.OBSERVE:
+            sentence = f"{len(where.processes)} leftover(s) would be ended: {where.proof}."
+            findings.append(work.dirty(Step.HOLDERS, "leftovers-observed", sentence))
+            continue
+        try:
+            survivors = await instruments.containers.end(grant.pod, where.processes, limits.question * 5)
+        except Unreadable as unreadable:
+            findings.append(work.dirty(Step.HOLDERS, "leftovers-unreadable", str(unreadable)))
+            continue
+        gone = [process for process in where.processes if process not in survivors]
+        ended += len(gone)
+        if gone:
+            sentence = f"{len(gone)} leftover(s) of {grant.pod.namespace}/{grant.pod.name} ended: {where.proof}."
+            findings.append(
+                Finding(
+                    Step.HOLDERS,
+                    "leftovers",
+                    Severity.NOTE,
+                    sentence,
+                    {"pids": " ".join(str(process.pid) for process in gone)},
+                )
+            )
+        if survivors:
+            sentence = f"{len(survivors)} leftover(s) could not be ended (PID {survivors[0].pid} first)."
+            findings.append(Finding(Step.HOLDERS, "unkillable", Severity.FAULT, sentence, {"alive": len(survivors)}))
+    return findings, ended
+
+
+def _still_there(pod: object, processes: int) -> str:
+    name = f"{getattr(pod, 'namespace', '?')}/{getattr(pod, 'name', '?')}" if pod is not None else "an unknown pod"
+    what = f"{processes} process(es) of it live" if processes else "it may still be starting or holding the device"
+    return f"The earlier pod {name} is not over: {what}."
+
+
+async def _holders_left(work: Work) -> list[Finding]:
+    """Whoever holds the device once every earlier pod is over: nobody of them may be ended."""
+    if not await work.instruments.holders.held(work.device):
+        return []
+    report = await work.instruments.holders.holders(work.device)
+    return [await _about(work, holder) for holder in report.holders] or [
+        work.dirty(Step.HOLDERS, "held", "The device was held a moment ago; it is looked at again.")
+    ]
+
+
+async def _about(work: Work, holder: Holder) -> Finding:
+    if holder.kind is HolderKind.GHOST:
+        # A reset is a ghost's only cure, so a plan that has one goes on; the eraser's fence has the last word.
+        cured = Step.RESET in work.plan.steps
+        sentence = "Something holds the device and no process can be found for it."
+        return Finding(Step.HOLDERS, "ghost", Severity.NOTE if cured else Severity.FAULT, sentence)
+    if holder.kind is HolderKind.UNKILLABLE:
+        sentence = f"PID {holder.pid} holds the device and cannot be ended (uninterruptible)."
+        return Finding(Step.HOLDERS, "unkillable", Severity.FAULT, sentence, {"pid": holder.pid})
+    uid = await work.instruments.containers.pod_uid_of(holder.pid)
+    who = f"PID {holder.pid} ({holder.command or 'unknown'})" + (f" of pod {uid}" if uid is not None else "")
+    return work.dirty(Step.HOLDERS, "unknown-holder", f"{who} holds the device without a grant.")

@@ -1,0 +1,70 @@
+"""Memory: audit, clear, verify, in an eraser child that is killed at its deadline."""
+
+from __future__ import annotations
+
+from scrubber.domain.errors import Held, Stuck
+from scrubber.domain.evidence import Finding, Severity, Step, StepResult, Verdict
+from scrubber.engine.steps.work import Work
+from scrubber.ports import EraseReport, EraseRequest
+
+__all__ = ["clear_memory"]
+
+
+async def clear_memory(work: Work) -> StepResult:
+    """Clear all of it. The seconds count from the moment that an eraser slot was free."""
+    instruments = work.instruments
+    limit = work.policy.limits.memory_deadline(work.device.memory_bytes)
+    request = EraseRequest(
+        work.scrub, audit=work.policy.memory.audit, pattern=work.policy.memory.pattern, deadline=limit
+    )
+    async with instruments.slots.slot(work.urgent):
+        start = instruments.clock.monotonic()
+        try:
+            report = await instruments.eraser.erase(work.device, request, work.progress)
+        except Held as held:
+            finding = work.dirty(Step.MEMORY, "held", str(held))
+            return StepResult(Step.MEMORY, Verdict.FAILED, instruments.clock.monotonic() - start, (finding,))
+        except Stuck as stuck:
+            sentence = f"The memory was not cleared within {limit:.0f} s: {stuck}"
+            finding = Finding(Step.MEMORY, "erase-timeout", Severity.FAULT, sentence)
+            return StepResult(Step.MEMORY, Verdict.FAILED, instruments.clock.monotonic() - start, (finding,))
+        return _judge(work, report, instruments.clock.monotonic() - start)
+
+
+def _unaccounted(report: EraseReport) -> bool:
+    """Whether bytes are neither proved clear nor counted as not covered, with a sentence that says which they are."""
+    reached = report.total_bytes - report.not_covered_bytes
+    unnamed = report.not_covered_bytes > 0 and not report.not_covered
+    return reached <= 0 or min(report.cleared_bytes, report.verified_bytes) < reached or unnamed
+
+
+def _judge(work: Work, report: EraseReport, seconds: float) -> StepResult:
+    findings: list[Finding] = []
+    if report.fence_broken:
+        findings.append(
+            work.dirty(Step.MEMORY, "fence-broken", "Somebody tried to open the device while it was cleared.")
+        )
+    elif report.failed_bytes:
+        sentence = f"{report.failed_bytes} bytes did not read back as zeros."
+        evidence = {"failed_bytes": report.failed_bytes}
+        findings.append(Finding(Step.MEMORY, "verification-failed", Severity.FAULT, sentence, evidence))
+    elif _unaccounted(report):
+        sentence = f"{report.cleared_bytes} cleared and {report.verified_bytes} verified of {report.total_bytes} bytes."
+        findings.append(Finding(Step.MEMORY, "not-all-cleared", Severity.FAULT, sentence))
+    if report.residue_bytes:
+        sentence = f"{report.residue_bytes} bytes of residue were found and cleared."
+        evidence = {"residue_bytes": report.residue_bytes}
+        findings.append(Finding(Step.MEMORY, "residue", Severity.NOTE, sentence, evidence))
+    if report.mended is not None:
+        findings.append(Finding(Step.MEMORY, "size-mended", Severity.NOTE, report.mended))
+    bad = any(finding.severity in (Severity.DIRTY, Severity.FAULT) for finding in findings)
+    measured: dict[str, str | int | float | bool | None] = {
+        "total_bytes": report.total_bytes,
+        "cleared_bytes": report.cleared_bytes,
+        "verified_bytes": report.verified_bytes,
+        "residue_bytes": report.residue_bytes,
+        **{f"{phase}_seconds": round(duration, 6) for phase, duration in report.seconds_by_phase},
+    }
+    return StepResult(
+        Step.MEMORY, Verdict.FAILED if bad else Verdict.PASSED, seconds, tuple(findings), measured, report.not_covered
+    )

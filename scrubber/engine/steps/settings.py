@@ -1,0 +1,51 @@
+"""Settings: the same state for every container run; brought back, and read back."""
+
+from __future__ import annotations
+
+from scrubber.domain.evidence import Finding, Severity, Step, StepResult, Verdict
+from scrubber.domain.signals import settings_off, wanted_settings
+from scrubber.engine.steps.work import Work
+
+__all__ = ["check_settings", "restore_settings"]
+
+
+async def check_settings(work: Work) -> StepResult:
+    """Whether the settings are as wanted; changes nothing."""
+    start = work.instruments.clock.monotonic()
+    off = settings_off(await work.one_snapshot(), work.policy)
+    findings = tuple(
+        work.dirty(Step.SETTINGS, "settings-off", f"{name} is {found}, not {wanted}.")
+        for name, (found, wanted) in sorted(off.items())
+    )
+    verdict = Verdict.FAILED if off else Verdict.PASSED
+    return StepResult(Step.SETTINGS, verdict, work.instruments.clock.monotonic() - start, findings, {"off": len(off)})
+
+
+async def restore_settings(work: Work) -> StepResult:
+    """Bring back whatever is off. A setting that does not come back is the device's fault."""
+    instruments = work.instruments
+    start = instruments.clock.monotonic()
+    snapshot = await instruments.telemetry.snapshot(work.device)
+    off = settings_off(snapshot, work.policy)
+    findings = [
+        Finding(Step.SETTINGS, "settings-restored", Severity.NOTE, f"{name} was {found}, is {wanted} again.")
+        for name, (found, wanted) in sorted(off.items())
+    ]
+    if off:
+        wanted = wanted_settings(snapshot, work.policy)
+        after = await instruments.settings.restore(work.device, wanted)
+        stay = sorted(name for name in off if after.get(name) != wanted[name])
+        findings = [
+            Finding(
+                Step.SETTINGS, "settings-stay", Severity.FAULT, f"{name} stays {after.get(name)}, not {wanted[name]}."
+            )
+            for name in stay
+        ] or findings
+    bad = any(finding.severity is Severity.FAULT for finding in findings)
+    return StepResult(
+        Step.SETTINGS,
+        Verdict.FAILED if bad else Verdict.PASSED,
+        instruments.clock.monotonic() - start,
+        tuple(findings),
+        {"checked": len(snapshot.settings), "restored": 0 if bad else len(off)},
+    )

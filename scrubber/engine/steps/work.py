@@ -1,0 +1,49 @@
+"""What a step gets: the device, its record as of the start, the rules, the instruments, and where progress goes."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from scrubber.domain.device import Device
+from scrubber.domain.evidence import Finding, Severity, Step
+from scrubber.domain.leftover import Standing
+from scrubber.domain.policy import Plan, Policy
+from scrubber.domain.record import DeviceRecord, Grant
+from scrubber.domain.telemetry import Snapshot
+from scrubber.engine.instruments import Instruments
+from scrubber.ports import Progress
+
+__all__ = ["Work"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """One scrub's context.
+
+    Attributes:
+        standings: where the pod of each open grant stands now.
+        urgent: whether somebody waits for this scrub now.
+        progress: receives how far the eraser is.
+    """
+
+    scrub: str
+    device: Device
+    record: DeviceRecord
+    plan: Plan
+    policy: Policy
+    instruments: Instruments
+    standings: Callable[[], Awaitable[list[tuple[Grant, Standing]]]]
+    urgent: Callable[[], bool]
+    progress: Callable[[Progress], None]
+    answers: dict[str, Snapshot] = field(default_factory=dict)
+
+    async def one_snapshot(self) -> Snapshot:
+        """The same batch of answers for every check of a fast path; raises what the telemetry port raises."""
+        if self.device.id not in self.answers:
+            self.answers[self.device.id] = await self.instruments.telemetry.snapshot(self.device)
+        return self.answers[self.device.id]
+
+    def dirty(self, step: Step, code: str, sentence: str) -> Finding:
+        """A finding that leaves the device dirty without blaming it."""
+        return Finding(step, code, Severity.DIRTY, sentence)

@@ -1,0 +1,107 @@
+"""Tending: what a device needs when nobody asks. One loop per device, driven by one pure decision."""
+
+from __future__ import annotations
+
+import asyncio
+
+from scrubber.domain.errors import DeviceFault, ScrubberError
+from scrubber.domain.evidence import Occasion, Severity
+from scrubber.domain.health import WayBack
+from scrubber.domain.tending import Act, next_need
+from scrubber.engine.instruments import Instruments
+from scrubber.engine.keeper import Keeper
+from scrubber.engine.node import Node
+from scrubber.engine.watch import quarantine_unreadable
+
+__all__ = ["tend", "tend_all"]
+
+_PAUSE_FIRST, _PAUSE_LAST = 0.2, 5.0
+
+
+async def tend_all(node: Node, *, instruments: Instruments) -> None:
+    """Tend every device that the node has, also those that come later. Nothing happens before the node is ready."""
+    loops: dict[str, tuple[Keeper, asyncio.Task[None]]] = {}
+    version = 0
+    async with asyncio.TaskGroup() as group:
+        while True:
+            view = await node.changed(version)
+            version = view.version
+            if not view.ready:
+                continue
+            for device, (keeper, task) in list(loops.items()):
+                if node.keepers.get(device) is not keeper:
+                    task.cancel()
+                    del loops[device]
+            for device, keeper in node.keepers.items():
+                if device not in loops:
+                    loop = tend(keeper, instruments=instruments, occasion=Occasion.SERVICE_START)
+                    loops[device] = (keeper, group.create_task(loop, name=f"tend {device}"))
+
+
+async def tend(keeper: Keeper, *, instruments: Instruments, occasion: Occasion) -> None:
+    """Until cancelled: scrub what is dirty and free, recover, prove.
+
+    Args:
+        occasion: of the first scrub (service start); later ones are for a release.
+    """
+    pause = _PAUSE_FIRST
+    while True:
+        keeper.wake.clear()
+        job = keeper.job
+        if job is not None:
+            await job.over()
+            continue
+        need = next_need(keeper.record, instruments.policy(), instruments.identity)
+        now = instruments.clock.wall()
+        if need.act is Act.NOTHING:
+            await keeper.wake.wait()
+            pause = _PAUSE_FIRST
+            continue
+        if need.due is not None and need.due > now:
+            # A clock that was set back must not keep a device waiting for the future.
+            longest = max(instruments.policy().recovery.backoff_max, instruments.policy().recovery.probation_interval)
+            if need.due - now <= longest:
+                await _sleep(keeper, instruments, need.due - now)
+                continue
+        try:
+            if need.act is Act.SETTLE:
+                await keeper.settle()
+                continue
+            await instruments.pods.refresh()
+            held_up = await keeper.obstacle(keeper.waiting) is not None
+            if not held_up and not await _condition_stands(keeper, instruments, need.act):
+                recover = need.act is Act.RECOVER
+                why = occasion if need.act is Act.SCRUB else Occasion.RECOVERY
+                started = await keeper.start_scrub(why, asking=keeper.waiting, recover=recover)
+                before = keeper.record.version
+                await started.over()
+                occasion = Occasion.RELEASE
+                if keeper.record.version > before and keeper.record.certificate is not None:
+                    pause = _PAUSE_FIRST
+                    continue
+        except ScrubberError as error:
+            # What cannot be read is out of service; for the rest the refusals say why, and the pause is enough.
+            if isinstance(error, DeviceFault):
+                await quarantine_unreadable(keeper, error)
+        # What this attempt itself changed is no reason to try again at once.
+        keeper.wake.clear()
+        await _sleep(keeper, instruments, pause)
+        pause = min(_PAUSE_LAST, pause * 2)
+
+
+async def _sleep(keeper: Keeper, instruments: Instruments, seconds: float) -> None:
+    """Sleep, unless something about the device changes."""
+    try:
+        async with instruments.clock.timeout(seconds):
+            await keeper.wake.wait()
+    except TimeoutError:
+        return
+
+
+async def _condition_stands(keeper: Keeper, instruments: Instruments, act: Act) -> bool:
+    """For a cause that has to end by itself: whether it still stands. Waiting for it costs no attempt."""
+    cause = keeper.record.cause
+    if act is not Act.RECOVER or cause is None or cause.way_back is not WayBack.WAIT:
+        return False
+    findings = await keeper.look()
+    return any(finding.severity is Severity.FAULT for finding in findings)

@@ -1,0 +1,155 @@
+"""What the engine shows and answers: values that the servers turn into messages."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from scrubber.domain.device import Device, NodeIdentity
+from scrubber.domain.evidence import Certificate, Path, ScrubRecord, Step
+from scrubber.domain.handover import HandOver
+from scrubber.domain.policy import Policy
+from scrubber.domain.record import DeviceRecord
+from scrubber.ports import HistoryEntry, HistoryQuery, Progress
+
+__all__ = [
+    "DeviceView",
+    "Granted",
+    "HandOverCall",
+    "NodeView",
+    "ScrubNews",
+    "Service",
+    "ServiceView",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceView:
+    """One device as it is now. ``scrub`` is the id of the scrub under way."""
+
+    device: Device
+    record: DeviceRecord
+    scrub: str | None = None
+
+    @property
+    def refusal(self) -> str:
+        """What a pod's status may say about the device; empty while it is advertised. Names no tenant."""
+        if self.record.advertised:
+            return ""
+        cause = self.record.cause
+        why = f" ({cause.code})" if cause is not None else ""
+        way = f" {cause.return_sentence}" if cause is not None else ""
+        return f"Device {self.device.id} is {self.record.health.value}{why}.{way}"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """All devices at one version.
+
+    Attributes:
+        ready: False until every device was looked at once after a start.
+        epoch: changes with every start of the service.
+        ledger: ``"ok"``, or the sentence why nothing is handed over.
+    """
+
+    version: int
+    devices: tuple[DeviceView, ...]
+    ready: bool
+    epoch: str
+    ledger: str = "ok"
+
+
+@dataclass(frozen=True, slots=True)
+class HandOverCall:
+    """A request to hand devices over. ``wait_seconds`` None means the policy's limit.
+
+    ``reserved_unseen`` names ids that were allocated while the service could not be told.
+    """
+
+    devices: tuple[str, ...]
+    wait_seconds: float | None = None
+    reserved_unseen: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """One device of a hand-over that was granted."""
+
+    device: str
+    grant: int
+    kind: HandOver
+    path: Path
+    certificate: str | None
+    exception: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubNews:
+    """An update on a scrub: how far a step is, or (``finished`` set) how it ended."""
+
+    scrub: str
+    device: str
+    step: Step | None = None
+    progress: Progress | None = None
+    joined: bool = False
+    finished: ScrubRecord | None = None
+    certificate: Certificate | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceView:
+    """What runs here. ``ledger`` is ``"ok"`` or the sentence why nothing is handed over."""
+
+    version: str
+    backend: str
+    identity: NodeIdentity
+    policy: Policy
+    ledger: str
+    epoch: str
+
+
+class Service(Protocol):
+    """The engine as the servers see it; :class:`scrubber.engine.node.Node` is the one that there is.
+
+    Every method may raise the errors of :mod:`scrubber.domain.errors`.
+    """
+
+    def view(self) -> NodeView:
+        """The present state, without waiting."""
+
+    async def changed(self, since: int) -> NodeView:
+        """The newest state as soon as its version is above ``since``. Consumers that are slow skip versions."""
+
+    def info(self) -> ServiceView: ...
+
+    async def reserve(self, devices: Sequence[str]) -> tuple[str, ...]:
+        """Note an Allocate, which starts what is dirty and free; answers ids of the scrubs that are under way already.
+
+        Answers at once and touches no hardware.
+
+        Raises:
+            InvalidRequest: unknown, duplicate or no ids.
+            Quarantined: one of the devices is out of service. Nothing else is ever refused here.
+        """
+
+    async def hand_over(self, call: HandOverCall) -> tuple[Granted, ...]:
+        """All devices of ``call`` or none; the gate. Cancelling it stops the waiting, not the scrubs.
+
+        Raises:
+            InvalidRequest, Quarantined, NotReady, Held, LedgerFailure.
+        """
+
+    def scrub(self, device: str, path: Path, actor: str) -> AsyncIterator[ScrubNews]:
+        """Scrub on demand, or join the scrub under way; ends after the update that has ``finished`` set.
+
+        Raises:
+            InvalidRequest: no such device.
+            Held: it is in use.
+        """
+
+    async def quarantine(self, device: str, reason: str, actor: str) -> DeviceView: ...
+
+    async def unquarantine(self, device: str, reason: str, actor: str) -> DeviceView: ...
+
+    async def history(self, query: HistoryQuery) -> Sequence[HistoryEntry]: ...

@@ -1,0 +1,152 @@
+"""The watch: what happens to devices when nobody asks. It submits what it sees; keepers decide what that means."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from scrubber.domain.errors import DeviceFault, LedgerFailure, ScrubberError
+from scrubber.domain.evidence import Step
+from scrubber.domain.hygiene import Hygiene
+from scrubber.domain.leftover import PodState
+from scrubber.domain.signals import fault_finding
+from scrubber.engine.instruments import Instruments
+from scrubber.engine.keeper import Keeper
+from scrubber.engine.node import Node
+from scrubber.ports import Inventory
+
+__all__ = ["follow_signals", "quarantine_unreadable", "watch_health", "watch_inventory", "watch_pods"]
+
+
+async def follow_signals(node: Node, *, instruments: Instruments) -> None:
+    """Look at a device as soon as the driver says that something happened to it; one look at a time per device."""
+    looking: set[str] = set()
+    again: set[str] = set()
+
+    async def look(keeper: Keeper) -> None:
+        device = keeper.device.id
+        looking.add(device)
+        try:
+            again.add(device)
+            while device in again:
+                again.discard(device)
+                await _quietly(keeper, keeper.look)
+        finally:
+            looking.discard(device)
+
+    async with asyncio.TaskGroup() as group:
+        async for signal in instruments.telemetry.signals():
+            if signal.device is None:
+                node.inventory_changed.set()
+            for keeper in list(node.keepers.values()):
+                if signal.device not in (None, keeper.device.id):
+                    continue
+                if keeper.device.id in looking:
+                    again.add(keeper.device.id)
+                else:
+                    group.create_task(look(keeper), name=f"look {keeper.device.id}")
+
+
+async def watch_health(node: Node, *, instruments: Instruments, interval: float) -> None:
+    """Compare snapshots on a period: signals are edges and can be missed. A hung device delays no other."""
+    while True:
+        await asyncio.gather(*(_quietly(keeper, keeper.look) for keeper in list(node.keepers.values())))
+        await instruments.clock.sleep(interval)
+
+
+async def watch_pods(node: Node, *, instruments: Instruments, interval: float) -> None:
+    """Notice releases and ungranted use, every ``interval`` seconds and whenever the node wants it sooner."""
+    while True:
+        node.notice.clear()
+        node.track()
+        await instruments.pods.refresh()
+        looks = [_quietly(keeper, partial(_look_at_use, keeper, instruments)) for keeper in node.keepers.values()]
+        await asyncio.gather(*looks)
+        try:
+            async with instruments.clock.timeout(interval):
+                await node.notice.wait()
+        except TimeoutError:
+            continue
+
+
+async def _look_at_use(keeper: Keeper, instruments: Instruments) -> None:
+    if keeper.record.hygiene is Hygiene.CLEAN:
+        await keeper.touched()
+        return
+    record = keeper.record
+    if record.hygiene is Hygiene.IN_USE and await _given_back(keeper, instruments):
+        await keeper.release(record)
+
+
+async def _given_back(keeper: Keeper, instruments: Instruments) -> bool:
+    """Whether every pod that was granted the device is gone for the kubelet, and over or a proved leftover.
+
+    A pod that no witness names may be anywhere: only the next hand-over asks for its device, except when the device is
+    out of service and nobody was seen to hold it for the settle time. It could never come back otherwise.
+    """
+    held = await keeper.held()
+    for grant in keeper.record.open_grants:
+        if grant.pod is not None:
+            await instruments.pods.sample(grant.pod)
+    standings = await keeper.standings()
+    # A leftover explains who holds the device; without one it is somebody whom no grant explains.
+    if held and not any(where.state is PodState.LEFTOVER for _, where in standings):
+        return False
+    for grant, where in standings:
+        if where.state is PodState.LIVING:
+            return False
+        if grant.pod is None and keeper.record.advertised:
+            return False
+        if grant.pod is not None and not instruments.pods.absent(grant.pod):
+            return False
+    return bool(standings)
+
+
+async def watch_inventory(
+    node: Node, *, inventory: Inventory, instruments: Instruments, welcome: Callable[[str], Awaitable[None]]
+) -> None:
+    """Follow devices that come and go.
+
+    Args:
+        welcome: makes a keeper for a new device, by its id.
+    """
+    while True:
+        await node.inventory_changed.wait()
+        node.inventory_changed.clear()
+        failed = False
+        try:
+            there = {device.id for device in await inventory.devices()}
+        except ScrubberError:
+            there, failed = set(node.keepers), True
+        gone = [partial(node.lost, device) for device in sorted(node.keepers.keys() - there)]
+        new = [partial(welcome, device) for device in sorted(there - node.keepers.keys())]
+        steps: list[Callable[[], Awaitable[None]]] = [*gone, *new]
+        for follow in steps:
+            try:
+                await follow()
+            except ScrubberError:
+                failed = True
+        if failed:
+            # Neither a driver that is away nor a ledger that is full may lose a change, nor one device another's.
+            await instruments.clock.sleep(1.0)
+            node.inventory_changed.set()
+
+
+async def quarantine_unreadable(keeper: Keeper, fault: DeviceFault) -> None:
+    """A device that cannot be looked at is out of service."""
+    try:
+        await keeper.report([fault_finding(Step.HOLDERS, fault)])
+    except LedgerFailure:
+        # Every hand-over is refused while the ledger fails; the next look finds the same fault.
+        return
+
+
+async def _quietly(keeper: Keeper, look: Callable[[], Awaitable[object]]) -> None:
+    """One look. What cannot be recorded now is seen again in the next round."""
+    try:
+        await look()
+    except DeviceFault as fault:
+        await quarantine_unreadable(keeper, fault)
+    except ScrubberError:
+        return

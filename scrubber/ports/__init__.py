@@ -1,0 +1,41 @@
+"""What the engine needs from the outside, as Protocols of at most four methods each.
+
+Each docstring states preconditions, units and errors. Unless it says otherwise a method raises
+:class:`scrubber.domain.errors.DeviceFault` (or a subclass) when the device cannot be trusted, and never returns
+made-up data. Methods may be cancelled at any ``await``; a cancelled method leaves nothing running on the device except
+where its docstring says so.
+"""
+
+from scrubber.ports.assignments import Assignments
+from scrubber.ports.clock import Clock
+from scrubber.ports.containers import Containers
+from scrubber.ports.eraser import Eraser, EraseReport, EraseRequest, Progress
+from scrubber.ports.holders import Holders
+from scrubber.ports.inventory import Inventory
+from scrubber.ports.journal import Event, Journal
+from scrubber.ports.ledger import Change, HistoryEntry, HistoryQuery, Ledger, LedgerState
+from scrubber.ports.resetter import Resetter
+from scrubber.ports.settings import Settings
+from scrubber.ports.telemetry import Telemetry
+
+__all__ = [
+    "Assignments",
+    "Change",
+    "Clock",
+    "Containers",
+    "EraseReport",
+    "EraseRequest",
+    "Eraser",
+    "Event",
+    "HistoryEntry",
+    "HistoryQuery",
+    "Holders",
+    "Inventory",
+    "Journal",
+    "Ledger",
+    "LedgerState",
+    "Progress",
+    "Resetter",
+    "Settings",
+    "Telemetry",
+]

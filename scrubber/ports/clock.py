@@ -1,0 +1,22 @@
+"""Time, so that tests own it. Engine code sleeps and times out through this only."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+__all__ = ["Clock"]
+
+
+class Clock(Protocol):
+    def monotonic(self) -> float:
+        """Seconds that never go backwards; for deadlines inside one process."""
+
+    def wall(self) -> float:
+        """Seconds since the epoch; for the ledger and for people."""
+
+    async def sleep(self, seconds: float) -> None:
+        """Return after ``seconds``; 0 yields to other tasks once."""
+
+    def timeout(self, seconds: float) -> AbstractAsyncContextManager[object]:
+        """Cancel the body after ``seconds`` and raise :class:`TimeoutError` from the ``async with``."""

@@ -1,0 +1,96 @@
+"""The durable record: one transaction per change, audit rows included."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from scrubber.domain.evidence import Certificate, ScrubRecord
+from scrubber.domain.record import DeviceRecord, Grant
+from scrubber.ports.journal import Event
+
+__all__ = ["Change", "HistoryEntry", "HistoryQuery", "Ledger", "LedgerState"]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Everything that one decision changes; stored whole or not at all.
+
+    Attributes:
+        records: the new record of each device that changes; each must be exactly one version ahead of the stored one.
+        grants: (device, grant) pairs that are new.
+        certificates: issued, or used up (``next_grant`` now set): stored under their id.
+        scrubs: started or finished: stored under their id.
+        events: become audit rows, in order.
+    """
+
+    records: tuple[DeviceRecord, ...] = ()
+    grants: tuple[tuple[str, Grant], ...] = ()
+    certificates: tuple[Certificate, ...] = ()
+    scrubs: tuple[ScrubRecord, ...] = ()
+    events: tuple[Event, ...] = ()
+
+    def __or__(self, other: Change) -> Change:
+        """Both, in one transaction."""
+        return Change(
+            self.records + other.records,
+            self.grants + other.grants,
+            self.certificates + other.certificates,
+            self.scrubs + other.scrubs,
+            self.events + other.events,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerState:
+    """What a start finds: the record of each device, scrubs that never ended, and the head of the audit chain."""
+
+    records: Mapping[str, DeviceRecord] = field(default_factory=dict)
+    unfinished: tuple[ScrubRecord, ...] = ()
+    head_sequence: int = 0
+    head_hash: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryQuery:
+    """Which part of the past; newest first, at most ``limit`` entries."""
+
+    device: str | None = None
+    since: float | None = None
+    limit: int = 100
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryEntry:
+    """One audit row: the event, its sequence and hash in the chain, and the scrub or certificate it names, if any."""
+
+    sequence: int
+    hash: str
+    event: Event
+    scrub: ScrubRecord | None = None
+    certificate: Certificate | None = None
+
+
+class Ledger(Protocol):
+    async def load(self) -> LedgerState:
+        """The state as of the last commit.
+
+        Raises:
+            LedgerFailure: corrupt, truncated, newer than this program, or its audit chain is broken.
+        """
+
+    async def commit(self, change: Change) -> None:
+        """Store ``change`` durably (it survives a power cut once this returns), or raise and store nothing of it.
+
+        A cancelled commit may or may not have happened: callers shield it.
+
+        Raises:
+            LedgerFailure: full, read-only, corrupt, or a record is not one version ahead of what is stored.
+        """
+
+    async def history(self, query: HistoryQuery) -> Sequence[HistoryEntry]:
+        """Audit rows, newest first."""
+
+    async def close(self) -> None:
+        """Let go of the files; nothing may be committed afterwards."""

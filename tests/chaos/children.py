@@ -1,0 +1,73 @@
+"""The children of a daemon that a test started, and signals that reach them and nobody else."""
+
+from __future__ import annotations
+
+import os
+import signal as signals
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["ERASER", "DaemonChild", "children_of", "state_of"]
+
+ERASER = "scrubber.adapters.sim.eraser"
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonChild:
+    """A child process of ``parent`` that runs ``python -m module``."""
+
+    pid: int
+    parent: int
+    module: str
+
+    def signal(self, number: signals.Signals) -> bool:
+        """Send a signal if the process is still that child; False when it has ended meanwhile."""
+        handle = self.signal_and_keep(number)
+        if handle is None:
+            return False
+        os.close(handle)
+        return True
+
+    def signal_and_keep(self, number: signals.Signals) -> int | None:
+        """The same, and the process's pidfd, for the caller to close; None when it has ended meanwhile."""
+        handle: int | None = None
+        try:
+            handle = os.pidfd_open(self.pid)
+            if _child(self.pid, self.parent) == self:
+                signals.pidfd_send_signal(handle, number)
+                return handle
+        except ProcessLookupError:
+            pass
+        if handle is not None:
+            os.close(handle)
+        return None
+
+
+def children_of(parent: int) -> list[DaemonChild]:
+    """The living children of ``parent`` that run a module, oldest PID first."""
+    pids = sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
+    return [child for pid in pids if (child := _child(pid, parent)) is not None]
+
+
+def state_of(pid: int) -> str:
+    """The state letter of a process (proc(5)); ``Z`` when there is none."""
+    fields = _stat(pid)
+    return fields[0] if fields else "Z"
+
+
+def _child(pid: int, parent: int) -> DaemonChild | None:
+    fields = _stat(pid)
+    if not fields or int(fields[1]) != parent or fields[0] in "ZX":
+        return None
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return None
+    return DaemonChild(pid, parent, words[words.index("-m") + 1]) if "-m" in words[:-1] else None
+
+
+def _stat(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []

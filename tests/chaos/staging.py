@@ -1,0 +1,70 @@
+"""The stage of the chaos tests: the shipped daemons on small devices, with a policy and a kubelet on a faster clock."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from plugin.emulator.stage import Stage, quick_kubelet
+
+__all__ = ["SOON", "chaos_stage", "until"]
+
+SOON = 30.0
+"""Seconds within which what must happen happens, on a busy machine too; nothing is measured by it."""
+
+POLICY = """\
+name: chaos
+limits:
+  dying-grace: 1s
+  settle: 500ms
+  memory-floor: 1500ms
+recovery:
+  backoff-initial: 100ms
+  backoff-max: 400ms
+  attempts: 1000
+  probation-scrubs: 1
+  probation-interval: 50ms
+"""
+TIMINGS = replace(quick_kubelet(0.05), pre_start_retry=(0.3, 0.5), exit_noticed=(0.0, 0.05))
+
+_T = TypeVar("_T")
+
+
+@asynccontextmanager
+async def chaos_stage(
+    tmp_path: Path, *, devices: int = 4, memory: str = "4MiB", memory_floor: str = "1500ms"
+) -> AsyncIterator[Stage]:
+    """Both daemons running. Their logs end up in ``tmp_path``, which pytest keeps for whoever reads a failure.
+
+    Args:
+        memory_floor: how long an eraser may take; slow clearing is a fault when it takes longer.
+    """
+    policy = tmp_path / "chaos.yaml"
+    policy.write_text(POLICY.replace("1500ms", memory_floor))
+    async with Stage(devices=devices, memory=memory, policy=str(policy), timings=TIMINGS) as stage:
+        try:
+            await stage.start_daemons(SOON)
+            yield stage
+        finally:
+            for log in (stage.service.log, stage.plugin.log):
+                shutil.copy(log, tmp_path)
+
+
+async def until(look: Callable[[], _T], what: str) -> _T:
+    """The first true answer of ``look``: for what only ``/proc`` or a file tells, which rings no bell.
+
+    Raises:
+        TimeoutError: ``what`` did not happen in time.
+    """
+    loop = asyncio.get_running_loop()
+    end = loop.time() + SOON
+    while not (answer := look()):
+        if loop.time() > end:
+            raise TimeoutError(f"{what} did not happen within {SOON:g} s")
+        await asyncio.sleep(0.005)
+    return answer

@@ -1,0 +1,82 @@
+"""kill -9, two hundred times and more, of everything that may die, under pods that come and go.
+
+The tenants give evidence themselves: each reads its device first thing, writes its own text and watches it. What they
+saw, what the kubelet did, and what the ledger says must agree (:mod:`tests.chaos.verdict`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from plugin.emulator.stage import RESOURCE
+from scrubber.adapters.ledger.offline import verify
+from scrubber.adapters.sim import control
+from tests.chaos import verdict
+from tests.chaos.staging import SOON, chaos_stage
+from tests.chaos.storm import Hand, Supervisor, Workload
+
+KILLS = 205
+LANES = 4
+
+
+@pytest.fixture
+def seed() -> int:
+    """Of everything random in the test; ``CHAOS_SEED`` repeats a run as far as the machine does."""
+    return int(os.environ.get("CHAOS_SEED") or random.SystemRandom().randrange(10**9))
+
+
+@pytest.mark.timeout(300)
+async def test_two_hundred_kills_leave_no_dirty_grant_no_damaged_tenant_and_no_gap_in_the_record(
+    tmp_path: Path, seed: int
+) -> None:
+    print(f"CHAOS_SEED={seed}")
+    rng = random.Random(seed)
+    report = tmp_path / "report"
+    async with chaos_stage(tmp_path) as stage:
+        loop = asyncio.get_running_loop()
+        wall = time.time() - loop.time()
+        service, plugin = Supervisor(stage.service, rng), Supervisor(stage.plugin, rng)
+        enough = asyncio.Event()
+        workload, hand = Workload(stage, report, rng, enough), Hand(stage, service, plugin, rng)
+        supervisors = [loop.create_task(service.run()), loop.create_task(plugin.run())]
+        try:
+            async with asyncio.TaskGroup() as storm:
+                for _ in range(LANES):
+                    storm.create_task(workload.run())
+                await hand.run(KILLS)
+                enough.set()
+            control.clear(stage.sim, None, ["slow-clear"])
+            await hand.let_go()
+            await stage.kubelet.changed(lambda kubelet: kubelet.allocatable(RESOURCE) == 4, SOON)
+            await stage.devices_are(
+                lambda devices: len(devices) == 4 and all(each.state == "clean" for each in devices), SOON
+            )
+        finally:
+            print(f"kills {dict(hand.kills)}, also {dict(hand.others)}; {workload.started} pods started")
+            for each in supervisors:
+                each.cancel()
+            await asyncio.gather(*supervisors, return_exceptions=True)
+            await hand.let_go()
+        ends = [await stage.plugin.stop(SOON), await stage.service.stop(SOON)]
+        chain = verify(stage.directory / "state")
+        record = verdict.read_ledger(stage.directory / "state", tmp_path)
+        events, reports = list(stage.kubelet.events), verdict.read_reports(report)
+
+    assert verdict.dirty_starts(reports, events) == []
+    assert verdict.bytes_that_were_touched(reports) == []
+    assert workload.damaged == []
+    assert chain.intact, chain.sentence
+    assert (chain.pruned.sequence, chain.head.sequence) == (0, chain.rows)
+    assert 1 < record.audit.count("service.started") <= service.lives
+    assert verdict.starts_without_a_grant(events, record, wall=wall) == []
+    assert verdict.certificates_that_do_not_carry_their_grant(record) == []
+    assert set(service.deaths) | set(plugin.deaths) == {-9}, "nothing but a kill ends a daemon"
+    assert ends == [0, 0]
+    assert workload.started > 2 * LANES
+    assert hand.kills.total() >= 200

@@ -1,0 +1,96 @@
+"""The judge of the chaos test finds each flaw that it is there to find, and none where there is none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from plugin.emulator.events import KubeletEvent
+from scrubber.domain.assignment import Assignment, Pod
+from scrubber.domain.evidence import Certificate, Path
+from scrubber.domain.handover import HandOver
+from scrubber.domain.record import Grant
+from tests.chaos.verdict import (
+    Record,
+    Report,
+    bytes_that_were_touched,
+    certificates_that_do_not_carry_their_grant,
+    dirty_starts,
+    skipped_starts,
+    starts_without_a_grant,
+)
+
+ASKED = KubeletEvent(
+    1.0, "PreStartContainer", duration=0.5, devices=("gpu",), pod="team-a/p", pod_uid="u", container="main"
+)
+STARTED = replace(ASKED, at=2.0, name="ContainerStarted", duration=0.0)
+AGAIN = replace(STARTED, at=9.0)
+CAME = Report("came", "team-a/p/main", at=2.1, device="simgpu0")
+SLOW = Certificate(
+    *("slow-1", "node", "boot", "driver", "gpu", 1, 0, Path.SLOW, "scrub-1", ("memory",), (), "chaos", "digest", 100.0),
+    next_grant=1,
+)
+FAST = replace(SLOW, id="fast-1", sequence=2, path=Path.FAST, rests_on="slow-1")
+GRANT = Grant(
+    1,
+    Assignment(Pod("team-a", "p", "u"), "main", frozenset({"gpu"})),
+    HandOver.OTHER_TENANT,
+    at=101.4,
+    boot="boot",
+    certificate="fast-1",
+)
+CLOCKS_APART = 100.0
+
+
+def record(*grants: Grant, **changed: Certificate) -> Record:
+    return Record({"gpu": grants}, {"slow-1": SLOW, "fast-1": FAST} | changed, ())
+
+
+def test_a_start_on_somebody_elses_bytes_is_dirty() -> None:
+    assert dirty_starts([CAME], [ASKED, STARTED]) == []
+    (flaw,) = dirty_starts([replace(CAME, strange=7, found="secret")], [ASKED, STARTED])
+    assert "found 7 bytes on simgpu0: 'secret'" in flaw
+
+
+def test_a_start_that_the_kubelet_asked_nobody_about_is_the_kubelets_own() -> None:
+    assert skipped_starts([ASKED, STARTED]) == []
+    assert skipped_starts([ASKED, STARTED, AGAIN]) == [AGAIN]
+    assert skipped_starts([replace(ASKED, outcome="Unavailable"), STARTED]) == [STARTED]
+    assert dirty_starts([replace(CAME, strange=7, at=9.5)], [ASKED, STARTED, AGAIN]) == []
+
+
+def test_bytes_that_were_lost_under_a_tenant_are_told() -> None:
+    left = Report("left", "team-a/p/main", at=3.0)
+    assert bytes_that_were_touched([CAME, left]) == []
+    assert bytes_that_were_touched([CAME, replace(left, damaged=4096)]) != []
+
+
+def test_each_start_has_a_grant_of_its_own() -> None:
+    assert starts_without_a_grant([ASKED, STARTED], record(GRANT), wall=CLOCKS_APART) == []
+    twice = [ASKED, STARTED, replace(ASKED, at=8.0), AGAIN]
+    assert len(starts_without_a_grant(twice, record(GRANT), wall=CLOCKS_APART)) == 1
+    assert starts_without_a_grant([ASKED, STARTED], record(), wall=CLOCKS_APART) != []
+    another = replace(GRANT, assignment=Assignment(Pod("team-a", "p", "v"), "main", frozenset({"gpu"})))
+    assert starts_without_a_grant([ASKED, STARTED], record(another), wall=CLOCKS_APART) != []
+    nobody = replace(GRANT, assignment=None)
+    assert starts_without_a_grant([ASKED, STARTED], record(nobody), wall=CLOCKS_APART) == []
+
+
+def test_a_certificate_carries_one_grant_and_no_other() -> None:
+    flaws = certificates_that_do_not_carry_their_grant
+    assert flaws(record(GRANT)) == []
+    assert "rests on nothing" in flaws(record(replace(GRANT, certificate=None)))[0]
+    assert "stands where number 1 belongs" in flaws(record(replace(GRANT, sequence=2)))[0]
+    assert any("used up" in flaw for flaw in flaws(record(GRANT, replace(GRANT, sequence=2))))
+    assert any("proves its memory" in each for each in flaws(record(GRANT, **{"fast-1": replace(FAST, rests_on=None)})))
+    assert any("older" in each for each in flaws(record(GRANT, **{"slow-1": replace(SLOW, previous_grant=5)})))
+    assert any("for grant 3" in each for each in flaws(record(GRANT, **{"slow-1": replace(SLOW, next_grant=3)})))
+    assert any(
+        "cleared no memory" in each for each in flaws(record(GRANT, **{"slow-1": replace(SLOW, path=Path.FAST)}))
+    )
+
+
+def test_the_policys_exception_and_an_adoption_need_no_certificate_of_the_memory() -> None:
+    by_exception = replace(GRANT, sequence=2, exception="same-container", certificate="fast-2")
+    checks = replace(FAST, id="fast-2", sequence=3, previous_grant=1, next_grant=2, rests_on=None)
+    adopted = replace(GRANT, sequence=3, exception="adopted", certificate=None)
+    assert certificates_that_do_not_carry_their_grant(record(GRANT, by_exception, adopted, **{"fast-2": checks})) == []

@@ -1,0 +1,155 @@
+"""A node made of values, for the sockets to serve: it answers what a test tells it to, and notes what it was asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+
+from scrubber.domain.device import Access, AccessKind, Device, NodeIdentity
+from scrubber.domain.evidence import Certificate, Occasion, Outcome, Path, ScrubRecord, Step
+from scrubber.domain.handover import HandOver
+from scrubber.domain.policy import Policy
+from scrubber.domain.record import DeviceRecord
+from scrubber.engine.views import DeviceView, Granted, HandOverCall, NodeView, ScrubNews, ServiceView
+from scrubber.ports import Event, HistoryEntry, HistoryQuery, Progress
+
+IDENTITY = NodeIdentity(node="node-1", boot="boot-1", driver="sim-1")
+
+CERTIFICATE = Certificate(
+    id="cert-1",
+    node=IDENTITY.node,
+    boot=IDENTITY.boot,
+    driver=IDENTITY.driver,
+    device="GPU-a0",
+    sequence=3,
+    previous_grant=2,
+    path=Path.SLOW,
+    scrub="scrub-1",
+    covered=("memory: 8 of 8 bytes cleared and verified",),
+    not_covered=("on-chip memory",),
+    policy="default",
+    policy_digest="d1",
+    issued_at=1000.5,
+)
+
+
+def device(index: int) -> Device:
+    """Device ``GPU-a<index>`` with everything filled in."""
+    return Device(
+        id=f"GPU-a{index}",
+        index=str(index),
+        model="Simulated",
+        memory_bytes=8 << 20,
+        numa_node=index % 2,
+        peers=frozenset({f"GPU-a{index ^ 1}"}),
+        access=(Access(AccessKind.MOUNT, f"/sim/devices/{index}/memory", f"/dev/simgpu{index}"),),
+    )
+
+
+class FakeNode:
+    """A :class:`scrubber.engine.views.Service`.
+
+    Attributes:
+        failure: raised by the next calls that act or ask the ledger, when set.
+        busy: hand-overs wait until it is set; clear it to hold them up.
+        waiting: set while a hand-over waits.
+        cancelled: set once a hand-over that waited was cancelled.
+        asked: what was asked, in order.
+    """
+
+    def __init__(self, devices: int = 2) -> None:
+        self._view = NodeView(
+            version=1,
+            devices=tuple(DeviceView(device(n), DeviceRecord(f"GPU-a{n}")) for n in range(devices)),
+            ready=True,
+            epoch="epoch-1",
+        )
+        self._news = asyncio.Condition()
+        self.ledger = "ok"
+        self.failure: Exception | None = None
+        self.busy = asyncio.Event()
+        self.busy.set()
+        self.waiting = asyncio.Event()
+        self.cancelled = asyncio.Event()
+        self.asked: list[object] = []
+        self.past: list[HistoryEntry] = []
+
+    async def show(self, *, ready: bool | None = None, **records: DeviceRecord) -> int:
+        """Replace records by device index (``d0=…``), make a new version of the view, and answer its number."""
+        devices = tuple(
+            replace(each, record=records.get(f"d{each.device.index}", each.record)) for each in self._view.devices
+        )
+        async with self._news:
+            self._view = replace(
+                self._view,
+                version=self._view.version + 1,
+                devices=devices,
+                ready=self._view.ready if ready is None else ready,
+            )
+            self._news.notify_all()
+        return self._view.version
+
+    def record(self, index: int) -> DeviceRecord:
+        return self._view.devices[index].record
+
+    def view(self) -> NodeView:
+        return self._view
+
+    async def changed(self, since: int) -> NodeView:
+        async with self._news:
+            await self._news.wait_for(lambda: self._view.version > since)
+            return self._view
+
+    def info(self) -> ServiceView:
+        return ServiceView("0.1.0", "sim", IDENTITY, Policy(digest="d1"), self.ledger, self._view.epoch)
+
+    async def reserve(self, devices: Sequence[str]) -> tuple[str, ...]:
+        self._note(("reserve", *devices))
+        return tuple(f"scrub-{each}" for each in devices)
+
+    async def hand_over(self, call: HandOverCall) -> tuple[Granted, ...]:
+        self._note(call)
+        self.waiting.set()
+        try:
+            await self.busy.wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        return tuple(
+            Granted(each, n, HandOver.OTHER_TENANT, Path.SLOW, CERTIFICATE.id, None)
+            for n, each in enumerate(call.devices, 1)
+        )
+
+    async def scrub(self, device: str, path: Path, actor: str) -> AsyncIterator[ScrubNews]:
+        self._note(("scrub", device, path, actor))
+        yield ScrubNews("scrub-1", device, Step.MEMORY, Progress("clear", 4, 8), joined=True)
+        ended = ScrubRecord(
+            "scrub-1", device, path, Occasion.ON_DEMAND, 1000.0, 1001.0, Outcome.PASSED, (), CERTIFICATE.id, actor
+        )
+        yield ScrubNews("scrub-1", device, joined=True, finished=ended, certificate=CERTIFICATE)
+
+    async def quarantine(self, device: str, reason: str, actor: str) -> DeviceView:
+        self._note(("quarantine", device, reason, actor))
+        return self._named(device)
+
+    async def unquarantine(self, device: str, reason: str, actor: str) -> DeviceView:
+        self._note(("unquarantine", device, reason, actor))
+        return self._named(device)
+
+    async def history(self, query: HistoryQuery) -> Sequence[HistoryEntry]:
+        self._note(query)
+        return [each for each in self.past if query.device in (None, each.event.device)][: query.limit]
+
+    def remember(self, name: str, device: str | None, **fields: str | int | float | bool | None) -> None:
+        """Put one more audit row into the past."""
+        number = len(self.past) + 1
+        self.past.insert(0, HistoryEntry(number, f"hash-{number}", Event(name, 1000.0 + number, device, fields=fields)))
+
+    def _named(self, device: str) -> DeviceView:
+        return next(each for each in self._view.devices if each.device.id == device)
+
+    def _note(self, asked: object) -> None:
+        self.asked.append(asked)
+        if self.failure is not None:
+            raise self.failure

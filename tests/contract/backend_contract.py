@@ -1,0 +1,255 @@
+"""What every backend must do, whatever its devices are made of: the simulated node, NVML against a stand-in, a real GPU.
+
+A test module of a backend derives a ``Test…`` class from :class:`BackendContract` and provides a ``rig`` fixture: the
+backend, started, with at least two devices that nobody holds, and the hands that do to a device what the world does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import pytest
+
+from scrubber.domain.device import Device
+from scrubber.domain.errors import Away, Held, Lost, Stuck, Unreadable
+from scrubber.domain.telemetry import HolderKind, Signal
+from scrubber.ports import Eraser, EraseRequest, Holders, Inventory, Progress, Resetter, Settings, Telemetry
+
+__all__ = ["Backend", "BackendContract", "Rig", "request"]
+
+
+class Backend(Protocol):
+    """The device ports of one node."""
+
+    @property
+    def inventory(self) -> Inventory: ...
+    @property
+    def holders(self) -> Holders: ...
+    @property
+    def telemetry(self) -> Telemetry: ...
+    @property
+    def settings(self) -> Settings: ...
+    @property
+    def resetter(self) -> Resetter: ...
+    @property
+    def eraser(self) -> Eraser: ...
+
+
+class Rig(Protocol):
+    """A backend, and the world around its devices."""
+
+    @property
+    def backend(self) -> Backend: ...
+
+    def fill(self, device: Device, text: str) -> None:
+        """Leave ``text`` all over the memory, and let go."""
+
+    def content(self, device: Device) -> bytes:
+        """All of the memory."""
+
+    def hold(self, device: Device) -> AbstractContextManager[int]:
+        """A process of somebody else's that has the device open; its PID."""
+
+    def raise_xid(self, device: Device, code: int) -> None: ...
+    def add_ecc_errors(self, device: Device, errors: int) -> None: ...
+    def lose(self, device: Device) -> None: ...
+    def hang(self, device: Device) -> None: ...
+    def fail_resets(self, device: Device) -> None: ...
+    def change_setting(self, device: Device, name: str, value: str) -> None: ...
+    def remove_driver(self) -> None: ...
+
+
+def request(*, audit: bool = True, pattern: bool = False, deadline: float = 30.0) -> EraseRequest:
+    return EraseRequest("scrub-1", audit=audit, pattern=pattern, deadline=deadline)
+
+
+async def two(rig: Rig) -> tuple[Device, Device]:
+    first, second, *_ = await rig.backend.inventory.devices()
+    return first, second
+
+
+def unheard(_: Progress) -> None:
+    """A caller that does not care how far it is."""
+
+
+class BackendContract:
+    """Derive from it and provide ``rig``."""
+
+    # --- inventory
+
+    async def test_devices_are_told_apart_and_in_order(self, rig: Rig) -> None:
+        devices = await rig.backend.inventory.devices()
+        assert len({device.id for device in devices}) == len(devices) >= 2
+        assert [device.index for device in devices] == sorted(device.index for device in devices)
+        assert all(device.memory_bytes > 0 and device.model and device.access for device in devices)
+        assert devices == await rig.backend.inventory.devices()
+
+    async def test_the_identity_names_node_boot_and_driver(self, rig: Rig) -> None:
+        identity = await rig.backend.inventory.identity()
+        assert identity.node
+        assert identity.boot
+        assert identity.driver
+
+    async def test_a_driver_that_is_gone_is_away_and_its_devices_unreadable(self, rig: Rig) -> None:
+        device, _ = await two(rig)
+        rig.remove_driver()
+        with pytest.raises(Away):
+            await rig.backend.inventory.devices()
+        with pytest.raises(Away):
+            await rig.backend.inventory.identity()
+        with pytest.raises(Unreadable):
+            await rig.backend.telemetry.snapshot(device)
+
+    # --- holders
+
+    async def test_a_free_device_has_no_holders(self, rig: Rig) -> None:
+        device, _ = await two(rig)
+        assert not await rig.backend.holders.held(device)
+        assert (await rig.backend.holders.holders(device)).holders == ()
+
+    async def test_a_holder_is_found_by_pid_and_start_time_on_its_device_alone(self, rig: Rig) -> None:
+        device, other = await two(rig)
+        with rig.hold(device) as pid:
+            assert await rig.backend.holders.held(device)
+            assert not await rig.backend.holders.held(other)
+            (holder,) = (await rig.backend.holders.holders(device)).holders
+            assert (holder.pid, holder.kind) == (pid, HolderKind.PROCESS)
+            assert holder.started > 0
+        assert not await rig.backend.holders.held(device)
+
+    # --- telemetry
+
+    async def test_a_healthy_snapshot_has_nothing_to_report(self, rig: Rig) -> None:
+        device, _ = await two(rig)
+        snapshot = await rig.backend.telemetry.snapshot(device)
+        assert snapshot.device == device.id
+        assert snapshot.xids == {}
+        assert not snapshot.ecc_uncorrected
+        assert snapshot.recovery in (None, "none")
+        assert set(snapshot.defaults) == set(snapshot.settings)
+
+    async def test_an_xid_is_a_signal_and_a_condition_of_its_device_alone(self, rig: Rig) -> None:
+        device, other = await two(rig)
+        signals = rig.backend.telemetry.signals()
+        rig.raise_xid(device, 95)
+        async with asyncio.timeout(10):
+            assert await anext(signals) == Signal(device.id, "xid", 95)
+        assert (await rig.backend.telemetry.snapshot(device)).xids == {95: 1}
+        assert (await rig.backend.telemetry.snapshot(other)).xids == {}
+
+    async def test_a_lost_device_is_lost_and_the_others_answer(self, rig: Rig) -> None:
+        device, other = await two(rig)
+        rig.lose(device)
+        with pytest.raises(Lost):
+            await rig.backend.telemetry.snapshot(device)
+        assert (await rig.backend.telemetry.snapshot(other)).device == other.id
+
+    async def test_a_stuck_device_is_stuck_and_the_others_answer(self, rig: Rig) -> None:
+        device, other = await two(rig)
+        rig.hang(device)
+        stuck = asyncio.create_task(rig.backend.telemetry.snapshot(device))
+        assert (await rig.backend.telemetry.snapshot(other)).device == other.id
+        with pytest.raises(Stuck):
+            await stuck
+        assert (await rig.backend.telemetry.snapshot(other)).device == other.id
+
+    # --- settings
+
+    async def test_a_changed_setting_is_seen_and_brought_back(self, rig: Rig) -> None:
+        device, other = await two(rig)
+        wanted: Mapping[str, str] = (await rig.backend.telemetry.snapshot(device)).defaults
+        name = min(wanted)
+        rig.change_setting(device, name, "tampered")
+        assert (await rig.backend.telemetry.snapshot(device)).settings[name] == "tampered"
+        assert await rig.backend.settings.restore(device, wanted) == wanted
+        for each in (device, other):
+            assert (await rig.backend.telemetry.snapshot(each)).settings == wanted
+
+    async def test_a_setting_that_does_not_apply_is_left_out(self, rig: Rig) -> None:
+        device, _ = await two(rig)
+        assert await rig.backend.settings.restore(device, {"no_such_setting": "1"}) == {}
+
+    # --- resets
+
+    async def test_a_reset_lifts_the_conditions_and_clears_no_memory(self, rig: Rig) -> None:
+        device, _ = await two(rig)
+        rig.fill(device, "secret")
+        rig.raise_xid(device, 95)
+        rig.add_ecc_errors(device, 2)
+        assert (await rig.backend.telemetry.snapshot(device)).ecc_uncorrected == 2
+        assert await rig.backend.resetter.unavailable(device) is None
+        await rig.backend.resetter.reset(device, 30.0)
+        after = await rig.backend.telemetry.snapshot(device)
+        assert (after.xids, after.ecc_uncorrected) == ({}, 0)
+        assert b"secret" in rig.content(device)
+
+    async def test_a_reset_that_fails_says_so_and_the_condition_stands(self, rig: Rig) -> None:
+        device, _ = await two(rig)
+        rig.raise_xid(device, 95)
+        rig.fail_resets(device)
+        with pytest.raises(Unreadable):
+            await rig.backend.resetter.reset(device, 30.0)
+        assert (await rig.backend.telemetry.snapshot(device)).xids == {95: 1}
+
+    async def test_a_device_that_somebody_holds_is_not_reset_and_not_blamed(self, rig: Rig) -> None:
+        device, _ = await two(rig)
+        rig.raise_xid(device, 95)
+        with rig.hold(device), pytest.raises(Held):
+            await rig.backend.resetter.reset(device, 30.0)
+        assert (await rig.backend.telemetry.snapshot(device)).xids == {95: 1}
+        await rig.backend.resetter.reset(device, 30.0)
+        assert (await rig.backend.telemetry.snapshot(device)).xids == {}
+
+    async def test_a_reset_of_a_stuck_device_ends_at_its_deadline(self, rig: Rig) -> None:
+        device, _ = await two(rig)
+        rig.hang(device)
+        with pytest.raises(Stuck):
+            await rig.backend.resetter.reset(device, 0.2)
+
+    # --- clearing
+
+    async def test_what_a_tenant_left_is_counted_cleared_and_verified(self, rig: Rig) -> None:
+        device, other = await two(rig)
+        rig.fill(device, "secret")
+        rig.fill(other, "somebody else's")
+        seen: list[Progress] = []
+        report = await rig.backend.eraser.erase(device, request(), seen.append)
+        assert report.total_bytes == report.cleared_bytes == report.verified_bytes == device.memory_bytes
+        assert report.residue_bytes == device.memory_bytes
+        assert (report.failed_bytes, report.fence_broken, report.mended) == (0, False, None)
+        assert rig.content(device).strip(b"\0") == b""
+        assert rig.content(other).startswith(b"somebody else's")
+        phases = list(dict.fromkeys(progress.phase for progress in seen))
+        assert phases == ["audit", "clear", "verify"] == [phase for phase, _ in report.seconds_by_phase]
+        assert all(0 <= progress.done_bytes <= progress.total_bytes == device.memory_bytes for progress in seen)
+        assert seen[-1].done_bytes == device.memory_bytes
+
+    async def test_a_clean_device_has_no_residue_and_an_audit_that_did_not_run_says_nothing(self, rig: Rig) -> None:
+        device, _ = await two(rig)
+        await rig.backend.eraser.erase(device, request(), unheard)
+        assert (await rig.backend.eraser.erase(device, request(), unheard)).residue_bytes == 0
+        assert (await rig.backend.eraser.erase(device, request(audit=False), unheard)).residue_bytes is None
+
+    async def test_the_pattern_pass_leaves_nothing_behind(self, rig: Rig) -> None:
+        device, _ = await two(rig)
+        report = await rig.backend.eraser.erase(device, request(pattern=True), unheard)
+        assert report.failed_bytes == 0
+        assert "pattern" in dict(report.seconds_by_phase)
+        assert rig.content(device).strip(b"\0") == b""
+
+    async def test_a_device_that_somebody_holds_is_not_touched(self, rig: Rig) -> None:
+        device, _ = await two(rig)
+        rig.fill(device, "secret")
+        with rig.hold(device), pytest.raises(Held):
+            await rig.backend.eraser.erase(device, request(), unheard)
+        assert rig.content(device).startswith(b"secret")
+
+    async def test_nobody_holds_a_device_once_its_eraser_has_reported(self, rig: Rig) -> None:
+        device, _ = await two(rig)
+        await rig.backend.eraser.erase(device, request(), unheard)
+        assert not await rig.backend.holders.held(device)
+        assert await rig.backend.eraser.orphan(device) is None
+        assert await rig.backend.eraser.end_orphan(device, 1.0)

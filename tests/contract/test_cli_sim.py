@@ -1,0 +1,215 @@
+"""``scrubber sim`` on real files: what it makes, breaks and mends is what the simulated node's driver then says."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scrubber.adapters.sim import control, layout, tenant
+from scrubber.cli.main import main
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("SCRUBBER_")]:
+        monkeypatch.delenv(name)
+
+
+def run(*words: str) -> object:
+    with pytest.raises(SystemExit) as ended:
+        main(["sim", *words])
+    return ended.value.code
+
+
+def answer(capsys: Capture, *words: str) -> Any:
+    assert run(*words, "-o", "json") == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.fixture
+def node(tmp_path: Path, capsys: Capture) -> Path:
+    directory = tmp_path / "node"
+    assert run("create", "--dir", str(directory), "--devices", "2", "--memory", "1MiB") == 0
+    capsys.readouterr()
+    return directory
+
+
+def faults(node: Path, index: str = "0") -> control.Faults:
+    return control.read(node / "devices" / index)
+
+
+class TestCreate:
+    def test_it_makes_what_was_asked_for(self, tmp_path: Path, capsys: Capture) -> None:
+        made = answer(capsys, "create", "--dir", str(tmp_path / "n"), "--devices", "3", "--memory", "2MiB")
+        assert [each["index"] for each in made] == ["0", "1", "2"]
+        for each in made:
+            assert each["memory_bytes"] == 2 * 1024 * 1024 == Path(each["memory"]).stat().st_size
+            assert (each["parent"], each["split"]) == (None, False)
+
+    def test_it_says_what_to_run_next(self, tmp_path: Path, capsys: Capture) -> None:
+        directory = tmp_path / "a node"
+        assert run("create", "--dir", str(directory), "--devices", "1", "--memory", "1MiB") == 0
+        out, err = capsys.readouterr()
+        assert "1 MiB" in out
+        assert err.startswith(f"Next: scrubber serve --backend sim --sim-dir '{directory}'")
+
+    def test_the_directory_may_come_from_the_environment(
+        self, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("SCRUBBER_SIM_DIR", str(tmp_path / "n"))
+        monkeypatch.setenv("SCRUBBER_SIM_DEVICES", "1")
+        monkeypatch.setenv("SCRUBBER_SIM_MEMORY", "4KiB")
+        assert [each["memory_bytes"] for each in answer(capsys, "create")] == [4096]
+
+    def test_another_node_is_never_made_over_the_one_that_is_there(self, node: Path, capsys: Capture) -> None:
+        before = layout.load(node)
+        assert run("create", "--dir", str(node), "--devices", "5", "--memory", "1MiB") == 2
+        assert capsys.readouterr().err.startswith("Error: ")
+        assert layout.load(node) == before
+
+    @pytest.mark.parametrize("words", [("--devices", "0"), ("--memory", "1000")])
+    def test_a_node_that_cannot_be_is_refused(self, tmp_path: Path, capsys: Capture, words: tuple[str, ...]) -> None:
+        assert run("create", "--dir", str(tmp_path / "n"), *words) == 2
+        assert capsys.readouterr().err.startswith("Error: ")
+
+
+class TestShape:
+    def test_a_gpu_is_split_and_made_whole_again(self, node: Path, capsys: Capture) -> None:
+        split = answer(capsys, "split", "--dir", str(node), "--device", "1", "--instances", "2")
+        parent = next(each for each in split if each["index"] == "1")
+        parts = [each for each in split if each["parent"] == parent["id"]]
+        assert parent["split"]
+        assert [each["index"] for each in parts] == ["1:0", "1:1"]
+        merged = answer(capsys, "merge", "--dir", str(node), "--device", "1")
+        assert [(each["index"], each["split"]) for each in merged] == [("0", False), ("1", False)]
+
+    def test_a_gpu_that_somebody_holds_is_not_split(self, node: Path, capsys: Capture) -> None:
+        with (node / "devices" / "0" / "memory").open("r+b"):
+            assert run("split", "--dir", str(node), "--device", "0") == 3
+        assert capsys.readouterr().err.startswith("Error: ")
+
+
+class TestFault:
+    def test_every_flag_breaks_what_it_says(self, node: Path) -> None:
+        words = ("--xid", "95", "--ecc", "2", "--slow-clear", "1500ms", "--reset", "fail", "--temperature", "99")
+        flags = ("--lost", "--stuck", "--wont-clear", "--ghost", "--unkillable")
+        assert run("fault", "--dir", str(node), "--device", "0", *words, *flags) == 0
+        assert faults(node) == control.Faults(
+            xids_seen={95: 1},
+            xids_standing=frozenset({95}),
+            ecc=2,
+            lost=True,
+            stuck=True,
+            slow_clear=1.5,
+            wont_clear=True,
+            reset_fails=True,
+            ghost=True,
+            unkillable=True,
+            temperature=99,
+        )
+        assert faults(node, "1") == control.Faults()
+
+    def test_the_driver_belongs_to_the_node(self, node: Path) -> None:
+        assert run("fault", "--dir", str(node), "--driver-absent") == 0
+        assert control.driver_absent(node)
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            pytest.param((), id="nothing"),
+            pytest.param(("--lost",), id="no device"),
+            pytest.param(("--device", "7", "--lost"), id="unknown device"),
+            pytest.param(("--device", "0", "--xid", "0"), id="no such XID"),
+            pytest.param(("--device", "0", "--reset", "perhaps"), id="unknown word"),
+        ],
+    )
+    def test_a_fault_that_cannot_be_is_refused(self, node: Path, capsys: Capture, words: tuple[str, ...]) -> None:
+        assert run("fault", "--dir", str(node), *words) == 2
+        assert "Error: " in capsys.readouterr().err
+        assert faults(node) == control.Faults()
+
+    def test_a_directory_without_a_node_is_refused(self, tmp_path: Path, capsys: Capture) -> None:
+        assert run("fault", "--dir", str(tmp_path), "--device", "0", "--lost") == 2
+        assert "holds no simulated node" in capsys.readouterr().err
+
+
+class TestClear:
+    @pytest.fixture(autouse=True)
+    def broken(self, node: Path) -> None:
+        for index in ("0", "1"):
+            assert run("fault", "--dir", str(node), "--device", index, "--xid", "95", "--lost") == 0
+        assert run("fault", "--dir", str(node), "--driver-absent") == 0
+
+    def test_a_device_is_mended(self, node: Path) -> None:
+        assert run("clear", "--dir", str(node), "--device", "0") == 0
+        assert faults(node) == control.Faults(xids_seen={95: 1})
+        assert faults(node, "1").lost
+
+    def test_one_condition_is_lifted(self, node: Path) -> None:
+        assert run("clear", "--dir", str(node), "--device", "0", "--condition", "lost") == 0
+        assert not faults(node).lost
+        assert faults(node).xids_standing == {95}
+
+    def test_the_whole_node_is_mended(self, node: Path) -> None:
+        assert run("clear", "--dir", str(node)) == 0
+        assert not control.driver_absent(node)
+        assert not faults(node).lost
+        assert not faults(node, "1").lost
+
+    def test_a_condition_that_nobody_knows_is_refused(self, node: Path, capsys: Capture) -> None:
+        assert run("clear", "--dir", str(node), "--condition", "sulking") == 2
+        assert "sulking" in capsys.readouterr().err
+
+
+class TestTenant:
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """In a process of its own: a tenant changes how signals reach the one it runs in."""
+        command = [sys.executable, "-m", "scrubber.cli.main", "sim", "tenant", *words]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    def test_it_writes_all_over_the_memory_and_another_finds_it(self, node: Path) -> None:
+        memory = str(node / "devices" / "0" / "memory")
+        assert self.run("--device", memory, "--write", "-secret- ").returncode == 0
+        first, *_ = self.run("--device", memory, "--read").stdout.splitlines()
+        seen = json.loads(first)
+        assert seen["residue_bytes"] == 1024 * 1024
+        assert seen["found"].startswith("-secret- -secret-")
+
+    def test_memory_that_is_not_as_expected_is_a_negative_verdict(self, node: Path) -> None:
+        assert self.run("--device", str(node / "devices" / "0" / "memory"), "--expect", "x").returncode == 1
+
+    def test_without_a_device_it_is_a_usage_error(self, tmp_path: Path) -> None:
+        ended = self.run("--device", str(tmp_path / "none"))
+        assert ended.returncode == 2
+        assert "cannot be opened" in ended.stderr
+
+    def test_every_flag_arrives(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        told: list[list[str]] = []
+
+        def note(argv: list[str]) -> int:
+            told.append(argv)
+            return 0
+
+        monkeypatch.setattr(tenant, "main", note)
+        words = ("--device=d", "--resize=4KiB", "--expect=e", "--write=--w", "--ready-file=r", "--hold=forever")
+        switches = ("--read", "--in-flight", "--mmap", "--leave-child", "--die-badly")
+        assert run("tenant", *words, *switches) == 0
+        (argv,) = told
+        assert set(argv) == {*words, *switches} - {"--resize=4KiB"} | {"--resize=4096"}
+
+    def test_it_offers_what_the_program_offers(self, capsys: Capture) -> None:
+        def flags() -> set[str]:
+            return set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", capsys.readouterr().out))
+
+        with pytest.raises(SystemExit):
+            tenant.main(["--help"])
+        programs = flags()
+        assert run("tenant", "--help") == 0
+        assert flags() == programs

@@ -1,0 +1,338 @@
+"""Containers of the emulated node are real processes: where they stand, what ends with them, what outlives what.
+
+Every test runs with the environment marker, and with control groups too where this machine lets us write them.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from plugin.emulator import Kubelet, Phase, PodStatus, RestartPolicy, markers, writable_cgroup_parent
+from plugin.emulator.cgroups import members, populated
+from plugin.emulator.pods import Pod as EmulatedPod
+from scrubber.adapters.containers import MarkerContainers
+from scrubber.domain.assignment import Pod
+from tests.emulation import (
+    RESOURCE,
+    SOON,
+    TinyPlugin,
+    alive,
+    container,
+    emulated,
+    ended,
+    listed,
+    pod,
+    registered,
+    serving,
+    timings,
+)
+
+CHILD = "sleep 60 & echo $! > child.pid; mv child.pid child; "
+
+
+def cgroups_can_be_written() -> bool:
+    parent = writable_cgroup_parent()
+    if parent is None:
+        return False
+    parent.rmdir()
+    return True
+
+
+IDENTITIES = ["marker", "cgroup"] if cgroups_can_be_written() else ["marker"]
+
+
+@pytest.fixture(params=IDENTITIES)
+async def kubelet(request: pytest.FixtureRequest, short_tmp: Path) -> AsyncIterator[Kubelet]:
+    async with emulated(short_tmp, cgroups=request.param == "cgroup") as running:
+        yield running
+
+
+async def child_of(kubelet: Kubelet, root: Path) -> int:
+    """The PID that ``CHILD`` wrote; the kubelet's bell rings often enough to look for it."""
+    await kubelet.changed(lambda _node: (root / "child").exists(), SOON)
+    return int((root / "child").read_text())
+
+
+async def events_later(kubelet: Kubelet, count: int, concerned: EmulatedPod) -> None:
+    """Wait until ``count`` more things have happened on the node, or nothing more will happen to the pod.
+
+    One that is refused, because its plugin is not registered again yet, makes nothing happen.
+    """
+    moment = len(kubelet.events) + count
+    await kubelet.changed(lambda node: concerned.phase.terminal or len(node.events) >= moment, SOON)
+
+
+async def test_the_log_directory_is_there_before_the_sandbox_and_names_the_uid(kubelet: Kubelet) -> None:
+    async with registered(kubelet, TinyPlugin()) as plugin:
+        seen: list[tuple[bool, int]] = []
+
+        async def look(_devices: list[str]) -> None:
+            seen.append((started.log_directory.is_dir(), len(markers.processes({started.uid}, markers.SANDBOX))))
+
+        plugin.on_pre_start = look
+        started = await kubelet.run(pod("p", namespace="team"))
+        await started.wait(Phase.RUNNING, SOON)
+        assert seen == [(True, 1)]
+        assert started.log_directory == kubelet.pod_logs / f"team_p_{started.uid}"
+
+
+async def test_a_container_runs_in_its_own_directory_with_the_pods_marker(kubelet: Kubelet) -> None:
+    done = await kubelet.run(pod("p", container("main", f"pwd; echo ${markers.POD_UID} ${markers.CONTAINER}", gpus=0)))
+    await done.wait(Phase.SUCCEEDED, SOON)
+    assert done.log("main").split() == [str(done.container_root("main")), done.uid, "main"]
+
+
+async def test_each_container_and_the_sandbox_stand_in_a_group_of_their_own_below_the_pods(short_tmp: Path) -> None:
+    parent = writable_cgroup_parent()
+    async with Kubelet(short_tmp, timings=timings(), cgroup_parent=parent) as kubelet:
+        running = await kubelet.run(pod("p", container("main", "exec sleep 60", gpus=0)))
+        status = await running.wait(Phase.RUNNING, SOON)
+        pid = status.containers["main"].pid
+        assert markers.processes({running.uid}, "main") == [pid]
+        if parent is not None:
+            groups = list((parent / "kubepods" / f"pod{running.uid}").glob("*/cgroup.procs"))
+            assert [len(group.parent.name) for group in groups] == [64, 64]
+            assert [pid] in [members(group.parent) for group in groups]
+    assert parent is None or not parent.exists()
+
+
+def it_runs_again(restarts: int, now: PodStatus) -> bool:
+    main = now.containers["main"]
+    return main.restarts == restarts and main.pid is not None
+
+
+async def test_each_run_of_a_container_is_a_container_of_its_own_and_the_sandbox_stays_the_same(
+    short_tmp: Path,
+) -> None:
+    """Else the first run's dead process would make leftovers of the second run's."""
+    async with emulated(short_tmp, cgroups=False) as kubelet:
+        forever = container("main", "exec sleep 60", gpus=0, restart=RestartPolicy.ALWAYS)
+        running = await kubelet.run(pod("p", forever, namespace="team"))
+        seen: list[dict[str, str]] = []
+        for restarts in (0, 1):
+            status = await running.wait(partial(it_runs_again, restarts), SOON)
+            found = await MarkerContainers().processes(Pod("team", "p", running.uid))
+            seen.append({process.container.partition("#")[0]: process.container for process in found})
+            os.kill(status.containers["main"].pid or 0, 9)
+    first, second = seen
+    assert first.keys() == second.keys() == {"main", markers.SANDBOX}
+    assert first[markers.SANDBOX] == second[markers.SANDBOX]
+    assert first["main"] != second["main"]
+
+
+async def test_the_rest_of_a_container_ends_with_its_first_process(kubelet: Kubelet) -> None:
+    done = await kubelet.run(pod("p", container("main", CHILD, gpus=0)))
+    await done.wait(Phase.SUCCEEDED, SOON)
+    assert not alive(await child_of(kubelet, done.container_root("main")))
+
+
+@pytest.mark.parametrize("identity", IDENTITIES)
+async def test_a_pod_may_leave_children_that_outlive_it_and_end_with_the_node(short_tmp: Path, identity: str) -> None:
+    async with emulated(short_tmp, cgroups=identity == "cgroup") as kubelet:
+        done = await kubelet.run(pod("p", container("main", CHILD, gpus=0), leave_children=True))
+        await done.wait(Phase.SUCCEEDED, SOON)
+        await kubelet.changed(lambda _node: not done.active, SOON)
+        child = await child_of(kubelet, done.container_root("main"))
+        assert alive(child)
+    assert not alive(child)
+
+
+async def test_the_group_of_a_leftover_stands_until_it_ends(short_tmp: Path) -> None:
+    parent = writable_cgroup_parent()
+    async with Kubelet(short_tmp, timings=timings(), cgroup_parent=parent) as kubelet:
+        done = await kubelet.run(pod("p", container("main", CHILD, gpus=0), leave_children=True))
+        await done.wait(Phase.SUCCEEDED, SOON)
+        await kubelet.changed(lambda _node: not done.active, SOON)
+        child = await child_of(kubelet, done.container_root("main"))
+        assert markers.processes({done.uid}) == [child]
+        if parent is not None:
+            group = parent / "kubepods" / f"pod{done.uid}"
+            assert populated(group)
+            os.kill(child, 9)
+            await kubelet.changed(lambda _node: not group.exists(), SOON)
+
+
+async def test_a_deleted_pod_is_asked_to_end_before_it_is_made_to(kubelet: Kubelet) -> None:
+    polite = "trap 'echo asked; exit 0' TERM; touch ready; while true; do sleep 0.01; done"
+    running = await kubelet.run(pod("p", container("main", polite, gpus=0)))
+    await running.wait(Phase.RUNNING, SOON)
+    await kubelet.changed(lambda _node: (running.container_root("main") / "ready").exists(), SOON)
+    await kubelet.delete(running, grace=SOON)
+    assert running.log("main") == "asked\n"
+
+
+async def test_a_pod_that_does_not_end_is_killed_after_its_grace_period(kubelet: Kubelet) -> None:
+    stubborn = "trap '' TERM; touch ready; while true; do sleep 0.01; done"
+    running = await kubelet.run(pod("p", container("main", stubborn, gpus=0)))
+    status = await running.wait(Phase.RUNNING, SOON)
+    await kubelet.changed(lambda _node: (running.container_root("main") / "ready").exists(), SOON)
+    await kubelet.delete(running, grace=0.05)
+    assert not alive(status.containers["main"].pid or 0)
+    assert running.status.containers["main"].exit_code == 128 + 9
+    assert running not in kubelet.pods
+
+
+async def test_a_forced_deletion_frees_the_device_while_its_holder_lives_on_beside_the_next(kubelet: Kubelet) -> None:
+    async with registered(kubelet, TinyPlugin(["a"])):
+        last = await kubelet.run(pod("last", container("main", "exec sleep 60")))
+        holder = (await last.wait(Phase.RUNNING, SOON)).containers["main"].pid or 0
+        await kubelet.delete(last, force=True, dying_for=3600.0)
+        assert await listed(kubelet) == {}
+        following = await kubelet.run(pod("next"))
+        assert following.device_ids == ("a",)
+        await following.wait(Phase.RUNNING, SOON)
+        assert alive(holder)
+
+
+async def test_what_a_forced_deletion_left_dying_does_end(kubelet: Kubelet) -> None:
+    last = await kubelet.run(pod("last", container("main", f"{CHILD} exec sleep 60", gpus=0)))
+    holder = (await last.wait(Phase.RUNNING, SOON)).containers["main"].pid or 0
+    child = await child_of(kubelet, last.container_root("main"))
+    await kubelet.delete(last, force=True, dying_for=0.01)
+    await ended(holder)
+    await ended(child)
+
+
+async def test_a_pod_forced_away_while_its_container_is_made_leaves_nothing(kubelet: Kubelet) -> None:
+    async with registered(kubelet, TinyPlugin(["a"])) as plugin:
+        asked, answer = asyncio.Event(), asyncio.Event()
+
+        async def hold(_devices: list[str]) -> None:
+            asked.set()
+            await answer.wait()
+
+        plugin.on_pre_start = hold
+        starting = await kubelet.run(pod("p"))
+        await asyncio.wait_for(asked.wait(), SOON)
+        await kubelet.delete(starting, force=True)
+        answer.set()
+        await kubelet.changed(lambda _node: not markers.processes({starting.uid}), SOON)
+        assert "ContainerStarted" not in [event.name for event in kubelet.events]
+
+
+async def test_containers_run_on_while_the_kubelet_is_down_and_their_end_is_found_later(kubelet: Kubelet) -> None:
+    running = await kubelet.run(pod("p", container("main", "until test -e die; do sleep 0.01; done", gpus=0)))
+    pid = (await running.wait(Phase.RUNNING, SOON)).containers["main"].pid or 0
+    await kubelet.stop()
+    assert alive(pid)
+    (running.container_root("main") / "die").touch()
+    await ended(pid)
+    assert running.status.phase is Phase.RUNNING
+    await kubelet.start()
+    await running.wait(Phase.SUCCEEDED, SOON)
+
+
+async def test_a_graceful_deletion_waits_for_a_kubelet_that_is_down(kubelet: Kubelet) -> None:
+    running = await kubelet.run(pod("p", container("main", "exec sleep 60", gpus=0)))
+    pid = (await running.wait(Phase.RUNNING, SOON)).containers["main"].pid or 0
+    await kubelet.stop()
+    deletion = asyncio.create_task(kubelet.delete(running, grace=0.05))
+    await running.wait(lambda now: now.deleting, SOON)
+    assert alive(pid)
+    await kubelet.start()
+    await asyncio.wait_for(deletion, SOON)
+    assert not alive(pid)
+
+
+async def test_logs_of_a_pod_that_is_no_more_are_swept(short_tmp: Path) -> None:
+    async with emulated(short_tmp, log_directory_removal=0.02) as kubelet:
+        running = await kubelet.run(pod("p", container(gpus=0)))
+        await running.wait(Phase.RUNNING, SOON)
+        await kubelet.delete(running)
+        await kubelet.changed(lambda _node: not running.log_directory.exists(), SOON)
+
+
+async def test_each_run_of_a_container_has_a_log_of_its_own(kubelet: Kubelet) -> None:
+    flaky = container(
+        "main", "echo run; test -e once || { touch once; exit 1; }", gpus=0, restart=RestartPolicy.ON_FAILURE
+    )
+    done = await kubelet.run(pod("p", flaky))
+    await done.wait(Phase.SUCCEEDED, SOON)
+    assert [done.log("main", 0), done.log("main", 1)] == ["run\n", "run\n"]
+
+
+@pytest.mark.parametrize("identity", IDENTITIES)
+async def test_closing_the_node_ends_every_process_whatever_it_was_doing(short_tmp: Path, identity: str) -> None:
+    async with emulated(short_tmp, cgroups=identity == "cgroup") as kubelet:
+        stubborn = container("main", f"trap '' TERM; {CHILD} sleep 60", gpus=0, restart=RestartPolicy.ALWAYS)
+        running = await kubelet.run(pod("p", stubborn))
+        crashing = await kubelet.run(pod("q", container("main", "exit 1", gpus=0, restart=RestartPolicy.ALWAYS)))
+        await crashing.wait(lambda now: now.containers["main"].restarts > 0, SOON)
+        await child_of(kubelet, running.container_root("main"))
+    assert markers.processes({running.uid, crashing.uid}) == []
+
+
+@pytest.mark.parametrize("identity", IDENTITIES)
+async def test_restarts_at_any_moment_lose_no_pod_and_no_process(short_tmp: Path, identity: str) -> None:
+    async with (
+        emulated(short_tmp, cgroups=identity == "cgroup") as kubelet,
+        serving(TinyPlugin(["a"]), kubelet.plugins_registry / "tiny-reg.sock"),
+    ):
+        await kubelet.changed(lambda node: node.allocatable(RESOURCE) == 1, SOON)
+        uids = set()
+        for number in range(15):
+            interrupted = kubelet.create(pod(f"p{number}", container("main", "true"), container("none", gpus=0)))
+            uids.add(interrupted.uid)
+            await events_later(kubelet, number % 5, interrupted)
+            await kubelet.restart()
+            await interrupted.wait(lambda now: now.containers["main"].exit_code == 0 or bool(now.reason), SOON)
+            await kubelet.delete(interrupted, grace=0)
+        await kubelet.changed(lambda node: node.allocatable(RESOURCE) == 1, SOON)
+        assert markers.processes(uids) == []
+        assert (await kubelet.run(pod("last"))).device_ids == ("a",)
+
+
+async def test_a_process_is_not_overlooked_while_it_calls_exec() -> None:
+    """Between two programs a process has no environment to read."""
+    seen = []
+    for number in range(100):
+        marker = markers.environment(f"uid-{number}", "main", "1")
+        process = await asyncio.create_subprocess_exec(
+            "sh", "-c", "exec sh -c 'exec sleep 60'", env=os.environ | marker
+        )
+        seen += [markers.processes({f"uid-{number}"}) == [process.pid] for _ in range(3)]
+        process.kill()
+        await process.wait()
+    assert all(seen)
+
+
+async def test_a_second_pod_of_the_same_name_is_refused_and_a_later_one_has_another_uid(kubelet: Kubelet) -> None:
+    first = await kubelet.run(pod("web-0", container(gpus=0)))
+    with pytest.raises(ValueError, match="already exists"):
+        kubelet.create(pod("web-0"))
+    await kubelet.delete(first, force=True)
+    second = await kubelet.run(pod("web-0", container(gpus=0)))
+    assert second.uid != first.uid
+
+
+async def test_the_directories_of_the_kubelets_sockets_are_closed_to_others(kubelet: Kubelet) -> None:
+    for directory in (kubelet.device_plugins, kubelet.plugins_registry, kubelet.pod_resources_socket.parent):
+        assert directory.stat().st_mode & 0o007 == 0
+
+
+async def test_a_start_that_failed_half_way_is_closed_like_any_other(short_tmp: Path) -> None:
+    blocked = short_tmp / "pod-resources" / "kubelet.sock"
+    blocked.mkdir(parents=True)
+    parent = writable_cgroup_parent()
+    kubelet = Kubelet(short_tmp, cgroup_parent=parent)
+    with pytest.raises(RuntimeError):
+        await kubelet.start()
+    await kubelet.close()
+    await kubelet.close()
+    assert parent is None or not parent.exists()
+    with pytest.raises(RuntimeError, match="closed"):
+        await kubelet.start()
+
+
+async def test_waiting_for_what_does_not_come_says_what_is_there_instead(kubelet: Kubelet) -> None:
+    failed = await kubelet.run(pod("p"))
+    with pytest.raises(RuntimeError, match="will never be Running: Failed UnexpectedAdmissionError"):
+        await failed.wait(Phase.RUNNING, SOON)
+    with pytest.raises(TimeoutError, match="did not reach"):
+        await failed.wait(lambda now: now.phase is Phase.RUNNING, 0.01)
+    with pytest.raises(TimeoutError, match="did not hold"):
+        await kubelet.changed(lambda node: node.capacity("x/y") == 1, 0.01)

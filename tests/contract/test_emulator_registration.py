@@ -1,0 +1,221 @@
+"""Registration as the kubelet does it: dial-back, refusals, restarts, ends of streams, and the plugin watcher."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from plugin.api import deviceplugin_pb2 as api
+from plugin.emulator import Kubelet
+from tests.emulation import FAST, RESOURCE, SOON, TinyPlugin, emulated, register, registered, serving
+
+
+@pytest.fixture
+async def kubelet(short_tmp: Path) -> AsyncIterator[Kubelet]:
+    async with emulated(short_tmp) as running:
+        yield running
+
+
+def calls(kubelet: Kubelet) -> list[str]:
+    return [event.name for event in kubelet.events]
+
+
+async def refusal(kubelet: Kubelet, endpoint: str = "x.sock", **request: str) -> str:
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await register(kubelet, endpoint, **request)
+    assert refused.value.code() is grpc.StatusCode.UNKNOWN
+    return refused.value.details() or ""
+
+
+async def test_the_kubelet_asks_the_plugins_options_before_it_answers_register(kubelet: Kubelet) -> None:
+    async with registered(kubelet, TinyPlugin()):
+        assert calls(kubelet)[:2] == ["GetDevicePluginOptions", "Register"]
+        assert kubelet.capacity(RESOURCE) == 2
+
+
+async def test_nobody_behind_the_socket_refuses_the_registration(kubelet: Kubelet) -> None:
+    assert "failed to dial device plugin socket" in await refusal(kubelet, "nobody.sock")
+    assert kubelet.capacity(RESOURCE) == 0
+
+
+@pytest.mark.parametrize("version", ["v1beta2", "v1", ""])
+async def test_only_version_v1beta1_is_taken(kubelet: Kubelet, version: str) -> None:
+    assert "is not supported by kubelet" in await refusal(kubelet, version=version)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gpu",
+        "kubernetes.io/gpu",
+        "node.kubernetes.io/gpu",
+        "requests.example.com/gpu",
+        "example.com/",
+        "Example.com/gpu",
+        "example.com/a/b",
+        "example.com/-gpu",
+        f"{'d' * 245}/gpu",
+        f"example.com/{'n' * 64}",
+    ],
+)
+async def test_a_name_that_is_no_extended_resource_is_refused(kubelet: Kubelet, name: str) -> None:
+    assert f'the ResourceName "{name}" is invalid' in await refusal(kubelet, resource=name)
+
+
+async def test_the_longest_names_are_taken(kubelet: Kubelet) -> None:
+    longest = f"{'d' * 244}/{'n' * 63}"
+    async with serving(TinyPlugin(), kubelet.device_plugins / "long.sock"):
+        await register(kubelet, "long.sock", longest)
+        await kubelet.changed(lambda node: node.capacity(longest) == 2, SOON)
+
+
+async def test_a_restart_wipes_every_plugins_socket_and_makes_the_kubelets_anew(kubelet: Kubelet) -> None:
+    async with registered(kubelet, TinyPlugin(), "tiny.sock"):
+        other = kubelet.device_plugins / "notes.txt"
+        other.write_text("not a socket")
+        before = kubelet.kubelet_socket.stat().st_ctime_ns
+        await kubelet.restart()
+        assert not (kubelet.device_plugins / "tiny.sock").exists()
+        assert other.exists()
+        assert kubelet.kubelet_socket.stat().st_ctime_ns > before
+
+
+async def test_sockets_stay_while_the_kubelet_is_down_and_nobody_answers_there(kubelet: Kubelet) -> None:
+    async with registered(kubelet, TinyPlugin(), "tiny.sock"):
+        await kubelet.stop()
+        assert kubelet.kubelet_socket.is_socket()
+        assert kubelet.pod_resources_socket.is_socket()
+        assert (kubelet.device_plugins / "tiny.sock").is_socket()
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_unix_connection(str(kubelet.kubelet_socket))
+
+
+async def test_capacity_is_nothing_after_a_restart_until_the_plugin_registers_again(kubelet: Kubelet) -> None:
+    async with registered(kubelet, TinyPlugin(), "one.sock") as plugin:
+        await kubelet.restart()
+        assert (kubelet.capacity(RESOURCE), kubelet.allocatable(RESOURCE)) == (0, 0)
+        await plugin.stop()
+        await plugin.serve(kubelet.device_plugins / "two.sock")
+        await register(kubelet, "two.sock")
+        await kubelet.changed(lambda node: node.allocatable(RESOURCE) == 2, SOON)
+
+
+async def test_the_end_of_the_stream_makes_every_device_unhealthy_and_keeps_capacity(kubelet: Kubelet) -> None:
+    async with registered(kubelet, TinyPlugin()) as plugin:
+        await plugin.stop()
+        await kubelet.changed(lambda node: node.allocatable(RESOURCE) == 0, SOON)
+        assert kubelet.capacity(RESOURCE) == 2
+
+
+async def test_a_resource_without_a_stream_is_removed_in_the_end(short_tmp: Path) -> None:
+    async with emulated(short_tmp, resource_removal=0.05) as kubelet, registered(kubelet, TinyPlugin()) as plugin:
+        await plugin.stop()
+        await kubelet.changed(lambda node: node.capacity(RESOURCE) == 0, SOON)
+
+
+async def test_the_kubelet_never_reconnects_by_itself(kubelet: Kubelet) -> None:
+    async with registered(kubelet, TinyPlugin(), "same.sock") as plugin:
+        await plugin.stop()
+        await kubelet.changed(lambda node: node.allocatable(RESOURCE) == 0, SOON)
+        await plugin.serve(kubelet.device_plugins / "same.sock")
+        asked = calls(kubelet).count("GetDevicePluginOptions")
+        await register(kubelet, "same.sock")
+        await kubelet.changed(lambda node: node.allocatable(RESOURCE) == 2, SOON)
+        assert calls(kubelet).count("GetDevicePluginOptions") == asked + 1
+
+
+async def test_the_end_of_an_old_stream_disconnects_the_new_plugin_of_the_resource(kubelet: Kubelet) -> None:
+    new = TinyPlugin()
+    async with registered(kubelet, TinyPlugin(), "old.sock") as old, registered(kubelet, new, "new.sock"):
+        await old.stop()
+        await kubelet.changed(lambda node: node.allocatable(RESOURCE) == 0, SOON)
+        await kubelet.changed(lambda node: calls(node).count("StreamEnded") == 2, SOON)
+        await register(kubelet, "new.sock")
+        await kubelet.changed(lambda node: node.allocatable(RESOURCE) == 2, SOON)
+
+
+async def test_a_plugin_found_in_the_registry_is_registered_and_told(kubelet: Kubelet) -> None:
+    async with serving(TinyPlugin(), kubelet.plugins_registry / "tiny-reg.sock") as plugin:
+        await kubelet.changed(lambda node: node.allocatable(RESOURCE) == 2, SOON)
+        await kubelet.changed(lambda node: "NotifyRegistrationStatus" in calls(node), SOON)
+        assert [status.plugin_registered for status in plugin.statuses] == [True]
+
+
+async def test_a_restarted_kubelet_comes_back_to_the_registry_by_itself(kubelet: Kubelet) -> None:
+    socket = kubelet.plugins_registry / "tiny-reg.sock"
+    async with serving(TinyPlugin(), socket):
+        await kubelet.changed(lambda node: node.allocatable(RESOURCE) == 2, SOON)
+        await kubelet.restart()
+        assert socket.is_socket()
+        await kubelet.changed(lambda node: node.allocatable(RESOURCE) == 2, SOON)
+
+
+async def test_a_socket_removed_from_the_registry_deregisters_its_plugin(kubelet: Kubelet) -> None:
+    socket = kubelet.plugins_registry / "tiny-reg.sock"
+    async with serving(TinyPlugin(), socket):
+        await kubelet.changed(lambda node: node.allocatable(RESOURCE) == 2, SOON)
+        socket.unlink()
+        await kubelet.changed(lambda node: node.allocatable(RESOURCE) == 0, SOON)
+
+
+async def test_a_socket_made_anew_in_the_registry_is_a_new_plugin(kubelet: Kubelet) -> None:
+    socket = kubelet.plugins_registry / "tiny-reg.sock"
+    async with serving(TinyPlugin(), socket):
+        await kubelet.changed(lambda node: node.allocatable(RESOURCE) == 2, SOON)
+    async with serving(TinyPlugin(["a", "b", "c"]), socket):
+        await kubelet.changed(lambda node: node.allocatable(RESOURCE) == 3, SOON)
+
+
+async def test_the_registry_takes_the_endpoint_that_the_plugin_names(kubelet: Kubelet, short_tmp: Path) -> None:
+    door = TinyPlugin(["wrong", "devices"])
+    door.info.endpoint = str(short_tmp / "devices.sock")
+    async with (
+        serving(TinyPlugin(["gpu-7"]), short_tmp / "devices.sock"),
+        serving(door, kubelet.plugins_registry / "door.sock"),
+    ):
+        await kubelet.changed(lambda node: node.allocatable(RESOURCE) == 1, SOON)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [
+        ("type", "DRAPlugin", "no handler registered for plugin type"),
+        ("supported_versions", ["v1"], "is not among plugin supported versions"),
+        ("name", "gpu", "is invalid"),
+    ],
+)
+async def test_a_plugin_in_the_registry_is_told_why_it_is_refused(
+    kubelet: Kubelet, field: str, value: object, told: str
+) -> None:
+    plugin = TinyPlugin()
+    plugin.info.ClearField(field)
+    plugin.info.MergeFrom(type(plugin.info)(**{field: value}))  # type: ignore[arg-type]
+    async with serving(plugin, kubelet.plugins_registry / "tiny-reg.sock"):
+        await kubelet.changed(lambda node: calls(node).count("NotifyRegistrationStatus") >= 2, SOON)
+        assert not any(status.plugin_registered for status in plugin.statuses)
+        assert told in plugin.statuses[0].error
+        assert kubelet.capacity(RESOURCE) == 0
+
+
+async def test_a_message_over_four_mebibytes_ends_the_stream(kubelet: Kubelet) -> None:
+    async with registered(kubelet, TinyPlugin()) as plugin:
+        await plugin.report(*(api.Device(ID=f"{'x' * 4096}-{number}", health="Healthy") for number in range(1100)))
+        await kubelet.changed(lambda node: "StreamEnded" in calls(node), SOON)
+        ended = next(event for event in kubelet.events if event.name == "StreamEnded")
+        assert ended.outcome == "ResourceExhausted"
+
+
+def test_a_root_too_long_for_sockets_is_refused_before_anything_is_made(short_tmp: Path) -> None:
+    root = short_tmp / ("x" * 90)
+    with pytest.raises(ValueError, match="choose a shorter root"):
+        Kubelet(root)
+    assert not root.exists()
+
+
+def test_real_timings_are_the_default_and_scale_together() -> None:
+    assert FAST.pre_start_deadline == pytest.approx(0.6)
+    assert FAST.pod_resources_burst == 10
+    with pytest.raises(ValueError, match="positive"):
+        FAST.scaled(0)

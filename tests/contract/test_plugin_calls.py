@@ -1,0 +1,408 @@
+"""The five calls, as the kubelet makes them: real sockets on both sides of the plugin."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+
+from plugin.api import deviceplugin_pb2 as api
+from plugin.api import deviceplugin_pb2_grpc as rpc
+from plugin.board import Board
+from plugin.endpoint import Endpoint
+from plugin.gate import ABSENT, Gate, GateTimes
+from plugin.logs import logger
+from plugin.server import FAULT, DevicePlugin, Streams
+from plugin.service import ServiceWatch, WatchTimes
+from scrubber.api import scrubber_pb2 as pb
+from scrubber.api.client import PluginClient
+from scrubber.domain.errors import Away, BadConfiguration, Held, LedgerFailure, NotReady, Quarantined, ScrubberError
+from tests.plugin_collaborators import (
+    FakeKubelet,
+    FakeService,
+    Registered,
+    allocation,
+    device,
+    preference,
+    snapshot,
+    start,
+)
+
+GATE = GateTimes(absent=0.1, retry=0.02, reserve=0.2)
+WATCH = WatchTimes(grace=0.3, heartbeat=60.0, probe=0.2, retry=0.02)
+HEALTHY_NODE = snapshot(
+    device(0, certified=True, numa_node=1), device(1), device(2, advertised=False, refusal="No: XID 95.")
+)
+
+
+@dataclass
+class Node:
+    service: FakeService
+    kubelet: FakeKubelet
+    registered: Registered
+    board: Board
+    endpoint: Endpoint
+
+    async def shown(self, **health: bool) -> None:
+        """Wait until the kubelet's newest list says this."""
+        await self.kubelet.until(
+            lambda: self.registered.healthy == {id_.replace("_", "-") for id_, h in health.items() if h}
+        )
+
+
+@asynccontextmanager
+async def node(directory: Path, shown: pb.Snapshot = HEALTHY_NODE, watch: WatchTimes = WATCH) -> AsyncIterator[Node]:
+    """A service, a kubelet and between them the plugin, registered."""
+    log = logger("json", "error")
+    board = Board()
+    kubelet = FakeKubelet(directory)
+    client = PluginClient(directory / "s")
+    gate = Gate(client, board, times=GATE, log=log, clock=time.monotonic)
+    streams = Streams(board)
+    plugin = DevicePlugin(board, gate, streams=streams, log=log)
+    following = ServiceWatch(client, board, times=watch, log=log, clock=time.monotonic)
+    async with (
+        FakeService(directory / "s", shown) as service,
+        Endpoint(directory / "plugin.sock", plugin=plugin, streams=streams) as endpoint,
+    ):
+        task = asyncio.create_task(following.run())
+        await kubelet.connect(endpoint.path)
+        yield Node(service, kubelet, await kubelet.new_registration(), board, endpoint)
+        await kubelet.stop()
+        task.cancel()
+        await asyncio.wait({task})
+        await client.close()
+
+
+async def test_the_kubelet_is_told_to_ask_before_every_start(short_tmp: Path) -> None:
+    async with node(short_tmp) as here:
+        assert here.registered.options.pre_start_required
+        assert here.registered.options.get_preferred_allocation_available
+
+
+async def test_the_list_has_every_device_with_its_health_and_numa_node(short_tmp: Path) -> None:
+    async with node(short_tmp) as here:
+        assert here.registered.lists == [{"sim-0": "Healthy", "sim-1": "Healthy", "sim-2": "Unhealthy"}]
+        assert here.registered.topologies == {"sim-0": [1], "sim-1": [], "sim-2": []}
+
+
+async def test_a_quarantined_device_is_listed_as_unhealthy_and_nothing_is_sent_when_nothing_changed(
+    short_tmp: Path,
+) -> None:
+    async with node(short_tmp) as here:
+        here.service.show(
+            snapshot(device(0, scrubbing=True, numa_node=1), device(1), device(2, advertised=False), version=2)
+        )
+        here.service.show(snapshot(device(0, numa_node=1), device(1, advertised=False), device(2), version=3))
+        await here.shown(sim_0=True, sim_2=True)
+        assert len(here.registered.lists) == 2
+
+
+async def test_any_number_of_streams_get_the_same_list(short_tmp: Path) -> None:
+    async with node(short_tmp) as here:
+        others = [await here.kubelet.connect(here.endpoint.path) for _ in range(5)]
+        await here.kubelet.until(lambda: all(each.lists for each in others))
+        here.service.show(snapshot(device(0), version=2))
+        await here.kubelet.until(lambda: all(each.healthy == {"sim-0"} for each in (here.registered, *others)))
+        assert all(set(each.lists[-1]) == {"sim-0", "sim-1", "sim-2"} for each in others)
+
+
+async def test_an_allocation_gives_mounts_and_names_and_tells_the_service(short_tmp: Path) -> None:
+    async with node(short_tmp) as here:
+        answer = await here.registered.plugin.Allocate(allocation("sim-1", "sim-0"))
+        (container,) = answer.container_responses
+        assert {(mount.host_path, mount.container_path) for mount in container.mounts} == {
+            ("/sim/0/memory", "/dev/simgpu0"),
+            ("/sim/1/memory", "/dev/simgpu1"),
+        }
+        assert container.envs["SCRUBBER_VISIBLE_DEVICES"] == "sim-0,sim-1"
+        assert here.service.reserved == [["sim-0", "sim-1"]]
+
+
+async def test_there_is_one_answer_for_each_container_of_an_allocation(short_tmp: Path) -> None:
+    request = api.AllocateRequest(
+        container_requests=[api.ContainerAllocateRequest(devices_ids=[id_]) for id_ in ("sim-1", "sim-0")]
+    )
+    async with node(short_tmp) as here:
+        answer = await here.registered.plugin.Allocate(request)
+        visible = [each.envs["SCRUBBER_VISIBLE_DEVICES"] for each in answer.container_responses]
+        assert visible == ["sim-1", "sim-0"]
+        assert here.service.reserved == [["sim-0", "sim-1"]]
+
+
+async def test_the_same_allocation_twice_is_the_same_answer(short_tmp: Path) -> None:
+    async with node(short_tmp) as here:
+        first = await here.registered.plugin.Allocate(allocation("sim-0", "sim-1"))
+        assert await here.registered.plugin.Allocate(allocation("sim-1", "sim-0")) == first
+
+
+@pytest.mark.parametrize(
+    ("request_", "sentence"),
+    [
+        (api.AllocateRequest(), "needs at least one device id"),
+        (allocation(), "needs at least one device id"),
+        (allocation(""), "an empty id"),
+        (allocation("sim-0", "sim-0"), "names device sim-0 twice"),
+        (allocation("sim-0", "sim-9"), "Device sim-9 is not one of this plugin's"),
+    ],
+)
+async def test_an_allocation_that_names_no_proper_devices_is_refused(
+    short_tmp: Path, request_: api.AllocateRequest, sentence: str
+) -> None:
+    async with node(short_tmp) as here:
+        with pytest.raises(grpc.aio.AioRpcError, match=sentence) as caught:
+            await here.registered.plugin.Allocate(request_)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert here.service.reserved == []
+
+
+async def test_a_quarantined_device_is_not_allocated_and_the_pod_reads_why(short_tmp: Path) -> None:
+    async with node(short_tmp) as here:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await here.registered.plugin.Allocate(allocation("sim-2"))
+        assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.FAILED_PRECONDITION, "No: XID 95.")
+
+
+async def test_a_device_that_the_service_has_just_quarantined_is_not_allocated(short_tmp: Path) -> None:
+    async def quarantined(request: object) -> None:
+        raise Quarantined("double-bit error under pod a/b", public="Device sim-0 is quarantined.")
+
+    async with node(short_tmp) as here:
+        here.service.on_reserve = quarantined
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await here.registered.plugin.Allocate(allocation("sim-0"))
+        assert caught.value.details() == "Device sim-0 is quarantined."
+
+
+async def test_an_allocation_is_answered_although_the_service_is_away_hung_or_broken(short_tmp: Path) -> None:
+    async def hung(request: object) -> None:
+        await asyncio.Event().wait()
+
+    async def broken(request: object) -> None:
+        raise LedgerFailure("disk full")
+
+    async with node(short_tmp) as here:
+        for behaviour in (hung, broken):
+            here.service.on_reserve = behaviour
+            answer = await here.registered.plugin.Allocate(allocation("sim-0"))
+            assert answer.container_responses[0].mounts
+        await here.service.stop()
+        await here.shown()
+        answer = await here.registered.plugin.Allocate(allocation("sim-1"))
+        assert answer.container_responses[0].mounts
+        await here.service.start()
+        await here.shown(sim_0=True, sim_1=True)
+        await here.registered.plugin.PreStartContainer(start("sim-1", "sim-0"))
+        assert sorted(here.service.asked[-1].reserved_unseen) == ["sim-0", "sim-1"]
+
+
+async def test_a_preference_names_clean_devices_first_and_asks_nobody(short_tmp: Path) -> None:
+    async with node(short_tmp) as here:
+        await here.service.stop()
+        request = preference(["sim-2", "sim-1", "sim-0", "strange"], 2, must=["sim-1"])
+        answer = await here.registered.plugin.GetPreferredAllocation(request)
+        assert set(answer.container_responses[0].deviceIDs) >= {"sim-1"}
+        assert len(answer.container_responses[0].deviceIDs) == 2
+    async with node(short_tmp) as here:
+        answer = await here.registered.plugin.GetPreferredAllocation(preference(["sim-2", "sim-1", "sim-0"], 1))
+        assert list(answer.container_responses[0].deviceIDs) == ["sim-0"]
+
+
+async def test_a_start_is_let_through_when_the_service_has_handed_all_devices_over(short_tmp: Path) -> None:
+    async with node(short_tmp) as here:
+        await here.registered.plugin.PreStartContainer(start("sim-1", "sim-0"), timeout=30)
+        (asked,) = here.service.asked
+        assert sorted(asked.device_ids) == ["sim-0", "sim-1"]
+        assert 20.0 < asked.wait_seconds < 25.0
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (NotReady("s7", public="Device sim-0 is being scrubbed (scrub s7)."), grpc.StatusCode.UNAVAILABLE),
+        (Held("pid 4711 of x/y", public="Device sim-0 is still held."), grpc.StatusCode.FAILED_PRECONDITION),
+        (LedgerFailure("disk full", public="No hand-over can be recorded."), grpc.StatusCode.FAILED_PRECONDITION),
+    ],
+)
+async def test_a_refused_start_shows_the_public_sentence_and_nothing_of_other_tenants(
+    short_tmp: Path, error: ScrubberError, code: grpc.StatusCode
+) -> None:
+    async def refuse(request: object) -> None:
+        raise error
+
+    async with node(short_tmp) as here:
+        here.service.on_hand_over = refuse
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await here.registered.plugin.PreStartContainer(start("sim-0"), timeout=30)
+        assert (caught.value.code(), caught.value.details()) == (code, error.public)
+
+
+async def test_a_start_without_a_service_is_refused_to_be_tried_again(short_tmp: Path) -> None:
+    async with node(short_tmp) as here:
+        await here.service.stop()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await here.registered.plugin.PreStartContainer(start("sim-0"), timeout=30)
+        assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.UNAVAILABLE, ABSENT)
+
+
+async def test_a_start_that_the_kubelet_gives_up_is_given_up_at_the_service_too(short_tmp: Path) -> None:
+    async def scrub(request: object) -> None:
+        await asyncio.Event().wait()
+
+    async with node(short_tmp) as here:
+        here.service.on_hand_over = scrub
+        call = here.registered.plugin.PreStartContainer(start("sim-0"), timeout=30)
+        waiting = asyncio.ensure_future(call)
+        await here.service.bell.until(lambda: bool(here.service.asked))
+        call.cancel()
+        await here.service.bell.until(lambda: here.service.cancelled == 1)
+        await asyncio.wait({waiting})
+
+
+async def test_overlapping_starts_of_the_same_devices_are_both_passed_on(short_tmp: Path) -> None:
+    scrubbed = asyncio.Event()
+
+    async def scrub(request: object) -> None:
+        await scrubbed.wait()
+
+    async with node(short_tmp) as here:
+        here.service.on_hand_over = scrub
+        calls = [
+            asyncio.ensure_future(here.registered.plugin.PreStartContainer(start(*ids), timeout=30))
+            for ids in (("sim-0",), ("sim-0",), ("sim-0", "sim-1"))
+        ]
+        await here.service.bell.until(lambda: len(here.service.asked) == 3)
+        scrubbed.set()
+        await asyncio.gather(*calls)
+
+
+@pytest.mark.parametrize("ids", [(), ("",), ("sim-0", "sim-0")])
+async def test_a_start_that_names_no_proper_devices_is_refused(short_tmp: Path, ids: tuple[str, ...]) -> None:
+    async with node(short_tmp) as here:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await here.registered.plugin.PreStartContainer(start(*ids), timeout=30)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert here.service.asked == []
+
+
+async def test_a_fault_of_the_plugin_itself_is_logged_and_not_shown_to_the_pod(short_tmp: Path) -> None:
+    class Broken:
+        async def reserve(self, device_ids: object) -> None:
+            raise ValueError("/root/secret")
+
+        async def hand_over(self, device_ids: object, deadline: object) -> None:
+            raise ValueError("/root/secret")
+
+    lines = io.StringIO()
+    board = Board()
+    streams = Streams(board)
+    plugin = DevicePlugin(board, Broken(), streams=streams, log=logger("json", "error", lines))
+    async with (
+        Endpoint(short_tmp / "plugin.sock", plugin=plugin, streams=streams) as endpoint,
+        grpc.aio.insecure_channel(f"unix:{endpoint.path}") as channel,
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await rpc.DevicePluginStub(channel).PreStartContainer(start("sim-0"))
+    assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.INTERNAL, FAULT)
+    assert "/root/secret" in lines.getvalue()
+
+
+async def test_garbage_is_refused_and_the_plugin_lives_on(short_tmp: Path) -> None:
+    async with node(short_tmp) as here:
+        for method in ("Allocate", "PreStartContainer", "GetPreferredAllocation", "NoSuchThing"):
+            call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = here.registered.channel.unary_unary(
+                f"/v1beta1.DevicePlugin/{method}"
+            )
+            with pytest.raises(grpc.aio.AioRpcError):
+                await call(b"\xff\xff\xff garbage")
+        await here.registered.plugin.PreStartContainer(start("sim-0"), timeout=30)
+
+
+async def test_a_restart_of_the_service_is_invisible_and_a_long_absence_is_not(short_tmp: Path) -> None:
+    async with node(short_tmp, watch=WatchTimes(grace=3600.0, heartbeat=60.0, probe=0.2, retry=0.02)) as here:
+        await here.service.stop()
+        await here.board.until(lambda: here.board.epoch == "")
+        await here.service.start(
+            snapshot(device(0, numa_node=1), device(1), device(2), version=1, ready=False, epoch="second")
+        )
+        await here.board.until(lambda: here.board.epoch == "second")
+        here.service.show(snapshot(device(0, numa_node=1), device(1), device(2), version=2, epoch="second"))
+        await here.shown(sim_0=True, sim_1=True, sim_2=True)
+        assert len(here.registered.lists) == 2
+    async with node(short_tmp) as here:
+        await here.service.stop()
+        await here.shown()
+        assert here.registered.lists[-1] == {"sim-0": "Unhealthy", "sim-1": "Unhealthy", "sim-2": "Unhealthy"}
+
+
+async def test_a_restarted_service_that_does_not_get_ready_makes_nothing_healthy_for_longer_than_the_grace(
+    short_tmp: Path,
+) -> None:
+    async with node(short_tmp, watch=WatchTimes(grace=0.3, heartbeat=3600.0)) as here:
+        here.service.show(snapshot(device(0, numa_node=1), device(1), device(2), ready=False, epoch="second"))
+        await here.board.until(lambda: here.board.epoch == "second")
+        assert here.registered.healthy == {"sim-0", "sim-1"}
+        await here.shown()
+        here.service.show(snapshot(device(0, numa_node=1), device(1), device(2), version=2, epoch="second"))
+        await here.shown(sim_0=True, sim_1=True, sim_2=True)
+
+
+async def test_a_service_that_holds_the_stream_but_answers_nothing_counts_as_away(short_tmp: Path) -> None:
+    class Hung(FakeService):
+        hangs = False
+
+        async def GetSnapshot(self, request: object, context: object) -> object:  # type: ignore[override]
+            if self.hangs:
+                await asyncio.Event().wait()
+            return self._shown
+
+        async def WatchSnapshots(self, request: object, context: object) -> AsyncIterator[object]:  # type: ignore[override]
+            if not self.hangs:
+                yield self._shown
+            await asyncio.Event().wait()
+
+    board = Board()
+    client = PluginClient(short_tmp / "s")
+    times = WatchTimes(grace=0.05, heartbeat=0.05, probe=0.05, retry=0.02)
+    watch = ServiceWatch(client, board, times=times, log=logger("json", "error"), clock=time.monotonic)
+    async with Hung(short_tmp / "s", snapshot(device(0))) as service:
+        task = asyncio.create_task(watch.run())
+        async with asyncio.timeout(20):
+            await board.until(lambda: any(offer.healthy for offer in board.offers))
+            service.hangs = True
+            await board.until(lambda: not any(offer.healthy for offer in board.offers))
+            service.hangs = False
+            await board.until(lambda: any(offer.healthy for offer in board.offers))
+        task.cancel()
+        await asyncio.wait({task})
+        await client.close()
+
+
+async def test_a_device_reached_in_a_way_unknown_to_the_plugin_is_withheld(short_tmp: Path) -> None:
+    strange = device(0)
+    strange.access[0].kind = "teleport"
+    async with node(short_tmp, snapshot(strange, device(1))) as here:
+        assert here.registered.healthy == {"sim-1"}
+        with pytest.raises(grpc.aio.AioRpcError, match="update the plugin"):
+            await here.registered.plugin.Allocate(allocation("sim-0"))
+
+
+async def test_an_endpoint_says_why_it_cannot_be_served(short_tmp: Path) -> None:
+    board = Board()
+    client = PluginClient(short_tmp / "s")
+    gate = Gate(client, board, times=GATE, log=logger("json", "error"), clock=time.monotonic)
+    streams = Streams(board)
+    plugin = DevicePlugin(board, gate, streams=streams, log=logger("json", "error"))
+    with pytest.raises(Away, match="does not exist"):
+        await Endpoint(short_tmp / "no" / "a.sock", plugin=plugin, streams=streams).__aenter__()
+    (short_tmp / "dir.sock").mkdir()
+    (short_tmp / "dir.sock" / "full").touch()
+    with pytest.raises(BadConfiguration, match="No socket can be made"):
+        await Endpoint(short_tmp / "dir.sock", plugin=plugin, streams=streams).__aenter__()

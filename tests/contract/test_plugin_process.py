@@ -1,0 +1,162 @@
+"""The plugin as a process, started by the command line: how it waits, how it stops, what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from plugin.main import PluginSettings, run
+from scrubber.domain.errors import BadConfiguration
+from tests.plugin_collaborators import PATIENCE, FakeKubelet, FakeService, device, snapshot, start
+
+
+class PluginProcess:
+    """A running ``scrubber plugin`` and what it has logged so far."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.events: list[dict[str, object]] = []
+
+    async def says(self, event: str) -> dict[str, object]:
+        """The next line of the log with this event."""
+        assert self.process.stderr is not None
+        async with asyncio.timeout(PATIENCE):
+            while line := await self.process.stderr.readline():
+                self.events.append(json.loads(line))
+                if self.events[-1]["event"] == event:
+                    return self.events[-1]
+        raise AssertionError(f"the plugin ended without saying {event!r}; it said {self.events}")
+
+    async def ends(self, signal_: signal.Signals | None = None) -> int:
+        if signal_ is not None:
+            self.process.send_signal(signal_)
+        async with asyncio.timeout(PATIENCE):
+            return await self.process.wait()
+
+
+@asynccontextmanager
+async def plugin(directory: Path, *flags: str) -> AsyncIterator[PluginProcess]:
+    arguments = ["--kubelet-dir", str(directory), "--socket", str(directory / "s"), "--log-format", "json", *flags]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "scrubber.cli.main", "plugin", *arguments, stderr=PIPE
+    )
+    try:
+        yield PluginProcess(process)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def test_it_waits_for_the_service_then_for_the_kubelet_and_then_works(short_tmp: Path) -> None:
+    async with plugin(short_tmp, "--registration", "classic") as running:
+        await running.says("The scrub service is away; trying to reach it")
+        async with FakeService(short_tmp / "s", snapshot(device(0))) as service:
+            await running.says("The scrub service is there")
+            await running.says("Waiting for the kubelet")
+            async with FakeKubelet(short_tmp) as kubelet:
+                registered = await kubelet.new_registration()
+                assert registered.healthy == {"sim-0"}
+                await registered.plugin.PreStartContainer(start("sim-0"), timeout=30)
+                assert [list(asked.device_ids) for asked in service.asked] == [["sim-0"]]
+
+
+async def test_it_is_not_registered_before_the_first_snapshot_has_come(short_tmp: Path) -> None:
+    async with FakeKubelet(short_tmp) as kubelet, plugin(short_tmp, "--registration", "classic") as running:
+        await running.says("The scrub service is away; trying to reach it")
+        assert kubelet.requests == []
+        async with FakeService(short_tmp / "s", snapshot(device(0), ready=False)):
+            registered = await kubelet.new_registration()
+            assert registered.lists == [{"sim-0": "Unhealthy"}]
+
+
+@pytest.mark.parametrize("signal_", [signal.SIGTERM, signal.SIGINT])
+async def test_a_stop_ends_the_stream_in_good_order_and_exits_with_zero(
+    short_tmp: Path, signal_: signal.Signals
+) -> None:
+    async with (
+        FakeKubelet(short_tmp) as kubelet,
+        FakeService(short_tmp / "s", snapshot(device(0))),
+        plugin(short_tmp, "--registration", "classic") as running,
+    ):
+        registered = await kubelet.new_registration()
+        assert await running.ends(signal_) == 0
+        await kubelet.until(lambda: registered.ended)
+        assert registered.error is None
+        assert not registered.socket.exists()
+
+
+async def test_a_stop_does_not_wait_for_a_start_under_way(short_tmp: Path) -> None:
+    async def scrub(request: object) -> None:
+        await asyncio.Event().wait()
+
+    async with FakeKubelet(short_tmp) as kubelet, FakeService(short_tmp / "s", snapshot(device(0))) as service:
+        service.on_hand_over = scrub
+        async with plugin(short_tmp, "--registration", "classic") as running:
+            registered = await kubelet.new_registration()
+            waiting = asyncio.ensure_future(registered.plugin.PreStartContainer(start("sim-0"), timeout=30))
+            await service.bell.until(lambda: bool(service.asked))
+            assert await running.ends(signal.SIGTERM) == 0
+            await service.bell.until(lambda: service.cancelled == 1)
+            await asyncio.wait({waiting})
+            assert waiting.exception() is not None
+
+
+async def test_it_stops_also_while_it_waits(short_tmp: Path) -> None:
+    async with plugin(short_tmp) as running:
+        await running.says("The scrub service is away; trying to reach it")
+        assert await running.ends(signal.SIGTERM) == 0
+
+
+async def test_a_new_instance_takes_over_when_the_old_one_goes(short_tmp: Path) -> None:
+    async with (
+        FakeKubelet(short_tmp) as kubelet,
+        FakeService(short_tmp / "s", snapshot(device(0))),
+        plugin(short_tmp, "--registration", "classic") as old,
+    ):
+        first = await kubelet.new_registration()
+        async with plugin(short_tmp, "--registration", "classic"):
+            second = await kubelet.new_registration(after=1)
+            assert await old.ends(signal.SIGTERM) == 0
+            await kubelet.until(lambda: first.ended)
+            await kubelet.drop(second)
+            third = await kubelet.new_registration(after=2)
+            assert third.healthy == {"sim-0"}
+
+
+async def test_a_file_where_the_services_socket_should_be_ends_it_with_one_sentence(short_tmp: Path) -> None:
+    (short_tmp / "s" / "plugin").mkdir(parents=True)
+    (short_tmp / "s" / "plugin" / "plugin.sock").touch()
+    async with plugin(short_tmp) as running:
+        assert running.process.stderr is not None
+        async with asyncio.timeout(PATIENCE):
+            said = (await running.process.stderr.read()).decode()
+        assert await running.ends() != 0
+        assert "plugin.sock is not a socket" in said
+        assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"resource_name": "gpu"}, "is no name for a resource"),
+        ({"registration": "smoke-signal"}, "write one of auto, watcher, classic"),
+        ({"kubelet_dir": Path("/tmp") / ("d" * 90)}, "may have 107"),
+        ({"socket": Path("/tmp") / ("d" * 100)}, "at most 107"),
+        ({"kubelet_dir": Path("/dev/null")}, "is a file"),
+        ({"log_level": "loud"}, "no log level"),
+    ],
+)
+async def test_a_setting_that_cannot_work_is_refused_before_anything_is_started(
+    settings: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(BadConfiguration, match=sentence):
+        await run(PluginSettings(**settings))  # type: ignore[arg-type]

@@ -1,0 +1,314 @@
+"""How the kubelet gets to know the plugin, and gets to know it again."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import io
+import itertools
+import os
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+
+import grpc
+from watchfiles import awatch
+
+from plugin.api import deviceplugin_pb2 as api
+from plugin.api import deviceplugin_pb2_grpc as rpc
+from plugin.availability import Offer, Word
+from plugin.board import Board
+from plugin.emulator.ungated import UngatedPlugin, devices_below
+from plugin.kubelet import KubeletPlaces, Registrar, Registration, RegistrationTimes
+from plugin.logs import logger
+from plugin.server import DevicePlugin
+from scrubber.domain.errors import BadConfiguration
+from tests.plugin_collaborators import PATIENCE, Bell, FakeKubelet, Registered, allocation
+
+RESOURCE = "scrubber.dev/gpu"
+QUICK = RegistrationTimes(
+    poll=0.01, idle_poll=0.01, patience=0.1, probe=0.02, stream=0.3, retry=0.02, steady=60.0, back_off=0.01
+)
+IMPATIENT = dataclasses.replace(QUICK, patience=0.05)
+PATIENT = dataclasses.replace(QUICK, patience=3600.0)
+OFFER = Offer(id="gpu-0", index="0", word=Word.OFFERED, healthy=True)
+
+
+class OpenGate:
+    async def reserve(self, device_ids: object) -> None:
+        return
+
+    async def hand_over(self, device_ids: object, deadline: object) -> None:
+        return
+
+
+class Journal(io.StringIO):
+    """A log that a test can wait for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._bell = Bell()
+
+    def write(self, text: str) -> int:
+        written = super().write(text)
+        self._bell.ring()
+        return written
+
+    async def says(self, words: str) -> None:
+        await self._bell.until(lambda: words in self.getvalue())
+
+
+@asynccontextmanager
+async def registrar(
+    kubelet_dir: Path,
+    mode: Registration,
+    times: RegistrationTimes = QUICK,
+    *,
+    name: str = "a",
+    journal: Journal | None = None,
+) -> AsyncIterator[asyncio.Task[None]]:
+    board = Board()
+    await board.show((OFFER,), "one")
+    log = logger("json", "info", journal or Journal())
+    tokens = itertools.count()
+    task: asyncio.Task[None] = asyncio.create_task(
+        Registrar(
+            KubeletPlaces(kubelet_dir, RESOURCE),
+            mode,
+            plugin=lambda streams: DevicePlugin(board, OpenGate(), streams=streams, log=log),
+            board=board,
+            times=times,
+            token=lambda: f"{name}{next(tokens)}",
+            log=log,
+            clock=time.monotonic,
+        ).run()
+    )
+    yield task
+    task.cancel()
+    await asyncio.wait({task})
+
+
+async def appears(directory: Path, but: set[Path] | frozenset[Path] = frozenset()) -> Path:
+    """Our socket in ``directory``, once one that is not in ``but`` is there."""
+    directory.mkdir(parents=True, exist_ok=True)
+    async with asyncio.timeout(PATIENCE):
+        async for _ in awatch(directory, rust_timeout=50, yield_on_timeout=True, step=10, debounce=20):
+            found = set(directory.glob("scrubber-gpu-*.sock")) - but
+            if found:
+                return found.pop()
+    raise AssertionError("the watch ended")
+
+
+async def test_classic_registers_under_its_name_and_serves_before(short_tmp: Path) -> None:
+    async with FakeKubelet(short_tmp) as kubelet, registrar(short_tmp, Registration.CLASSIC):
+        first = await kubelet.new_registration()
+        (request,) = kubelet.requests
+        assert (request.version, request.resource_name) == ("v1beta1", RESOURCE)
+        assert first.socket.parent == kubelet.classic
+        assert first.healthy == {"gpu-0"}
+        assert first.socket.stat().st_mode & 0o777 == 0o660
+
+
+async def test_classic_waits_for_a_kubelet_and_its_directory(short_tmp: Path) -> None:
+    journal = Journal()
+    async with registrar(short_tmp, Registration.CLASSIC, journal=journal):
+        await journal.says("device-plugins does not exist")
+        (short_tmp / "device-plugins").mkdir()
+        await journal.says("kubelet.sock does not exist")
+        async with FakeKubelet(short_tmp) as kubelet:
+            await kubelet.new_registration()
+            await journal.says("The kubelet is there")
+
+
+async def test_classic_waits_for_a_kubelet_whose_dead_socket_is_still_there(short_tmp: Path) -> None:
+    kubelet = FakeKubelet(short_tmp)
+    await kubelet.start()
+    await kubelet.stop()
+    (kubelet.classic / "kubelet.sock").unlink(missing_ok=True)
+    with closing(socket.socket(socket.AF_UNIX)) as dead:
+        dead.bind(str(kubelet.classic / "kubelet.sock"))
+    journal = Journal()
+    async with registrar(short_tmp, Registration.CLASSIC, journal=journal):
+        await journal.says("failed, UNAVAILABLE")
+        (kubelet.classic / "kubelet.sock").unlink()
+        await kubelet.start()
+        await kubelet.new_registration()
+        await kubelet.stop()
+
+
+async def test_classic_registers_again_on_a_new_socket_after_a_kubelet_restart(short_tmp: Path) -> None:
+    async with FakeKubelet(short_tmp) as kubelet, registrar(short_tmp, Registration.CLASSIC):
+        first = await kubelet.new_registration()
+        await kubelet.stop()
+        await kubelet.start()
+        second = await kubelet.new_registration(after=1)
+        assert second.socket != first.socket
+        assert set(kubelet.classic.glob("scrubber-*.sock")) == {second.socket}
+
+
+async def test_it_registers_again_when_only_the_stream_has_ended(short_tmp: Path) -> None:
+    async with FakeKubelet(short_tmp) as kubelet, registrar(short_tmp, Registration.CLASSIC):
+        sockets = set()
+        for number in range(4):
+            registered = await kubelet.new_registration(after=number)
+            sockets.add(registered.socket)
+            await kubelet.drop(registered)
+        await kubelet.new_registration(after=4)
+        assert len(sockets) == 4
+
+
+async def test_it_registers_again_when_the_kubelet_accepts_it_and_then_opens_no_stream(short_tmp: Path) -> None:
+    class Forgetful(FakeKubelet):
+        """The end of an older stream takes the new client along, before it has asked for a list."""
+
+        async def connect(self, socket: Path) -> Registered:
+            if len(self.requests) > 2:
+                return await super().connect(socket)
+            async with grpc.aio.insecure_channel(f"unix:{socket}") as channel:
+                options = await rpc.DevicePluginStub(channel).GetDevicePluginOptions(api.Empty(), timeout=PATIENCE)
+                return Registered(socket, channel, options)
+
+    async with Forgetful(short_tmp) as kubelet, registrar(short_tmp, Registration.CLASSIC):
+        registered = await kubelet.new_registration()
+        assert len(kubelet.requests) >= 3
+        assert registered.healthy == {"gpu-0"}
+
+
+async def test_it_registers_again_when_its_socket_is_removed(short_tmp: Path) -> None:
+    async with FakeKubelet(short_tmp) as kubelet, registrar(short_tmp, Registration.CLASSIC):
+        first = await kubelet.new_registration()
+        first.socket.unlink()
+        second = await kubelet.new_registration(after=1)
+        assert second.socket.exists()
+
+
+async def test_it_registers_again_when_the_kubelets_socket_is_made_anew_although_the_stream_lives(
+    short_tmp: Path,
+) -> None:
+    async with FakeKubelet(short_tmp) as old, registrar(short_tmp, Registration.CLASSIC):
+        first = await old.new_registration()
+        new = FakeKubelet(short_tmp)
+        new.wipes = False
+        async with new:
+            await new.new_registration()
+            assert first.socket != new.registered[0].socket
+
+
+async def test_a_kubelet_that_refuses_is_asked_again(short_tmp: Path) -> None:
+    kubelet = FakeKubelet(short_tmp)
+    kubelet.refuse_with = "the kubelet is not ready"
+    async with kubelet, registrar(short_tmp, Registration.CLASSIC):
+        await kubelet.until(lambda: len(kubelet.requests) >= 2)
+        kubelet.refuse_with = ""
+        await kubelet.new_registration()
+
+
+async def test_the_watcher_finds_what_we_are_and_where(short_tmp: Path) -> None:
+    async with FakeKubelet(short_tmp) as kubelet, registrar(short_tmp, Registration.WATCHER):
+        found = await appears(kubelet.registry)
+        info = await kubelet.visit(found)
+        assert (info.type, info.name, list(info.supported_versions)) == ("DevicePlugin", RESOURCE, ["v1beta1"])
+        assert Path(info.endpoint).is_absolute()
+        registered = await kubelet.new_registration()
+        assert registered.healthy == {"gpu-0"}
+        assert kubelet.requests == []
+
+
+async def test_the_watchers_socket_is_made_anew_when_the_stream_ends(short_tmp: Path) -> None:
+    async with FakeKubelet(short_tmp) as kubelet, registrar(short_tmp, Registration.WATCHER):
+        first = await appears(kubelet.registry)
+        await kubelet.visit(first)
+        await kubelet.drop(await kubelet.new_registration())
+        second = await appears(kubelet.registry, but={first})
+        await kubelet.visit(second)
+        await kubelet.new_registration(after=1)
+        assert not first.exists()
+
+
+async def test_auto_takes_the_watcher_when_the_kubelet_comes(short_tmp: Path) -> None:
+    async with FakeKubelet(short_tmp) as kubelet, registrar(short_tmp, Registration.AUTO, PATIENT):
+        await kubelet.visit(await appears(kubelet.registry))
+        await kubelet.new_registration()
+        assert kubelet.requests == []
+
+
+async def test_a_killed_plugins_socket_is_removed_by_the_next_one(short_tmp: Path) -> None:
+    async with FakeKubelet(short_tmp) as kubelet:
+        left = kubelet.classic / "scrubber-gpu-deadbeef.sock"
+        with closing(socket.socket(socket.AF_UNIX)) as killed:
+            killed.bind(str(left))
+        os.utime(left, (0, 0))
+        async with registrar(short_tmp, Registration.CLASSIC):
+            registered = await kubelet.new_registration()
+            assert set(kubelet.classic.glob("scrubber-*")) == {registered.socket}
+
+
+async def test_auto_goes_classic_when_the_kubelet_does_not_come(short_tmp: Path) -> None:
+    async with FakeKubelet(short_tmp) as kubelet, registrar(short_tmp, Registration.AUTO, IMPATIENT):
+        registered = await kubelet.new_registration()
+        assert registered.socket.parent == kubelet.classic
+        assert list(kubelet.registry.iterdir()) == []
+
+
+async def test_auto_goes_classic_when_there_is_no_registry(short_tmp: Path) -> None:
+    kubelet = FakeKubelet(short_tmp)
+    async with kubelet:
+        kubelet.registry.rmdir()
+        async with registrar(short_tmp, Registration.AUTO, PATIENT):
+            assert (await kubelet.new_registration()).socket.parent == kubelet.classic
+
+
+async def test_auto_does_not_give_the_watcher_up_while_there_is_no_kubelet(short_tmp: Path) -> None:
+    kubelet = FakeKubelet(short_tmp)
+    kubelet.registry.mkdir(parents=True)
+    async with registrar(short_tmp, Registration.AUTO, PATIENT):
+        found = await appears(kubelet.registry)
+        async with kubelet:
+            await kubelet.visit(found)
+            await kubelet.new_registration()
+
+
+async def test_auto_calls_the_kubelet_that_has_just_dropped_it_instead_of_waiting_to_be_found(short_tmp: Path) -> None:
+    async with FakeKubelet(short_tmp) as kubelet, registrar(short_tmp, Registration.AUTO, PATIENT):
+        await kubelet.visit(await appears(kubelet.registry))
+        await kubelet.drop(await kubelet.new_registration())
+        second = await kubelet.new_registration(after=1)
+        assert second.socket.parent == kubelet.classic
+
+
+async def test_leaving_ends_the_streams_and_removes_only_our_socket(short_tmp: Path) -> None:
+    async with FakeKubelet(short_tmp) as kubelet:
+        async with registrar(short_tmp, Registration.CLASSIC, name="old"):
+            first = await kubelet.new_registration()
+            async with registrar(short_tmp, Registration.CLASSIC, name="new"):
+                second = await kubelet.new_registration(after=1)
+                assert first.socket.exists()
+            await kubelet.until(lambda: second.ended)
+            assert not second.socket.exists()
+            assert first.socket.exists()
+            assert not first.ended
+        await kubelet.until(lambda: first.ended)
+        assert sorted(path.name for path in kubelet.classic.iterdir()) == ["kubelet.sock"]
+
+
+async def test_a_file_where_the_kubelets_socket_should_be_ends_the_plugin_with_a_sentence(short_tmp: Path) -> None:
+    (short_tmp / "device-plugins").mkdir()
+    (short_tmp / "device-plugins" / "kubelet.sock").touch()
+    async with registrar(short_tmp, Registration.CLASSIC) as task, asyncio.timeout(PATIENCE):
+        await asyncio.wait({task})
+        assert isinstance(task.exception(), BadConfiguration)
+
+
+async def test_the_ungated_plugin_gives_the_same_mounts_and_asks_nobody(short_tmp: Path) -> None:
+    place = short_tmp / "sim" / "devices" / "0"
+    place.mkdir(parents=True)
+    (place / "device.json").write_text('{"id": "SIM-7"}')
+    async with FakeKubelet(short_tmp) as kubelet, UngatedPlugin(short_tmp, devices_below(short_tmp / "sim")):
+        registered = await kubelet.new_registration()
+        assert not registered.options.pre_start_required
+        assert registered.healthy == {"SIM-7"}
+        answer = await registered.plugin.Allocate(allocation("SIM-7"))
+        (mount,) = answer.container_responses[0].mounts
+        assert (mount.host_path, mount.container_path) == (str(place / "memory"), "/dev/simgpu0")

@@ -1,0 +1,108 @@
+"""What the integration tests do on the stage again and again: run a pod, read what it said, wait for what must come."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from plugin.emulator.pods import Phase, Pod, PodSpec
+from plugin.emulator.stage import RESOURCE, Stage, gpu_pod, tenant
+
+__all__ = [
+    "QUICK",
+    "SOON",
+    "Capacity",
+    "found_by",
+    "history",
+    "reader",
+    "refusal",
+    "running",
+    "sockets_below",
+    "staged",
+    "writer",
+]
+
+SOON = 30.0
+"""Seconds within which what must happen happens, on a busy machine too; nothing is measured by it."""
+
+FOREVER = ("--hold", "forever")
+QUICK = str(Path(__file__).with_name("quick.yaml"))
+
+
+@asynccontextmanager
+async def staged(**options: Any) -> AsyncIterator[Stage]:
+    """A stage with both daemons running, on devices of 2 MiB that are all clean, and with ``quick.yaml``."""
+    async with Stage(**{"memory": "2MiB", "policy": QUICK, **options}) as stage:
+        await stage.start_daemons(SOON)
+        await stage.all_clean(SOON)
+        yield stage
+
+
+def writer(name: str, namespace: str, *options: str, gpus: int = 1) -> PodSpec:
+    """A pod that writes ``namespace/name`` all over its device and stays."""
+    return gpu_pod(name, namespace, tenant("--write", f"{namespace}/{name}", *FOREVER, *options), gpus=gpus)
+
+
+def reader(name: str, namespace: str) -> PodSpec:
+    """A pod that says what it finds on its device, and ends."""
+    return gpu_pod(name, namespace, tenant("--read"))
+
+
+async def running(stage: Stage, spec: PodSpec) -> Pod:
+    """The pod once its tenant has done what it was told to do first, and lives."""
+    pod = await stage.kubelet.run(spec)
+    assert pod.admitted, pod.describe()
+    await pod.wait(lambda _: "ready" in pod.log("main"), SOON)
+    return pod
+
+
+async def refusal(pod: Pod, container: str = "main") -> str:
+    """What the pod's status says once the start of its container was refused."""
+    status = await pod.wait(lambda each: each.containers[container].reason == "CreateContainerConfigError", SOON)
+    return status.containers[container].message
+
+
+async def found_by(pod: Pod) -> str:
+    """What a reader found, once it has ended well; the empty text for nothing but zeros."""
+    await pod.wait(Phase.SUCCEEDED, SOON)
+    said = [json.loads(line) for line in pod.log("main").splitlines()]
+    (read,) = [line for line in said if "residue_bytes" in line]
+    return str(read["found"]) if read["residue_bytes"] else ""
+
+
+async def history(stage: Stage, name: str) -> list[dict[str, Any]]:
+    """The fields of every audit row of that name, oldest first, each with its ``device`` and its ``sequence``."""
+    entries = [each for each in (await stage.read.history(limit=1000)).entries if each.name == name]
+    rows = [{**json.loads(each.fields_json), "device": each.device, "sequence": each.sequence} for each in entries]
+    return rows[::-1]
+
+
+class Capacity:
+    """Every count of devices that the kubelet had since the watch began, each once in a row."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self.allocatable: list[int] = []
+        self.capacity: list[int] = []
+
+    async def watch(self) -> None:
+        """Until cancelled."""
+
+        def look(kubelet: Any) -> bool:
+            for seen, now in (
+                (self.allocatable, kubelet.allocatable(RESOURCE)),
+                (self.capacity, kubelet.capacity(RESOURCE)),
+            ):
+                if not seen or seen[-1] != now:
+                    seen.append(now)
+            return False
+
+        await self._stage.kubelet.changed(look, 3600)
+
+
+def sockets_below(*directories: Path) -> Sequence[Path]:
+    """Every socket file left below the directories."""
+    return sorted(path for each in directories for path in each.rglob("*") if path.is_socket())

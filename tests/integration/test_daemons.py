@@ -1,0 +1,172 @@
+"""The two daemons as processes: how they end, who may be the second one, and what nonsense on their sockets does."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import grpc
+import pytest
+
+from plugin.emulator.pods import ContainerState
+from plugin.emulator.stage import RESOURCE, Daemon, Stage
+from scrubber.adapters.ledger.offline import verify
+from scrubber.api import scrubber_pb2 as pb
+from scrubber.api import scrubber_pb2_grpc
+from scrubber.api.sockets import Purpose, Sockets, target
+from scrubber.domain.errors import SecondInstance
+from tests.integration.acting import SOON, Capacity, found_by, reader, running, sockets_below, staged, writer
+
+
+async def ended(daemon: Daemon) -> tuple[int, str]:
+    """Start it and wait for the end that it comes to by itself: exit status and the last line it wrote."""
+    await daemon.start()
+    assert daemon.process is not None
+    async with asyncio.timeout(SOON):
+        status = await daemon.process.wait()
+    return status, daemon.log.read_text().splitlines()[-1]
+
+
+def another(daemon: Daemon, stage: Stage, **changed: str) -> Daemon:
+    """The same daemon once more, with a log of its own and some flags changed."""
+    arguments = list(daemon.arguments)
+    for flag, value in changed.items():
+        arguments[arguments.index(f"--{flag.replace('_', '-')}") + 1] = value
+    return Daemon(arguments, stage.directory / f"another-{len(list(stage.directory.iterdir()))}.log")
+
+
+async def test_sigterm_ends_both_with_0_and_leaves_no_process_and_no_socket() -> None:
+    async with staged() as stage:
+        await running(stage, writer("a", "team-a"))
+        children = stage.children_of(stage.service)
+        assert children
+        assert await stage.plugin.stop(SOON) == 0
+        await stage.kubelet.changed(lambda kubelet: kubelet.allocatable(RESOURCE) == 0, SOON)
+        assert await stage.service.stop(SOON) == 0
+        assert stage.alive(children) == []
+        ours = sockets_below(stage.sockets, stage.kubelet.plugins_registry, stage.kubelet.device_plugins)
+        assert ours == [stage.kubelet.kubelet_socket]
+        assert verify(stage.directory / "state").intact
+
+
+async def test_sigterm_in_mid_scrub_leaves_the_device_dirty_and_the_next_life_scrubs_it() -> None:
+    async with staged(devices=1) as stage:
+        pod = await running(stage, writer("a", "team-a"))
+        await stage.command("sim", "fault", "--dir", str(stage.sim), "--device", "0", "--slow-clear", "20")
+        await stage.kubelet.delete(pod, grace=0)
+        await stage.devices_are(lambda devices: devices[0].state == "scrubbing", SOON)
+        children = stage.children_of(stage.service)
+        assert await stage.service.stop(SOON) == 0
+        assert stage.alive(children) == []
+        await stage.command("sim", "clear", "--dir", str(stage.sim), "--device", "0")
+        await stage.service.start()
+        assert await found_by(await stage.kubelet.run(reader("b", "team-b"))) == ""
+
+
+async def test_a_second_service_is_refused_and_the_first_notices_nothing() -> None:
+    async with staged(devices=1) as stage:
+        status, said = await ended(another(stage.service, stage))
+        assert status == 3
+        assert "owns the ledger" in said, said
+        elsewhere = str(stage.directory / "state2")
+        status, said = await ended(another(stage.service, stage, state_dir=elsewhere))
+        assert status == 3
+        assert str(stage.service.pid) in said, said
+        with pytest.raises(SecondInstance, match="has the ledger in"):
+            verify(stage.directory / "state")
+        await running(stage, writer("a", "team-a"))
+
+
+@pytest.mark.parametrize("way", ["auto", "classic", "watcher"])
+async def test_the_next_plugin_is_there_before_the_last_one_goes_and_no_device_is_forgotten(way: str) -> None:
+    async with staged(devices=2, registration=way) as stage:
+        pod = await running(stage, writer("a", "team-a"))
+        kubelet = stage.kubelet
+        seen = Capacity(stage)
+        watching = asyncio.create_task(seen.watch())
+        next_one = another(stage.plugin, stage)
+        before = len(kubelet.events)
+
+        def since() -> list[str]:
+            return [each.name for each in kubelet.events[before:]]
+
+        try:
+            await next_one.start()
+            await kubelet.changed(lambda _: "ListAndWatch" in since(), SOON)
+            assert await stage.plugin.stop(SOON) == 0
+            # The end of the old stream makes the kubelet drop the resource's endpoint, whoever it belongs to by then.
+            await kubelet.changed(lambda _: "ListAndWatch" in since()[_first("StreamEnded", since()) :], SOON)
+            await kubelet.changed(lambda _: kubelet.allocatable(RESOURCE) == 2, SOON)
+            assert since().index("ListAndWatch") < since().index("StreamEnded")
+            assert set(seen.capacity) == {2}
+            await running(stage, writer("b", "team-b"))
+            assert pod.status.containers["main"].state is ContainerState.RUNNING
+        finally:
+            watching.cancel()
+            assert await next_one.stop(SOON) == 0
+
+
+def _first(name: str, names: list[str]) -> int:
+    return names.index(name) if name in names else len(names)
+
+
+@pytest.mark.parametrize("purpose", list(Purpose))
+async def test_garbage_on_a_socket_ends_that_connection_and_nothing_else(purpose: Purpose) -> None:
+    async with staged(devices=1) as stage:
+        path = Sockets(stage.sockets).path(purpose)
+        for garbage in (b"\0" * 4096, os.urandom(4096), b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 4096):
+            come, go = await asyncio.open_unix_connection(path)
+            go.write(garbage)
+            go.write_eof()
+            async with asyncio.timeout(SOON):
+                while await come.read(65536):
+                    pass
+            go.close()
+        await running(stage, writer("a", "team-a"))
+
+
+async def test_a_question_on_the_wrong_socket_is_not_answered_there() -> None:
+    async with staged(devices=1) as stage:
+        (device,) = (await stage.read.devices()).devices
+        request = pb.QuarantineRequest(device=device.id, reason="by the wrong door")
+        for purpose in (Purpose.PLUGIN, Purpose.READ):
+            async with grpc.aio.insecure_channel(target(Sockets(stage.sockets).path(purpose))) as channel:
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await scrubber_pb2_grpc.AdminStub(channel).Quarantine(request, timeout=SOON)
+                assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert [each.health for each in (await stage.read.devices()).devices] == ["healthy"]
+
+
+async def test_requests_that_make_no_sense_are_refused_and_change_nothing() -> None:
+    async with staged(devices=1) as stage:
+        (device,) = (await stage.read.devices()).devices
+        async with grpc.aio.insecure_channel(target(Sockets(stage.sockets).path(Purpose.PLUGIN))) as channel:
+            ask = scrubber_pb2_grpc.PluginStub(channel)
+            for devices in ([], [""], ["SIM-GPU-of-somebody-else"], [device.id, device.id]):
+                for call, request in (
+                    (ask.Reserve, pb.ReserveRequest(device_ids=devices)),
+                    (ask.HandOver, pb.HandOverRequest(device_ids=devices)),
+                ):
+                    with pytest.raises(grpc.aio.AioRpcError) as refused:
+                        await call(request, timeout=SOON)
+                    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert [each.state for each in (await stage.read.devices()).devices] == ["clean"]
+
+
+@pytest.mark.parametrize("flag", ["socket", "state_dir"])
+async def test_a_file_where_a_directory_should_be_is_refused_with_a_sentence(tmp_path: Path, flag: str) -> None:
+    async with Stage(devices=1, memory="2MiB") as stage:
+        file = stage.directory / "file"
+        file.write_text("not yours")
+        status, said = await ended(another(stage.service, stage, **{flag: str(file)}))
+        assert status == 2, said
+        assert str(file) in said
+        assert file.read_text() == "not yours"
+
+
+async def test_a_socket_directory_that_is_too_long_is_refused_with_a_sentence() -> None:
+    async with Stage(devices=1, memory="2MiB") as stage:
+        status, said = await ended(another(stage.service, stage, socket=str(stage.directory / ("long" * 25))))
+        assert status == 2
+        assert "107" in said or "too long" in said, said

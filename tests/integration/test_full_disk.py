@@ -1,0 +1,86 @@
+"""The disk under the ledger is full while the service runs: nothing is handed over, and it says so; then it goes on.
+
+The disk is a file system of one MiB in memory. Only root can mount one; elsewhere this file has no test, and says so.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from plugin.emulator.stage import Stage
+from scrubber.adapters.ledger.offline import verify
+from tests.integration.acting import QUICK, SOON, found_by, history, reader, refusal, running, writer
+
+
+def _mount(directory: Path) -> bool:
+    directory.mkdir(mode=0o700, parents=True)
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m,mode=0700", "tmpfs", str(directory)]
+    return os.geteuid() == 0 and subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def _can_mount() -> bool:
+    probe = Path(f"/tmp/gs-mount-{os.getpid()}")
+    try:
+        mounted = _mount(probe)
+        if mounted:
+            subprocess.run(["umount", str(probe)], check=True)
+    finally:
+        probe.rmdir()
+    return mounted
+
+
+SIZES = ["1m"] if _can_mount() else []
+if not SIZES:
+    print("NOT TESTED HERE: a full disk at runtime (nobody may mount a tmpfs)", file=sys.__stderr__)
+
+
+@pytest.fixture
+def stage_directory(short_tmp: Path) -> Iterator[Path]:
+    """A directory for a stage, with a very small disk at ``state``."""
+    state = short_tmp / "stage" / "state"
+    assert _mount(state)
+    yield short_tmp / "stage"
+    subprocess.run(["umount", str(state)], check=True)
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_hand_overs_are_refused_while_the_disk_is_full_and_go_on_once_there_is_room(
+    stage_directory: Path, size: str
+) -> None:
+    state = stage_directory / "state"
+    async with Stage(directory=stage_directory, devices=2, memory="2MiB", policy=QUICK) as stage:
+        await stage.start_daemons(SOON)
+        await stage.all_clean(SOON)
+        before = await running(stage, writer("before", "team-a"))
+        ballast = state / "ballast"
+        _fill(ballast)
+        waiting = await stage.kubelet.run(reader("waiting", "team-b"))
+        said = await refusal(waiting)
+        assert "cannot keep its record" in said, said
+        assert "No space left" in (await stage.read.info()).ledger
+        assert stage.service.process is not None
+        assert stage.service.process.returncode is None
+        ballast.unlink()
+        assert await found_by(waiting) == ""
+        assert (await stage.read.info()).ledger == "ok"
+        await stage.kubelet.delete(before, grace=0)
+        await stage.all_clean(SOON)
+        granted = [row["pod"] for row in await history(stage, "handover.granted")]
+        assert granted == ["before", "waiting"]
+        assert await stage.service.stop(SOON) == 0
+        assert verify(state).intact
+
+
+def _fill(path: Path) -> None:
+    with path.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(b"\0" * 4096)
+        except OSError:
+            return

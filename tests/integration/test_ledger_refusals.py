@@ -1,0 +1,69 @@
+"""A record that cannot be believed: the service does not start on it, says why in a sentence, and leaves it as it is."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from plugin.emulator.stage import Stage
+from tests.integration.acting import SOON, running, staged, writer
+
+
+def truncate(ledger: Path) -> None:
+    with ledger.open("r+b") as file:
+        file.truncate(ledger.stat().st_size // 2)
+
+
+def raise_version(ledger: Path) -> None:
+    with sqlite3.connect(ledger) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    connection.close()
+
+
+def rewrite_history(ledger: Path) -> None:
+    connection = sqlite3.connect(ledger, isolation_level=None)
+    (sql,) = connection.execute("SELECT sql FROM sqlite_schema WHERE name = 'audit_is_never_changed'").fetchone()
+    connection.execute("DROP TRIGGER audit_is_never_changed")
+    connection.execute("UPDATE audit SET actor = 'nobody' WHERE name = 'handover.granted'")
+    connection.execute(sql)
+    connection.close()
+
+
+def lose(ledger: Path) -> None:
+    ledger.rename(ledger.with_name("elsewhere.db"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (truncate, "damaged"),
+        (raise_version, "newer version"),
+        (rewrite_history, "was changed after it was written"),
+        (lose, "missing"),
+    ],
+)
+async def test_the_service_does_not_start_on_a_ledger_that_it_cannot_believe(
+    damage: Callable[[Path], None], words: str
+) -> None:
+    async with staged(devices=1) as stage:
+        await running(stage, writer("a", "team-a"))
+        await stage.service.stop()
+        ledger = stage.directory / "state" / "ledger.db"
+        damage(ledger)
+        found = ledger.read_bytes() if ledger.exists() else None
+        assert await _exit_status(stage) == 1
+        said = stage.service.log.read_text().splitlines()[-1]
+        assert words in said, said
+        assert str(ledger.parent) in said
+        assert (ledger.read_bytes() if ledger.exists() else None) == found
+
+
+async def _exit_status(stage: Stage) -> int:
+    await stage.service.start()
+    assert stage.service.process is not None
+    async with asyncio.timeout(SOON):
+        return await stage.service.process.wait()

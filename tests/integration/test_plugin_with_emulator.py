@@ -1,0 +1,213 @@
+"""The plugin's process under the emulated kubelet: registration, admission, start, restart of either, and hand-over
+from one instance of the plugin to the next. The scrub service is a small one that says what the test tells it to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from asyncio.subprocess import DEVNULL, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plugin.emulator import (
+    ContainerSpec,
+    ContainerState,
+    Kubelet,
+    KubeletTimings,
+    Phase,
+    PodSpec,
+    PodStatus,
+    RestartPolicy,
+)
+from scrubber.api import scrubber_pb2 as pb
+from scrubber.domain.errors import NotReady
+from tests.plugin_collaborators import PATIENCE, FakeService, device, snapshot
+
+RESOURCE = "scrubber.dev/gpu"
+SOON = PATIENCE
+WAYS = ("classic", "watcher", "auto")
+
+
+@dataclass
+class Node:
+    directory: Path
+    kubelet: Kubelet
+    way: str
+    service: FakeService = field(init=False)
+
+    @property
+    def sim(self) -> Path:
+        return self.directory / "sim"
+
+    def device(self, number: int, **facts: Any) -> pb.SnapshotDevice:
+        return device(number, self.sim, **facts)
+
+    @asynccontextmanager
+    async def plugin(self) -> AsyncIterator[Process]:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "scrubber.cli.main", "plugin"),
+            *("--kubelet-dir", str(self.directory), "--socket", str(self.directory / "s")),
+            *("--registration", self.way, "--log-level", "error"),
+            stderr=DEVNULL,
+        )
+        try:
+            yield process
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+
+    async def offers(self, count: int) -> None:
+        await self.kubelet.changed(lambda kubelet: kubelet.allocatable(RESOURCE) == count, SOON)
+
+    def calls(self, name: str) -> int:
+        return sum(event.name == name for event in self.kubelet.events)
+
+
+@asynccontextmanager
+async def node(directory: Path, way: str = "auto") -> AsyncIterator[Node]:
+    here = Node(directory, Kubelet(directory, timings=KubeletTimings().scaled(0.02)), way)
+    for number in (0, 1):
+        (here.sim / str(number)).mkdir(parents=True)
+        (here.sim / str(number) / "memory").write_bytes(bytes(4096))
+    here.service = FakeService(directory / "s", snapshot(here.device(0), here.device(1)))
+    async with here.service, here.kubelet:
+        yield here
+
+
+def pod(name: str, *argv: str, restart: RestartPolicy = RestartPolicy.NEVER) -> PodSpec:
+    container = ContainerSpec("main", argv or ("sleep", "600"), resources={RESOURCE: 1}, restart=restart)
+    return PodSpec(name, containers=[container])
+
+
+def waits_for(words: str) -> object:
+    def holds(status: PodStatus) -> bool:
+        main = status.containers["main"]
+        return (
+            main.state is ContainerState.WAITING
+            and main.reason == "CreateContainerConfigError"
+            and words in main.message
+        )
+
+    return holds
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_pod_gets_its_device_after_the_service_was_told_and_asked(short_tmp: Path, way: str) -> None:
+    async with node(short_tmp, way) as here, here.plugin():
+        await here.offers(2)
+        tenant = await here.kubelet.run(
+            pod("tenant", "sh", "-c", "echo $SCRUBBER_VISIBLE_DEVICES; readlink dev/simgpu*")
+        )
+        await tenant.wait(Phase.SUCCEEDED, SOON)
+        (id_,) = tenant.device_ids
+        number = id_.removeprefix("sim-")
+        assert tenant.log("main").split() == [id_, str(here.sim / number / "memory")]
+        assert here.service.reserved == [[id_]]
+        assert [list(asked.device_ids) for asked in here.service.asked] == [[id_]]
+
+
+async def test_the_service_is_asked_before_every_start_of_a_container(short_tmp: Path) -> None:
+    async with node(short_tmp) as here, here.plugin():
+        await here.offers(2)
+        await here.kubelet.run(pod("crashing", "false", restart=RestartPolicy.ALWAYS))
+        await here.service.bell.until(lambda: len(here.service.asked) >= 3)
+        assert len(here.service.reserved) == 1
+        assert len({tuple(asked.device_ids) for asked in here.service.asked}) == 1
+
+
+async def test_a_refused_start_is_shown_in_the_pods_status_and_tried_again_until_it_is_granted(short_tmp: Path) -> None:
+    async def scrubbing(request: object) -> None:
+        raise NotReady("s7", public="The device is being scrubbed (scrub s7).")
+
+    async def granted(request: object) -> None:
+        return
+
+    async with node(short_tmp) as here, here.plugin():
+        await here.offers(2)
+        here.service.on_hand_over = scrubbing
+        tenant = await here.kubelet.run(pod("tenant"))
+        await tenant.wait(waits_for("being scrubbed (scrub s7)"), SOON)  # type: ignore[arg-type]
+        here.service.on_hand_over = granted
+        await tenant.wait(Phase.RUNNING, SOON)
+
+
+async def test_a_start_without_a_service_waits_and_goes_on_when_it_is_back(short_tmp: Path) -> None:
+    async with node(short_tmp) as here, here.plugin():
+        await here.offers(2)
+        await here.service.stop()
+        tenant = await here.kubelet.run(pod("tenant"))
+        assert tenant.admitted
+        await tenant.wait(waits_for("does not answer; the start is tried again"), SOON)  # type: ignore[arg-type]
+        await here.service.start()
+        await tenant.wait(Phase.RUNNING, SOON)
+        assert list(here.service.asked[-1].reserved_unseen) == list(tenant.device_ids)
+        assert here.kubelet.allocatable(RESOURCE) == 2
+
+
+async def test_a_quarantined_device_leaves_the_node_and_the_next_pods_land_elsewhere(short_tmp: Path) -> None:
+    async with node(short_tmp) as here, here.plugin():
+        await here.offers(2)
+        here.service.show(snapshot(here.device(0, advertised=False), here.device(1), version=2))
+        await here.offers(1)
+        assert here.kubelet.capacity(RESOURCE) == 2
+        tenant = await here.kubelet.run(pod("tenant"))
+        assert tenant.device_ids == ("sim-1",)
+        here.service.show(snapshot(here.device(0), here.device(1), version=3))
+        await here.offers(2)
+
+
+async def test_clean_devices_are_given_out_first(short_tmp: Path) -> None:
+    async with node(short_tmp) as here, here.plugin():
+        await here.offers(2)
+        here.service.show(snapshot(here.device(0), here.device(1, certified=True, numa_node=0), version=2))
+        await here.kubelet.changed(lambda _: here.calls("ListAndWatch") == 2, SOON)
+        first, second = [await here.kubelet.run(pod(name)) for name in ("first", "second")]
+        assert (first.device_ids, second.device_ids) == (("sim-1",), ("sim-0",))
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_after_a_kubelet_restart_starts_are_asked_for_again(short_tmp: Path, way: str) -> None:
+    async with node(short_tmp, way) as here, here.plugin():
+        await here.offers(2)
+        for lives in range(3):
+            await here.kubelet.restart()
+            await here.offers(2)
+            tenant = await here.kubelet.run(pod(f"tenant-{lives}"))
+            await tenant.wait(Phase.RUNNING, SOON)
+            assert len(here.service.asked) == lives + 1
+            await here.kubelet.delete(tenant)
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_the_next_instance_takes_over_from_the_last(short_tmp: Path, way: str) -> None:
+    async with node(short_tmp, way) as here, here.plugin() as old:
+        await here.offers(2)
+        async with here.plugin():
+            await here.kubelet.changed(lambda _: here.calls("GetDevicePluginOptions") == 2, SOON)
+            old.send_signal(signal.SIGTERM)
+            assert await old.wait() == 0
+            await here.kubelet.changed(lambda _: here.calls("GetDevicePluginOptions") > 2, SOON)
+            await here.offers(2)
+            tenant = await here.kubelet.run(pod("tenant"))
+            await tenant.wait(Phase.RUNNING, SOON)
+            assert len(here.service.asked) == 1
+
+
+async def test_a_plugin_that_was_killed_is_replaced_by_the_next_one(short_tmp: Path) -> None:
+    async with node(short_tmp, "classic") as here:
+        async with here.plugin() as killed:
+            await here.offers(2)
+            killed.kill()
+            await here.offers(0)
+        async with here.plugin():
+            await here.offers(2)
+            tenant = await here.kubelet.run(pod("tenant"))
+            await tenant.wait(Phase.RUNNING, SOON)

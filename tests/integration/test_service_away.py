@@ -1,0 +1,51 @@
+"""What the node shows and does while the scrub service is away: nothing at first, then no devices; and it comes back."""
+
+from __future__ import annotations
+
+import asyncio
+
+from plugin.emulator.pods import ContainerState
+from plugin.emulator.stage import RESOURCE
+from tests.integration.acting import SOON, Capacity, found_by, reader, refusal, running, staged, writer
+
+
+async def test_a_restart_of_the_service_changes_nobodys_health_and_starts_wait_for_it() -> None:
+    async with staged() as stage:
+        pod = await running(stage, writer("a", "team-a"))
+        seen = Capacity(stage)
+        watching = asyncio.create_task(seen.watch())
+        try:
+            await stage.service.kill()
+            waiting = await stage.kubelet.run(reader("b", "team-b"))
+            assert "does not answer" in await refusal(waiting), "said only after two seconds"
+            await stage.service.start()
+            assert await found_by(waiting) == ""
+            assert set(seen.allocatable) == {4}
+        finally:
+            watching.cancel()
+        mine = next(each for each in (await stage.read.devices()).devices if each.id in pod.device_ids)
+        assert (mine.state, mine.pod) == ("in-use", "a")
+        assert pod.status.containers["main"].state is ContainerState.RUNNING
+
+
+async def test_a_service_that_stays_away_costs_the_node_its_devices_until_it_is_back() -> None:
+    async with staged(devices=2) as stage:
+        pod = await running(stage, writer("a", "team-a"))
+        await stage.service.kill()
+        await stage.kubelet.changed(lambda kubelet: kubelet.allocatable(RESOURCE) == 0, SOON)
+        assert stage.kubelet.capacity(RESOURCE) == 2
+        assert pod.status.containers["main"].state is ContainerState.RUNNING
+        await stage.service.start()
+        await stage.kubelet.changed(lambda kubelet: kubelet.allocatable(RESOURCE) == 2, SOON)
+        assert await found_by(await stage.kubelet.run(reader("b", "team-b"))) == ""
+
+
+async def test_a_certificate_does_not_outlive_the_service_that_watched() -> None:
+    async with staged(devices=1) as stage:
+        (before,) = (await stage.read.devices()).devices
+        await stage.service.kill()
+        await stage.service.start()
+        (after,) = await stage.devices_are(
+            lambda devices: devices[0].state == "clean" and devices[0].certificate.id != before.certificate.id, SOON
+        )
+        assert after.certificate.sequence > before.certificate.sequence

@@ -1,0 +1,131 @@
+"""Whatever the ledger stores reads back equal, and whatever it did not store is refused."""
+
+import json
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from enum import StrEnum
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scrubber.adapters.ledger.codec import CERTIFICATE, GRANT, RECORD, SCRUB, decode_fields, encode_fields
+from scrubber.adapters.ledger.shapes import INTEGER, TEXT, Document, Undecodable, shape
+from scrubber.domain.assignment import Pod
+from scrubber.domain.evidence import Certificate, ScrubRecord
+from scrubber.domain.record import DeviceRecord, Grant
+
+DOCUMENTS: list[tuple[Document[Any], type]] = [
+    (RECORD, DeviceRecord),
+    (GRANT, Grant),
+    (CERTIFICATE, Certificate),
+    (SCRUB, ScrubRecord),
+]
+finite = st.floats(allow_nan=False, allow_infinity=False)
+anything_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | finite | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+def values_of(hint: Any) -> st.SearchStrategy[Any]:
+    """Any value that the annotation ``hint`` allows, as far as the domain uses annotations."""
+    if is_dataclass(hint) and isinstance(hint, type):
+        hints = get_type_hints(hint)
+        return st.builds(hint, **{each.name: values_of(hints[each.name]) for each in fields(hint)})
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return st.one_of([values_of(each) for each in inner])
+    if origin is tuple:
+        return st.lists(values_of(inner[0]), max_size=2).map(tuple)
+    if origin is frozenset:
+        return st.frozensets(values_of(inner[0]), max_size=3)
+    if origin is not None and issubclass(origin, Mapping):
+        return st.dictionaries(values_of(inner[0]), values_of(inner[1]), max_size=3)
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        return st.sampled_from(hint)
+    plain = {str: st.text(max_size=6), int: st.integers(), float: finite, bool: st.booleans(), type(None): st.none()}
+    return plain[hint]
+
+
+@pytest.mark.parametrize(("document", "made"), DOCUMENTS)
+@given(data=st.data())
+def test_what_is_stored_reads_back_equal(document: Document[Any], made: type, data: st.DataObject) -> None:
+    value = data.draw(values_of(made))
+    text = document.encode(value)
+    assert document.decode(text) == value
+    assert document.encode(document.decode(text)) == text
+
+
+@pytest.mark.parametrize(("document", "made"), DOCUMENTS)
+@given(data=st.data())
+def test_an_unknown_or_missing_field_is_refused(document: Document[Any], made: type, data: st.DataObject) -> None:
+    stored = json.loads(document.encode(data.draw(values_of(made))))
+    with pytest.raises(Undecodable, match="unknown field surprise"):
+        document.decode(json.dumps(stored | {"surprise": 1}))
+    gone = data.draw(st.sampled_from(sorted(stored)))
+    with pytest.raises(Undecodable):
+        document.decode(json.dumps({name: value for name, value in stored.items() if name != gone}))
+
+
+@pytest.mark.parametrize(("document", "made"), DOCUMENTS)
+@given(data=st.data())
+def test_a_field_that_holds_something_else_never_goes_unnoticed(
+    document: Document[Any], made: type, data: st.DataObject
+) -> None:
+    """Either it is refused, or it is a value that this program would have written in just that way."""
+    stored = json.loads(document.encode(data.draw(values_of(made))))
+    name = data.draw(st.sampled_from(sorted(stored)))
+    changed = stored | {name: data.draw(anything_json)}
+    try:
+        value = document.decode(json.dumps(changed))
+    except Undecodable:
+        return
+    assert json.loads(document.encode(value)) == changed
+
+
+@pytest.mark.parametrize("document", [document for document, _ in DOCUMENTS])
+@given(text=st.text(max_size=20) | anything_json.map(json.dumps))
+def test_text_that_is_no_document_is_refused(document: Document[Any], text: str) -> None:
+    with pytest.raises(Undecodable):
+        document.decode(text)
+
+
+def test_a_document_of_another_format_is_refused() -> None:
+    newer = RECORD.encode(DeviceRecord("GPU-1")).replace('"format":1', '"format":2')
+    with pytest.raises(Undecodable, match="format 2"):
+        RECORD.decode(newer)
+
+
+def test_the_complaint_names_the_field() -> None:
+    broken = RECORD.encode(DeviceRecord("GPU-1")).replace('"hygiene":"dirty"', '"hygiene":"spotless"')
+    with pytest.raises(Undecodable, match="hygiene: 'spotless' is not a Hygiene"):
+        RECORD.decode(broken)
+
+
+def test_names_that_are_not_valid_text_survive() -> None:
+    """A process may be called anything; the kernel does not ask for UTF-8."""
+    odd = b"\xff\x00\xfe".decode("utf-8", "surrogateescape")
+    assert decode_fields(encode_fields({odd: odd})) == {odd: odd}
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), [1], {"a": 1}, b"raw", object()])
+def test_only_scalars_are_stored_as_fields(value: Any) -> None:
+    with pytest.raises(Undecodable):
+        encode_fields({"value": value})
+
+
+def test_a_dataclass_that_gains_a_field_is_noticed_at_import() -> None:
+    with pytest.raises(TypeError, match="uid"):
+        shape(Pod, namespace=TEXT, name=TEXT)
+
+    @dataclass(frozen=True)
+    class Grown:
+        one: int
+        two: int = 0
+
+    with pytest.raises(TypeError, match="two"):
+        shape(Grown, one=INTEGER)

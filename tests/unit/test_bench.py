@@ -1,0 +1,197 @@
+"""What the benchmark says of its samples is right, and the results in the tree are whole and say the same twice."""
+
+import dataclasses
+import json
+import re
+import socket
+from pathlib import Path
+
+import pytest
+
+from bench.figures import Amount, Quantiles, Timing, growth_exponent, quantile
+from bench.machine import Machine, here
+from bench.report import SCHEMA, Report, dump, load, render
+from bench.targets import judge
+
+BENCH = Path(__file__).parents[2] / "bench"
+LATEST = BENCH / "results" / "latest.json"
+
+PROMISED = {
+    *("hand-over.same-container", "hand-over.certificate", "growth.devices", "allocate", "fault"),
+    *("growth.processes.same-container", "growth.processes.certificate", "idle.cpu", "idle.pss"),
+}
+
+
+def timing(name: str, milliseconds: float, reference: float | None = None) -> Timing:
+    measured = Quantiles(100, milliseconds / 1000, 2 * milliseconds / 1000, 3 * milliseconds / 1000)
+    if reference is None:
+        return Timing(name, name, measured)
+    return Timing(name, name, measured, Quantiles(100, reference / 1000, 2 * reference / 1000, 1.0), "echo")
+
+
+def report(*timings: Timing, amounts: tuple[Amount, ...] = ()) -> Report:
+    machine = Machine("A processor", 2, 4.0, "Linux 6.1", "CPython 3.11.2", "1.85.1", 0.25)
+    targets = judge(timings, amounts)
+    return Report(SCHEMA, "1.0", "2026-01-02T03:04Z", False, 10.0, "marker", machine, timings, amounts, targets)
+
+
+# -- quantiles ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("samples", "share", "wanted"),
+    [
+        ([7.0], 0.5, 7.0),
+        ([7.0], 0.99, 7.0),
+        ([3.0, 1.0, 2.0], 0.5, 2.0),
+        ([4.0, 3.0, 2.0, 1.0], 0.5, 2.0),
+        ([float(number) for number in range(1, 101)], 0.99, 99.0),
+        ([float(number) for number in range(1, 1001)], 0.99, 990.0),
+        ([float(number) for number in range(1, 51)], 0.99, 50.0),
+        ([1.0, 2.0], 1.0, 2.0),
+    ],
+)
+def test_a_quantile_is_a_sample_that_was_measured(samples: list[float], share: float, wanted: float) -> None:
+    assert quantile(samples, share) == wanted
+
+
+@pytest.mark.parametrize(("samples", "share"), [([], 0.5), ([1.0], 0.0), ([1.0], 1.5)])
+def test_there_is_no_quantile_of_nothing(samples: list[float], share: float) -> None:
+    with pytest.raises(ValueError, match=r"quantile|share"):
+        quantile(samples, share)
+
+
+def test_of_few_samples_the_p99_is_the_worst() -> None:
+    assert Quantiles.of([0.3, 0.1, 0.2]) == Quantiles(samples=3, p50=0.2, p99=0.3, worst=0.3)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "wanted"), [([1.0, 1.0, 1.0], 0.0), ([1.0, 10.0, 100.0], 1.0), ([1.0, 1.0, 100.0], 2.0)]
+)
+def test_growth_is_that_of_the_steepest_step(seconds: list[float], wanted: float) -> None:
+    assert growth_exponent([1, 10, 100], seconds) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(("sizes", "seconds"), [([4], [1.0]), ([4, 4], [1.0, 1.0]), ([4, 8], [0.0, 1.0])])
+def test_growth_needs_sizes_that_grow(sizes: list[float], seconds: list[float]) -> None:
+    with pytest.raises(ValueError, match=r"sizes"):
+        growth_exponent(sizes, seconds)
+
+
+# -- targets -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_ratio_is_to_the_reference_of_the_same_run() -> None:
+    assert timing("x", 6.0, reference=2.0).ratio_p99 == pytest.approx(3.0)
+    assert timing("x", 6.0).ratio_p99 is None
+
+
+def test_the_worst_of_all_hand_overs_decides() -> None:
+    name = "hand-over.same-container"
+    targets = judge([timing(f"{name}.{row}", 3.0, 1.0) for row in ("pods-1", "pods-16")], ())
+    assert [(each.name, each.met) for each in targets] == [(name, True)]
+    targets = judge([timing(f"{name}.pods-16", 3.0, 1.0), timing(f"{name}.devices-64", 6.0, 1.0)], ())
+    assert [(each.name, each.met) for each in targets] == [(name, False)]
+    assert targets[0].measured == pytest.approx(6.0)
+
+
+def test_a_target_at_its_limit_is_met_and_one_that_is_missed_has_a_cause() -> None:
+    met, missed = (judge([timing("fault.devices-16", each)], ())[0] for each in (50.0, 51.0))
+    assert met.measured == pytest.approx(met.limit)
+    assert (met.met, met.cause) == (True, "")
+    assert not missed.met
+    assert missed.cause
+
+
+def test_growth_with_devices_is_judged_by_all_their_numbers() -> None:
+    prefix = "hand-over.same-container.devices-"
+    (target,) = judge([timing(f"{prefix}{size}", size) for size in (256, 4, 64)], ())
+    assert target.name == "growth.devices"
+    assert "4, 64, 256" in target.sentence
+    assert target.measured == pytest.approx(1.0)
+
+
+def test_what_was_not_measured_is_not_judged() -> None:
+    assert judge([], ()) == ()
+
+
+# -- the report --------------------------------------------------------------------------------------------------------
+
+EXAMPLE = report(
+    timing("hand-over.same-container.pods-16", 12.0, 1.5),
+    timing("start.service", 1500.0),
+    amounts=(Amount("idle.cpu", "CPU of all", 0.5, "% of a core"), Amount("idle.pss", "PSS of all", 151.0, "MB")),
+)
+
+
+def test_what_is_written_is_read_back() -> None:
+    assert load(dump(EXAMPLE)) == EXAMPLE
+
+
+def test_programs_find_ratios_and_verdicts_in_the_file() -> None:
+    document = json.loads(dump(EXAMPLE))
+    assert document["timings"][0]["ratio_p99"] == 8.0
+    assert document["timings"][1]["ratio_p99"] is None
+    assert [each["met"] for each in document["targets"]] == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda document: document.update(schema=SCHEMA + 1),
+        lambda document: document.update(host="node-1"),
+        lambda document: document["machine"].pop("cores"),
+        lambda document: document["timings"][0]["measured"].update(p50="fast"),
+    ],
+)
+def test_a_file_of_another_shape_is_refused(spoil: object) -> None:
+    document = json.loads(dump(EXAMPLE))
+    assert callable(spoil)
+    spoil(document)
+    with pytest.raises(ValueError, match=r"schema|host|cores|p50"):
+        load(json.dumps(document))
+
+
+def test_the_table_has_every_figure_beside_its_reference_and_every_missed_target_with_its_cause() -> None:
+    table = render(EXAMPLE)
+    assert "| hand-over.same-container.pods-16 | 12.00 | 24.00 | echo | 1.50 | 3.00 | 8.0 | 8.0 | 100 |" in table
+    assert "| start.service | 1500 | 3000 |  |  |  |  |  | 100 |" in table
+    assert "| processor time at rest, 16 devices | 1 % of a core | 0.5 % of a core | met |" in table
+    assert "| memory at rest (PSS), 16 devices | 150 MB | 151 MB | **missed** |" in table
+    for target in EXAMPLE.targets:
+        assert (f"- {target.sentence}: {target.cause}" in table) is not target.met
+
+
+def test_the_machine_is_described_without_its_name() -> None:
+    told = " ".join(str(value) for value in dataclasses.asdict(here()).values())
+    assert re.search(r"\d", told)
+    assert socket.gethostname() not in told.split()
+
+
+# -- the results in the tree -------------------------------------------------------------------------------------------
+
+
+def test_the_recorded_results_are_whole() -> None:
+    latest = load(LATEST.read_text())
+    assert not latest.quick
+    assert {each.name for each in latest.targets} == PROMISED
+    names = [*(each.name for each in latest.timings), *(each.name for each in latest.amounts)]
+    assert len(set(names)) == len(names)
+    for figure in latest.timings:
+        for quantiles in (figure.measured, figure.reference):
+            assert quantiles is None or 0 < quantiles.p50 <= quantiles.p99 <= quantiles.worst
+
+
+def test_the_recorded_table_says_what_the_recorded_figures_say() -> None:
+    assert (BENCH / "RESULTS.md").read_text() == render(load(LATEST.read_text()))
+
+
+def test_a_recorded_target_has_a_cause_if_and_only_if_it_was_missed() -> None:
+    assert all(bool(each.cause) is not each.met for each in load(LATEST.read_text()).targets)
+
+
+@pytest.mark.parametrize("name", ["RESULTS.md", "README.md", "results/latest.json"])
+def test_nothing_recorded_names_this_machine(name: str) -> None:
+    text = (BENCH / name).read_text()
+    assert socket.gethostname() not in re.findall(r"[\w.-]+", text)
+    assert not re.search(r"/(tmp|home|work|root|dev/shm)/", text)

@@ -1,0 +1,248 @@
+"""What ``serve`` and ``plugin`` are told reaches the daemons as it was written, or is refused with a sentence."""
+
+import dataclasses
+import sys
+from pathlib import Path
+from socket import gethostname
+from types import ModuleType
+
+import pytest
+
+import plugin.main
+from plugin.main import PluginSettings
+from scrubber.cli.main import main
+from scrubber.config.settings import (
+    Address,
+    Backend,
+    ContainerIdentity,
+    LogFormat,
+    LogLevel,
+    ServiceSettings,
+)
+from scrubber.domain.errors import BadConfiguration
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    for name in [name for name in os.environ if name.startswith("SCRUBBER_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[ServiceSettings]:
+    """What a daemon was told that only takes note, and ends with 7."""
+    settings: list[ServiceSettings] = []
+    daemon = ModuleType("scrubber.daemon")
+
+    async def run(given: ServiceSettings) -> int:
+        settings.append(given)
+        return 7
+
+    daemon.run = run  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "scrubber.daemon", daemon)
+    monkeypatch.setattr("scrubber.daemon", daemon, raising=False)
+    return settings
+
+
+def exit_code(*words: str) -> object:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    return ended.value.code
+
+
+def test_what_nobody_says_has_the_documented_default(told: list[ServiceSettings], tmp_path: Path) -> None:
+    assert exit_code("serve", "--sim-dir", str(tmp_path)) == 7
+    assert told == [
+        ServiceSettings(
+            backend=Backend.SIM,
+            sim_dir=tmp_path,
+            state_dir=Path("/var/lib/scrubber"),
+            socket=Path("/run/scrubber"),
+            policy="default",
+            kubelet_dir=Path("/var/lib/kubelet"),
+            pod_resources_socket=Path("/var/lib/kubelet/pod-resources/kubelet.sock"),
+            pod_logs_dir=Path("/var/log/pods"),
+            metrics_address=Address("127.0.0.1", 9464),
+            node_name=gethostname(),
+            cgroup_root=None,
+            containers=ContainerIdentity.AUTO,
+            log_format=LogFormat.AUTO,
+            log_level=LogLevel.INFO,
+            reflection=False,
+            admin_group=None,
+            watch_interval=1.0,
+            list_settle=60.0,
+        )
+    ]
+
+
+EVERYTHING = {
+    "backend": "nvidia",
+    "sim-dir": "sim",
+    "state-dir": "state",
+    "socket": "sockets",
+    "policy": "mine.yaml",
+    "kubelet-dir": "kubelet",
+    "pod-resources-socket": "kubelet.sock",
+    "pod-logs-dir": "pods",
+    "metrics-address": "[::1]:0",
+    "node-name": "n7",
+    "cgroup-root": "cgroup",
+    "containers": "marker",
+    "log-format": "json",
+    "log-level": "debug",
+    "admin-group": "root",
+    "watch-interval": "250ms",
+    "list-settle": "2m",
+}
+
+
+def everything(directory: Path) -> ServiceSettings:
+    return ServiceSettings(
+        backend=Backend.NVIDIA,
+        sim_dir=directory / "sim",
+        state_dir=directory / "state",
+        socket=directory / "sockets",
+        policy="mine.yaml",
+        kubelet_dir=directory / "kubelet",
+        pod_resources_socket=directory / "kubelet.sock",
+        pod_logs_dir=directory / "pods",
+        metrics_address=Address("::1", 0),
+        node_name="n7",
+        cgroup_root=directory / "cgroup",
+        containers=ContainerIdentity.MARKER,
+        log_format=LogFormat.JSON,
+        log_level=LogLevel.DEBUG,
+        reflection=True,
+        admin_group="root",
+        watch_interval=0.25,
+        list_settle=120.0,
+    )
+
+
+def test_every_flag_arrives(told: list[ServiceSettings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [word for flag, value in EVERYTHING.items() for word in (f"--{flag}", value)]
+    assert exit_code("serve", "--reflection", *words) == 7
+    assert told == [everything(tmp_path)]
+
+
+def test_every_environment_variable_arrives(
+    told: list[ServiceSettings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for flag, value in {**EVERYTHING, "reflection": "true"}.items():
+        monkeypatch.setenv(f"SCRUBBER_{flag.upper().replace('-', '_')}", value)
+    assert exit_code("serve") == 7
+    assert told == [everything(tmp_path)]
+
+
+def test_a_flag_wins_over_its_variable(
+    told: list[ServiceSettings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SCRUBBER_NODE_NAME", "n1")
+    assert exit_code("serve", "--sim-dir", str(tmp_path), "--node-name", "n2") == 7
+    assert told[0].node_name == "n2"
+
+
+def test_the_kubelets_socket_is_looked_for_in_its_directory(tmp_path: Path) -> None:
+    settings = ServiceSettings(sim_dir=tmp_path, kubelet_dir=tmp_path / "k")
+    assert settings.pod_resources_socket == tmp_path / "k" / "pod-resources" / "kubelet.sock"
+
+
+def test_settings_outlive_a_change_of_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = ServiceSettings(sim_dir=Path("sim"), socket=Path("run"), kubelet_dir=Path("k"))
+    paths = [getattr(settings, each.name) for each in dataclasses.fields(settings)]
+    assert all(path.is_absolute() for path in paths if isinstance(path, Path))
+
+
+@pytest.mark.parametrize(
+    ("written", "address"),
+    [
+        ("127.0.0.1:9464", Address("127.0.0.1", 9464)),
+        ("node.example:0", Address("node.example", 0)),
+        ("[::]:65535", Address("::", 65535)),
+        ("off", None),
+        ("", None),
+    ],
+)
+def test_an_address_is_read(written: str, address: Address | None) -> None:
+    assert Address.parse(written) == address
+    assert address is None or str(address) == written
+
+
+@pytest.mark.parametrize(
+    "written", ["9464", ":9464", "localhost", "localhost:", "a:b", "h:65536", "h:-1", "::1:9464", "a b:1", "h:٣"]
+)
+def test_what_is_no_address_is_refused(written: str) -> None:
+    with pytest.raises(BadConfiguration, match="is not an address to listen on; write HOST:PORT"):
+        Address.parse(written)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ((), "The sim backend needs the directory of a simulated node: give it with --sim-dir DIR"),
+        (("--sim-dir", "{file}"), "--sim-dir {file} is not a directory; give the directory that it should be in."),
+        (("--backend", "nvidia", "--state-dir", "{file}"), "--state-dir {file} is not a directory"),
+        (("--backend", "nvidia", "--metrics-address", "9464"), '"9464" is not an address to listen on'),
+        (("--backend", "nvidia", "--watch-interval", "0"), "--watch-interval cannot be 0 s"),
+        (("--backend", "nvidia", "--watch-interval", "1h"), "--watch-interval cannot be 3600 s"),
+        (("--backend", "nvidia", "--node-name", "a b"), '"a b" is no node name'),
+        (("--backend", "nvidia", "--policy", ""), "--policy is empty"),
+        (("--backend", "nvidia", "--admin-group", "no-such-group"), 'There is no group "no-such-group"'),
+    ],
+)
+def test_what_cannot_work_is_refused_before_the_daemon_starts(
+    told: list[ServiceSettings],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+    sentence: str,
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    assert exit_code("serve", *(word.format(file=file) for word in words)) == 2
+    out, err = capsys.readouterr()
+    assert (out, told) == ("", [])
+    assert err.startswith(f"Error: {sentence.format(file=file)}")
+    assert err.count("\n") == 1
+
+
+def test_the_plugin_is_told_what_was_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    told: list[PluginSettings] = []
+
+    async def run(given: PluginSettings) -> int:
+        told.append(given)
+        return 0
+
+    monkeypatch.setattr(plugin.main, "run", run)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SCRUBBER_SOCKET", "sockets")
+    words = ("--kubelet-dir", "kubelet", "--resource-name", "nvidia.com/gpu", "--registration", "classic")
+    assert exit_code("plugin", *words, "--log-format", "json", "--log-level", "warning") == 0
+    assert told == [
+        PluginSettings(
+            kubelet_dir=tmp_path / "kubelet",
+            socket=tmp_path / "sockets",
+            resource_name="nvidia.com/gpu",
+            registration="classic",
+            log_format="json",
+            log_level="warning",
+        )
+    ]
+
+
+def test_what_ends_a_daemon_with_its_neighbours_is_still_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def run(given: PluginSettings) -> int:
+        refusal = BadConfiguration("The socket's path is too long.")
+        raise ExceptionGroup("tasks", [ExceptionGroup("inner", [refusal])])
+
+    monkeypatch.setattr(plugin.main, "run", run)
+    assert exit_code("plugin") == 2
+    assert capsys.readouterr() == ("", "Error: The socket's path is too long.\n")

@@ -1,0 +1,21 @@
+"""The system's clock keeps the promises of the port."""
+
+import pytest
+
+from scrubber.adapters.clock import SystemClock
+from scrubber.ports import Clock
+
+
+async def test_time_goes_on_and_never_back() -> None:
+    clock: Clock = SystemClock()
+    before = clock.monotonic()
+    await clock.sleep(0.001)
+    assert clock.monotonic() >= before + 0.001
+    assert clock.wall() > 1_700_000_000
+
+
+async def test_a_timeout_ends_its_body_with_timeout_error() -> None:
+    clock = SystemClock()
+    with pytest.raises(TimeoutError):
+        async with clock.timeout(0.001):
+            await clock.sleep(60)

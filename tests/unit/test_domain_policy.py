@@ -1,0 +1,59 @@
+"""A policy's own arithmetic: which steps a path has, when a reset is part of it, how long clearing may take."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from scrubber.domain.evidence import Occasion, Path, Step
+from scrubber.domain.handover import HandOver
+from scrubber.domain.policy import Limits, Policy, Proof, ResetUse, XidClass
+
+MIB = 1024 * 1024
+
+
+@pytest.mark.parametrize("kind", HandOver)
+def test_by_default_only_a_restart_of_the_same_container_may_start_on_checks(kind: HandOver) -> None:
+    assert Policy().proof_for(kind) is (Proof.CHECKS if kind is HandOver.SAME_CONTAINER else Proof.CERTIFICATE)
+
+
+def test_what_a_policy_does_not_name_needs_a_certificate_and_is_an_unknown_xid() -> None:
+    empty = Policy(proofs={}, xids={})
+    assert {empty.proof_for(kind) for kind in HandOver} == {Proof.CERTIFICATE}
+    assert empty.xid_class(31) is XidClass.UNKNOWN
+
+
+def test_the_fast_path_only_checks() -> None:
+    plan = Policy().plan(Path.FAST, Occasion.START, must_reset=True)
+    assert plan.steps == (Step.HOLDERS, Step.SETTINGS, Step.HEALTH)
+    assert plan.reset is ResetUse.NEVER
+
+
+@pytest.mark.parametrize(
+    ("use", "must", "has"),
+    [
+        (ResetUse.BEST_EFFORT, False, False),
+        (ResetUse.BEST_EFFORT, True, True),
+        (ResetUse.REQUIRED, False, True),
+        (ResetUse.REQUIRED, True, True),
+        (ResetUse.NEVER, False, False),
+        (ResetUse.NEVER, True, False),
+    ],
+)
+def test_a_reset_is_part_of_the_slow_path_when_needed_or_required_and_never_against_the_policy(
+    use: ResetUse, must: bool, has: bool
+) -> None:
+    steps = replace(Policy(), reset=use).plan(Path.SLOW, Occasion.START, must_reset=must).steps
+    assert (Step.RESET in steps) is has
+
+
+def test_the_slow_path_looks_for_holders_before_it_acts_and_clears_what_a_reset_leaves_behind() -> None:
+    steps = replace(Policy(), reset=ResetUse.REQUIRED).plan(Path.SLOW, Occasion.START).steps
+    assert steps == (Step.HOLDERS, Step.RESET, Step.MEMORY, Step.SETTINGS, Step.HEALTH)
+
+
+def test_clearing_may_take_a_floor_and_what_the_slowest_rate_needs() -> None:
+    limits = Limits(memory_floor=5.0, memory_bytes_per_second=64 * MIB)
+    assert limits.memory_deadline(0) == 5.0
+    assert limits.memory_deadline(640 * MIB) == 15.0

@@ -1,0 +1,87 @@
+"""What the driver says, and what it means: codes, snapshots, settings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from scrubber.domain.errors import DeviceFault, Lost, Stuck, Unreadable
+from scrubber.domain.evidence import Severity, Step
+from scrubber.domain.health import WayBack
+from scrubber.domain.policy import XidClass
+from scrubber.domain.signals import fault_finding, settings_off, snapshot_findings, wanted_settings, way_back
+from scrubber.domain.telemetry import Snapshot
+from tests.world.samples import DEVICE, POLICY
+
+QUIET = Snapshot(DEVICE, settings={"power": "400", "mode": "default"}, defaults={"power": "400", "mode": "default"})
+
+
+def test_a_snapshot_without_conditions_finds_nothing() -> None:
+    assert snapshot_findings(QUIET, POLICY) == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "severity"),
+    [
+        (XidClass.IGNORE, Severity.NOTE),
+        (XidClass.APPLICATION, Severity.NOTE),
+        (XidClass.CONTEXT, Severity.WARNING),
+        (XidClass.UNKNOWN, Severity.WARNING),
+        (XidClass.RESET, Severity.FAULT),
+        (XidClass.REBOOT, Severity.FAULT),
+        (XidClass.SERVICE, Severity.FAULT),
+    ],
+)
+def test_a_standing_xid_weighs_what_its_class_says(kind: XidClass, severity: Severity) -> None:
+    (found,) = snapshot_findings(replace(QUIET, xids={7: 2}), replace(POLICY, xids={7: kind}))
+    assert (found.code, found.severity, found.evidence) == ("xid-7", severity, {"xid": 7, "count": 2})
+
+
+def test_an_xid_that_nobody_listed_is_never_taken_for_healthy() -> None:
+    (found,) = snapshot_findings(replace(QUIET, xids={4242: 1}), POLICY)
+    assert found.severity is Severity.WARNING
+    assert way_back("xid-4242", POLICY) is WayBack.PERSON
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "severity"),
+    [
+        ({"ecc_uncorrected": 1}, "ecc-uncorrected", Severity.FAULT),
+        ({"recovery": "reset"}, "recovery-reset", Severity.FAULT),
+        ({"recovery": "drain-and-reboot"}, "recovery-reboot", Severity.FAULT),
+        ({"temperature_celsius": 96}, "too-hot", Severity.WARNING),
+    ],
+)
+def test_a_condition_is_a_finding(change: dict[str, object], code: str, severity: Severity) -> None:
+    (found,) = snapshot_findings(replace(QUIET, **change), POLICY)  # type: ignore[arg-type]
+    assert (found.code, found.severity) == (code, severity)
+
+
+@pytest.mark.parametrize(
+    "change", [{"ecc_uncorrected": 0}, {"ecc_uncorrected": None}, {"recovery": "none"}, {"temperature_celsius": 95}]
+)
+def test_zero_none_and_the_limit_itself_are_no_condition(change: dict[str, object]) -> None:
+    assert snapshot_findings(replace(QUIET, **change), POLICY) == ()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("fault", [Stuck("hung"), Lost("gone"), Unreadable("nonsense"), DeviceFault("odd", code="odd")])
+def test_a_fault_of_a_port_is_a_finding_of_the_step_that_met_it(fault: DeviceFault) -> None:
+    found = fault_finding(Step.MEMORY, fault)
+    assert (found.step, found.code, found.severity, found.sentence) == (
+        Step.MEMORY,
+        fault.code,
+        Severity.FAULT,
+        str(fault),
+    )
+
+
+def test_settings_are_wanted_as_the_driver_has_them_by_default_unless_the_policy_wants_more() -> None:
+    policy = replace(POLICY, settings={"power": "300", "not-on-this-device": "1"})
+    assert wanted_settings(QUIET, policy) == {"power": "300", "mode": "default"}
+
+
+def test_a_setting_that_a_tenant_changed_is_off() -> None:
+    changed = replace(QUIET, settings={"power": "400", "mode": "exclusive"})
+    assert settings_off(changed, POLICY) == {"mode": ("exclusive", "default")}
+    assert settings_off(QUIET, POLICY) == {}

@@ -1,0 +1,375 @@
+"""The gate: a hand-over from request to answer, in a world of labelled bytes."""
+
+from __future__ import annotations
+
+import asyncio
+
+from scrubber.domain.assignment import Trust
+from scrubber.domain.errors import NotReady, Quarantined
+from scrubber.domain.evidence import Path
+from scrubber.domain.handover import HandOver
+from scrubber.domain.health import Health
+from scrubber.domain.hygiene import Hygiene
+from scrubber.engine.views import Granted
+from tests.world.asking import STRICT, TRUSTED, admitted, answered, ask, started
+from tests.world.timeline import in_virtual_time
+from tests.world.world import World, a_world
+
+# -- what a grant rests on ---------------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_a_certified_device_is_granted_at_once_and_its_certificate_is_used_up() -> None:
+    async with a_world() as world:
+        tenant = await admitted(world)
+        rests_on = world.record().certificate
+        assert rests_on is not None
+        before = world.clock.monotonic()
+        (granted,) = await ask(world, tenant)
+        assert world.clock.monotonic() - before < 0.1
+        assert granted.path is Path.FAST
+        assert world.vault.certificates[rests_on.id].next_grant == granted.grant
+        assert granted.certificate is not None
+        assert world.vault.certificates[granted.certificate].rests_on == rests_on.id
+        assert world.record().hygiene is Hygiene.IN_USE
+        assert world.record().certificate is None
+
+
+@in_virtual_time
+async def test_the_next_tenant_waits_for_the_last_one_and_then_finds_zeros() -> None:
+    async with a_world() as world:
+        first = await started(world)
+        world.kubelet.force_delete(first, lives_on=4.0)
+        second = await world.admit("umbrella", "serve-0")
+        assert second is not None
+        await world.run(3.9)
+        assert not second.running
+        await world.until(lambda: second.running)
+        await world.run(1.0)
+        assert world.gpu().cells == [""] * 4
+
+
+@in_virtual_time
+async def test_a_container_that_was_granted_its_start_is_waited_for_although_its_pod_is_gone() -> None:
+    """Deleted by force between the answer and the start: the runtime may start it all the same."""
+    async with a_world(devices=1) as world:
+        first = await world.admit("acme", "train-0", starts_after=3.0)
+        assert first is not None
+        await world.until(lambda: first.starting)
+        world.kubelet.force_delete(first, lives_on=10.0)
+        second = await world.admit("umbrella", "serve-0")
+        assert second is not None
+        await world.until(lambda: first.starts == 1)
+        assert not second.running
+        await world.until(lambda: second.running)
+
+
+@in_virtual_time
+async def test_also_when_an_earlier_start_of_it_left_somebody_behind() -> None:
+    async with a_world(devices=1) as world:
+        first = await started(world)
+        await world.run(3.0)
+        assert first.first is not None
+        world.matter.fork(first.first).holds.clear()
+        first.starts_after = 3.0
+        world.kubelet.exit(first, again=True)
+        await world.until(lambda: first.starting)
+        world.kubelet.force_delete(first, lives_on=10.0)
+        second = await world.admit("umbrella", "serve-0")
+        assert second is not None
+        await world.until(lambda: first.starts == 2)
+        assert not second.running
+        await world.until(lambda: second.running)
+
+
+@in_virtual_time
+async def test_a_container_that_starts_again_needs_no_scrub() -> None:
+    async with a_world() as world:
+        tenant = await started(world)
+        scrubs = world.erasers.started
+        world.kubelet.exit(tenant, again=True)
+        await world.until(lambda: tenant.starts == 2)
+        assert world.erasers.started == scrubs
+        grant = world.record().last_grant
+        assert grant is not None
+        assert (grant.kind, grant.exception) == (HandOver.SAME_CONTAINER, "same-container")
+
+
+@in_virtual_time
+async def test_under_a_strict_policy_it_does() -> None:
+    async with a_world(policy=STRICT) as world:
+        tenant = await started(world)
+        world.kubelet.exit(tenant, again=True)
+        await world.until(lambda: tenant.starts == 2)
+        grant = world.record().last_grant
+        assert grant is not None
+        assert grant.exception is None
+        assert world.gpu().cells == [""] * 4
+
+
+@in_virtual_time
+async def test_what_an_init_container_left_is_cleared_for_the_main_one() -> None:
+    async with a_world() as world:
+        tenant = await world.admit("acme", "train-0", init=True)
+        assert tenant is not None
+        await world.until(lambda: tenant.running)
+        world.write_all(tenant)
+        world.kubelet.exit(tenant, again=False)
+        await world.until(lambda: tenant.running and tenant.container == "main")
+        grant = world.record().last_grant
+        assert grant is not None
+        assert (grant.kind, grant.exception) == (HandOver.SAME_POD, None)
+
+
+@in_virtual_time
+async def test_a_setting_that_a_tenant_changed_sends_the_restart_through_the_slow_path() -> None:
+    async with a_world() as world:
+        tenant = await started(world)
+        world.gpu().settings["compute-mode"] = "exclusive"
+        world.kubelet.exit(tenant, again=True)
+        await world.until(lambda: tenant.starts == 2)
+        assert world.gpu().settings["compute-mode"] == "default"
+        assert world.gpu().cells == [""] * 4
+
+
+@in_virtual_time
+async def test_a_pod_that_the_kubelet_cannot_name_is_granted_on_a_certificate_only() -> None:
+    async with a_world() as world:
+        tenant = await started(world)
+        world.kubelet.trust = Trust.UNREADABLE
+        world.kubelet.exit(tenant, again=True)
+        await world.until(lambda: tenant.starts == 2)
+        grant = world.record().last_grant
+        assert grant is not None
+        assert (grant.kind, grant.assignment, grant.exception) == (HandOver.UNKNOWN, None, None)
+
+
+@in_virtual_time
+async def test_an_unknown_pods_device_is_not_taken_for_free_just_because_it_was_free_before() -> None:
+    """Nobody held the device for long before the grant: that says nothing about a container which is about to open it."""
+    async with a_world() as world:
+        await world.run(60.0)
+        world.kubelet.trust = Trust.UNREADABLE
+        first = await admitted(world)
+        await ask(world, first)
+        refusal = await answered(ask(world, first, wait=1.0))
+        assert isinstance(refusal, NotReady)
+        assert refusal.code == "earlier-pod-lives"
+
+
+@in_virtual_time
+async def test_a_pod_whose_processes_cannot_be_told_is_not_granted_anything() -> None:
+    async with a_world() as world:
+        tenant = await admitted(world)
+        world.unreadable.add(tenant.uid)
+        refusal = await answered(ask(world, tenant, wait=1.0))
+        assert (type(refusal), refusal.code) == (NotReady, "pod-unreadable")
+        assert world.record().hygiene is Hygiene.CLEAN
+        world.unreadable.clear()
+        await ask(world, tenant)
+
+
+@in_virtual_time
+async def test_a_policy_that_trusts_a_tenant_still_waits_for_its_last_pod_to_end() -> None:
+    async with a_world(policy=TRUSTED) as world:
+        first = await started(world)
+        assert first.first is not None
+        first.first.holds.clear()
+        world.kubelet.force_delete(first, lives_on=10.4)
+        second = await world.admit("acme", "train-1")
+        assert second is not None
+        await world.run(10.0)
+        assert not second.running
+        await world.until(lambda: second.running)
+        grant = world.record().last_grant
+        assert grant is not None
+        assert grant.exception == "same-tenant"
+
+
+@in_virtual_time
+async def test_and_ends_what_that_pod_left_behind() -> None:
+    async with a_world(policy=TRUSTED) as world:
+        first = await started(world)
+        await world.run(2.0)
+        assert first.first is not None
+        child = world.matter.fork(first.first)
+        child.holds.clear()
+        world.kubelet.force_delete(first, lives_on=3.4)
+        second = await world.admit("acme", "train-1")
+        assert second is not None
+        await world.until(lambda: second.running)
+        assert not child.alive
+
+
+@in_virtual_time
+async def test_memory_is_not_cleared_for_a_restart_while_an_earlier_start_left_somebody() -> None:
+    async with a_world(devices=1, policy=STRICT) as world:
+        tenant = await started(world)
+        assert tenant.first is not None
+        child = world.matter.fork(tenant.first)
+        child.holds.clear()
+        world.kubelet.exit(tenant, again=True)
+        await world.run(60.0)
+        assert tenant.starts == 1
+        world.matter.end(child)
+        await world.until(lambda: tenant.starts == 2)
+
+
+@in_virtual_time
+async def test_a_process_that_an_earlier_start_left_never_counts_as_the_pods_sandbox() -> None:
+    async with a_world(devices=1) as world:
+        tenant = await started(world)
+        assert tenant.first is not None
+        child = world.matter.fork(tenant.first)
+        child.holds.clear()
+        world.kubelet.exit(tenant, again=True)
+        await world.until(lambda: tenant.starts == 2)
+        world.kubelet.delete(tenant)
+        follower = await world.admit("umbrella", "serve-0")
+        assert follower is not None
+        await world.until(lambda: follower.running)
+        assert not child.alive
+
+
+@in_virtual_time
+async def test_a_sandbox_of_an_earlier_boot_is_not_looked_for_in_this_one() -> None:
+    async with a_world(devices=1, policy=STRICT) as world:
+        tenant = await started(world)
+        world.reboot()
+        await world.start_service()
+        await world.until(lambda: tenant.starts == 2)
+        world.kubelet.exit(tenant, again=True)
+        await world.until(lambda: tenant.starts == 3)
+
+
+# -- all or none -------------------------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_several_devices_are_granted_in_one_transaction() -> None:
+    async with a_world() as world:
+        tenant = await admitted(world, "acme", "train-0", 0, 1)
+        writes = world.vault.writes
+        granted = await ask(world, tenant)
+        assert [each.device for each in granted] == list(tenant.devices)
+        assert world.vault.writes == writes + 1
+
+
+@in_virtual_time
+async def test_one_device_out_of_service_refuses_all_and_grants_none() -> None:
+    async with a_world() as world:
+        tenant = await admitted(world, "acme", "train-0", 0, 1)
+        await world.node.quarantine("1", "it smells", "uid:0")
+        refusal = await answered(ask(world, tenant))
+        assert isinstance(refusal, Quarantined)
+        assert world.gpu(1).id in refusal.public
+        assert "operator" in refusal.public
+        assert [world.record(number).grants for number in (0, 1)] == [0, 0]
+        assert world.record(0).hygiene is Hygiene.CLEAN
+
+
+@in_virtual_time
+async def test_a_device_that_waited_long_for_its_sibling_is_looked_at_again() -> None:
+    async with a_world() as world:
+        tenant = await admitted(world, "acme", "train-0", 0, 1)
+        host = world.matter.start(None, "", "host")
+        world.matter.open(host, world.gpu(1).id)
+        await world.run(2.0)
+        call = ask(world, tenant)
+        await world.run(4.0)
+        world.gpu(0).settings["compute-mode"] = "exclusive"
+        world.matter.end(host)
+        await call
+        assert world.gpu(0).settings["compute-mode"] == "default"
+
+
+async def waiting_for_its_sibling(world: World) -> asyncio.Task[tuple[Granted, ...]]:
+    """A call for both devices, whose first is ready and whose second is being scrubbed for a little longer."""
+    tenant = await admitted(world, "acme", "train-0", 0, 1)
+    assert world.service is not None
+    world.service.life.start(world.service.scrub(world.gpu(1).id), "scrub")
+    await world.until(lambda: bool(world.erasers.running))
+    call = ask(world, tenant, wait=5.0)
+    await world.run(0.7)
+    assert world.keeper(1).job is not None
+    return call
+
+
+@in_virtual_time
+async def test_a_device_that_went_out_of_service_while_its_sibling_was_waited_for_is_not_granted() -> None:
+    async with a_world() as world:
+        call = await waiting_for_its_sibling(world)
+        await world.node.quarantine("0", "it smells", "uid:0")
+        assert isinstance(await answered(call), Quarantined)
+        assert [world.record(number).grants for number in (0, 1)] == [0, 0]
+
+
+@in_virtual_time
+async def test_nor_is_one_that_somebody_opened_meanwhile() -> None:
+    async with a_world() as world:
+        call = await waiting_for_its_sibling(world)
+        host = world.matter.start(None, "", "host")
+        world.matter.open(host, world.gpu(0).id)
+        assert isinstance(await answered(call), NotReady)
+        assert [world.record(number).grants for number in (0, 1)] == [0, 0]
+
+
+@in_virtual_time
+async def test_a_call_for_a_pod_whose_device_went_to_another_is_never_granted_in_the_others_name() -> None:
+    async with a_world(devices=1) as world:
+        first = await started(world)
+        world.kubelet.force_delete(first, lives_on=5.0)
+        second = await admitted(world, "umbrella", "serve-0")
+        call = ask(world, second)
+        await world.run(1.0)
+        world.kubelet.delete(second)
+        third = await admitted(world, "initech", "serve-1")
+        refusal = await answered(call)
+        assert refusal.code == "reassigned"
+        await ask(world, third)
+
+
+@in_virtual_time
+async def test_a_hung_driver_on_one_device_delays_no_other_ones_grant() -> None:
+    async with a_world() as world:
+        world.gpu(0).stuck = True
+        tenant = await admitted(world, "acme", "train-0", 1)
+        began = world.clock.monotonic()
+        await ask(world, tenant)
+        assert world.clock.monotonic() - began < 0.1
+        await world.run(10.0)
+        assert world.record(0).health is Health.QUARANTINED
+        assert world.record(1).health is Health.HEALTHY
+
+
+@in_virtual_time
+async def test_a_device_whose_holders_cannot_be_told_is_taken_out_and_the_caller_is_told() -> None:
+    async with a_world() as world:
+        tenant = await admitted(world)
+        world.unreadable.add(world.gpu().id)
+        refusal = await answered(ask(world, tenant, wait=5.0))
+        assert isinstance(refusal, Quarantined)
+        assert "driver-stuck" in refusal.public
+
+
+@in_virtual_time
+async def test_also_one_that_was_in_use_until_a_moment_ago() -> None:
+    async with a_world() as world:
+        first = await started(world)
+        world.kubelet.delete(first)
+        world.unreadable.add(world.gpu().id)
+        tenant = world.kubelet.admit("umbrella", "serve-0", [world.gpu().id], starts=False)
+        refusal = await answered(ask(world, tenant, wait=0.0))
+        assert isinstance(refusal, NotReady | Quarantined)
+        assert world.record().health is Health.QUARANTINED
+
+
+@in_virtual_time
+async def test_two_callers_for_overlapping_sets_never_wait_for_each_other_for_ever() -> None:
+    async with a_world(devices=3) as world:
+        one = await admitted(world, "acme", "train-0", 0, 1)
+        two = await admitted(world, "umbrella", "serve-0", 1, 2)
+        done, _ = await asyncio.wait({ask(world, one, wait=20.0), ask(world, two, wait=20.0)})
+        assert len(done) == 2
+        for call in done:
+            call.exception()

@@ -1,0 +1,126 @@
+"""What is known of pods: which process of a container was its first, and when a pod that is gone is over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from scrubber.adapters.clock import SystemClock
+from scrubber.domain.assignment import Assignment, Pod, Process, Reading, Trust
+from scrubber.domain.handover import HandOver
+from scrubber.domain.leftover import PodState
+from scrubber.domain.policy import Limits
+from scrubber.domain.record import Grant
+from scrubber.engine.pods import PodWatch
+
+POD = Pod("team-a", "job", "uid-a")
+SANDBOX = Process(1, 10, "sandbox")
+HELPER, MAIN, CHILD = Process(2, 20, "main"), Process(3, 21, "main"), Process(4, 30, "main")
+GRANT = Grant(1, Assignment(POD, "main", frozenset({"gpu"})), HandOver.UNKNOWN, 1000.0, "boot", baseline=(SANDBOX,))
+
+
+class Node:
+    """A kubelet that lists what it is told to, and the processes of one pod."""
+
+    def __init__(self) -> None:
+        self.listed = True
+        self.at = 0.0
+        self.running: tuple[Process, ...] = ()
+
+    async def read(self) -> Reading:
+        self.at += 1.0
+        mine = (Assignment(POD, "main", frozenset({"gpu"})),) if self.listed else ()
+        return Reading(Trust.TRUSTED, mine, at=self.at)
+
+    async def processes(self, pod: Pod) -> tuple[Process, ...]:
+        return self.running
+
+    async def pod_uid_of(self, pid: int) -> str | None:
+        return POD.uid
+
+    async def end(self, pod: Pod, leftovers: Iterable[Process], deadline: float) -> tuple[Process, ...]:
+        return tuple(leftovers)
+
+    def not_covered(self) -> tuple[str, ...]:
+        return ()
+
+
+class Now(SystemClock):
+    """Stands still a second after the last reading."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def monotonic(self) -> float:
+        return self._node.at + 1.0
+
+
+def watching(node: Node) -> PodWatch:
+    watch = PodWatch(assignments=node, containers=node, clock=Now(node))
+    watch.track([POD])
+    return watch
+
+
+async def state(watch: PodWatch, *, wall: float = 2000.0, grant: Grant = GRANT) -> PodState:
+    where = await watch.standing(grant, limits=Limits(), boot="boot", wall=wall, free_for=0.0)
+    return where.state
+
+
+async def gone(watch: PodWatch, node: Node) -> None:
+    """The kubelet's list does not have the pod any more, twice."""
+    node.listed = False
+    await watch.refresh()
+    await watch.refresh()
+
+
+async def test_a_helper_of_the_runtime_that_died_before_the_main_process_came_proves_nothing_against_it() -> None:
+    node = Node()
+    watch = watching(node)
+    for running in ((SANDBOX, HELPER), (SANDBOX, MAIN), (SANDBOX, MAIN)):
+        node.running = running
+        await watch.sample(POD)
+    await gone(watch, node)
+    assert await state(watch) is PodState.LIVING
+
+
+async def test_what_outlives_a_first_process_that_was_seen_twice_is_a_leftover() -> None:
+    node = Node()
+    watch = watching(node)
+    for running in ((SANDBOX, MAIN), (SANDBOX, MAIN, CHILD)):
+        node.running = running
+        await watch.sample(POD)
+    await gone(watch, node)
+    node.running = (SANDBOX, CHILD)
+    assert await state(watch) is PodState.LEFTOVER
+
+
+async def test_a_process_first_seen_once_the_pod_was_gone_is_nobodys_first() -> None:
+    node = Node()
+    watch = watching(node)
+    await gone(watch, node)
+    for _ in range(3):
+        node.running = (SANDBOX, MAIN, CHILD)
+        await watch.sample(POD)
+    node.running = (SANDBOX, CHILD)
+    assert await state(watch) is PodState.LIVING
+
+
+async def test_a_container_may_still_be_started_in_the_sandbox_of_a_pod_that_was_deleted_by_force() -> None:
+    node = Node()
+    watch = watching(node)
+    node.running = (SANDBOX,)
+    await gone(watch, node)
+    assert await state(watch, wall=GRANT.at + 4.0) is PodState.LIVING
+    node.running = ()
+    assert await state(watch, wall=GRANT.at + 4.0) is PodState.OVER
+
+
+async def test_a_clock_that_was_set_back_leaves_nobody_waiting_for_the_future() -> None:
+    node = Node()
+    watch = watching(node)
+    node.running = (SANDBOX,)
+    await gone(watch, node)
+    assert await state(watch, wall=GRANT.at - 31_536_000.0) is PodState.OVER
+    nobody = replace(GRANT, assignment=None)
+    where = await watch.standing(nobody, limits=Limits(settle=5.0), boot="boot", wall=GRANT.at - 10.0, free_for=5.0)
+    assert where.state is PodState.OVER

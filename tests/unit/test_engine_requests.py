@@ -1,0 +1,82 @@
+"""What a caller may not ask, what a refused pod may read, and what observing changes."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from scrubber.domain.errors import InvalidRequest, NotReady
+from scrubber.domain.policy import Enforcement
+from scrubber.engine.views import HandOverCall
+from tests.world.asking import admitted, answered, ask, started
+from tests.world.kubelet import Gone
+from tests.world.timeline import in_virtual_time
+from tests.world.world import DEFAULT, World, a_world
+
+# -- what a caller may not ask -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("devices", "sentence"),
+    [
+        ((), "names no device"),
+        (("GPU-0000", "GPU-0000"), "names a device twice"),
+        (("GPU-0000", "GPU-9999"), "no device GPU-9999"),
+    ],
+)
+def test_a_malformed_request_is_told_what_is_wrong(devices: tuple[str, ...], sentence: str) -> None:
+    @in_virtual_time
+    async def ask_for_it() -> None:
+        async with a_world() as world:
+            assert world.service is not None
+            with pytest.raises(InvalidRequest, match=sentence):
+                await world.service.hand_over(HandOverCall(devices))
+            assert world.record().grants == 0
+
+    ask_for_it()
+
+
+@in_virtual_time
+async def test_nothing_is_handed_over_before_every_device_was_looked_at() -> None:
+    async with a_world(settled=False) as world:
+        starting = asyncio.create_task(world.start_service())
+        await world.run(0.0)
+        tenant = world.kubelet.admit("acme", "train-0", [world.gpu().id], starts=False)
+        with pytest.raises((NotReady, Gone)):
+            await ask(world, tenant)
+        await starting
+
+
+@in_virtual_time
+async def test_a_refused_pod_reads_of_no_other() -> None:
+    async with a_world(devices=1) as world:
+        first = await started(world, "acme-secret", "steal-0")
+        world.kubelet.force_delete(first, lives_on=300.0)
+        tenant = await admitted(world)
+        refusal = await answered(ask(world, tenant, wait=1.0))
+        assert "acme-secret/steal-0" in str(refusal)
+        assert "acme-secret" not in refusal.public
+        assert world.gpu().id in refusal.public
+
+
+# -- observe mode ------------------------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_observing_refuses_nothing_and_ends_nobody() -> None:
+    observe = replace(DEFAULT, enforcement=Enforcement.OBSERVE)
+    world = World(1, observe)
+    await world.start_service()
+    await world.until(world.settled)
+    first = await started(world)
+    world.kubelet.force_delete(first, lives_on=300.0)
+    tenant = await admitted(world)
+    (granted,) = await ask(world, tenant, wait=1.0)
+    assert granted.exception == "observe"
+    assert granted.certificate is not None
+    issued = world.vault.certificates[granted.certificate]
+    assert any(line.startswith("holders") for line in issued.not_covered)
+    assert next(world.matter.living(first.uid)).alive
+    await world.end()

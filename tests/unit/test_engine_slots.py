@@ -1,0 +1,138 @@
+"""Eraser slots: never more erasers than slots, and whoever waits for a scrub goes first."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from scrubber.engine.slots import Slots
+from tests.world.timeline import in_virtual_time
+
+
+class Line:
+    """Tasks that want a slot, and the order in which they got one."""
+
+    def __init__(self, size: int) -> None:
+        self.slots = Slots(size)
+        self.order: list[str] = []
+        self.inside = 0
+        self.most = 0
+        self.urgent: set[str] = set()
+        self.leave: dict[str, asyncio.Event] = {}
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def join(self, name: str) -> None:
+        """Let ``name`` queue up, or go in."""
+        self.leave[name] = asyncio.Event()
+        self.tasks[name] = asyncio.create_task(self._work(name))
+        await asyncio.sleep(0.01)
+
+    async def _work(self, name: str) -> None:
+        async with self.slots.slot(lambda: name in self.urgent):
+            self.order.append(name)
+            self.inside += 1
+            self.most = max(self.most, self.inside)
+            try:
+                await self.leave[name].wait()
+            finally:
+                self.inside -= 1
+
+    async def done(self, name: str) -> None:
+        self.leave[name].set()
+        await asyncio.sleep(0.01)
+
+    async def everybody_done(self) -> None:
+        for name in list(self.tasks):
+            await self.done(name)
+        await asyncio.gather(*self.tasks.values(), return_exceptions=True)
+
+
+@in_virtual_time
+async def test_there_are_never_more_inside_than_slots() -> None:
+    line = Line(2)
+    for name in "abcde":
+        await line.join(name)
+    assert line.order == ["a", "b"]
+    await line.everybody_done()
+    assert sorted(line.order) == list("abcde")
+    assert line.most == 2
+
+
+@in_virtual_time
+async def test_a_free_slot_goes_to_the_oldest() -> None:
+    line = Line(1)
+    for name in "abc":
+        await line.join(name)
+    await line.done("a")
+    assert line.order == ["a", "b"]
+    await line.everybody_done()
+
+
+@in_virtual_time
+async def test_a_scrub_that_somebody_waits_for_goes_before_older_ones() -> None:
+    line = Line(1)
+    for name in "abcd":
+        await line.join(name)
+    line.urgent |= {"c", "d"}
+    await line.done("a")
+    assert line.order == ["a", "c"]
+    await line.everybody_done()
+
+
+@in_virtual_time
+async def test_urgency_counts_as_of_the_moment_a_slot_is_free() -> None:
+    line = Line(1)
+    for name in "abc":
+        await line.join(name)
+    line.urgent.add("c")
+    line.urgent.remove("c")
+    await line.done("a")
+    assert line.order == ["a", "b"]
+    await line.everybody_done()
+
+
+@in_virtual_time
+async def test_whoever_stops_waiting_is_passed_over() -> None:
+    line = Line(1)
+    for name in "abc":
+        await line.join(name)
+    line.tasks["b"].cancel()
+    await line.done("a")
+    assert line.order == ["a", "c"]
+    await line.everybody_done()
+
+
+@in_virtual_time
+async def test_a_slot_given_to_somebody_who_stops_at_that_moment_is_passed_on() -> None:
+    line = Line(1)
+    for name in "abc":
+        await line.join(name)
+    line.leave["a"].set()
+    await asyncio.sleep(0)  # the slot is b's now, and b has not run since
+    line.tasks["b"].cancel()
+    await asyncio.sleep(0.01)
+    assert line.order == ["a", "c"]
+    await line.everybody_done()
+
+
+@in_virtual_time
+async def test_a_slot_is_free_again_after_an_error_inside_and_after_all_waiters_have_left() -> None:
+    slots = Slots(1)
+    with pytest.raises(RuntimeError, match="the eraser died"):
+        await _die_while_another_waits(slots)
+    async with asyncio.timeout(1.0), slots.slot(lambda: False):
+        pass
+
+
+async def _die_while_another_waits(slots: Slots) -> None:
+    async with slots.slot(lambda: False):
+        waiter = asyncio.create_task(_hold(slots))
+        await asyncio.sleep(0.01)
+        waiter.cancel()
+        raise RuntimeError("the eraser died")
+
+
+async def _hold(slots: Slots) -> None:
+    async with slots.slot(lambda: False):
+        await asyncio.sleep(100)

@@ -1,0 +1,335 @@
+"""Tending: after each kind of failure the device comes back by itself, waits, or is for a person."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from scrubber.domain.errors import Held, InvalidRequest, NotReady
+from scrubber.domain.evidence import Occasion, Outcome, Path
+from scrubber.domain.health import Health, WayBack
+from scrubber.domain.hygiene import Hygiene
+from scrubber.domain.policy import ResetUse
+from tests.world.kubelet import Tenant
+from tests.world.timeline import in_virtual_time
+from tests.world.world import DEFAULT, World, a_world
+
+
+async def running(world: World) -> Tenant:
+    tenant = await world.admit("acme", "train-0")
+    assert tenant is not None
+    await world.until(lambda: tenant.running)
+    await world.run(0.1)
+    world.write_all(tenant)
+    return tenant
+
+
+def code(world: World) -> str:
+    cause = world.record().cause
+    return "" if cause is None else cause.code
+
+
+def slow_scrubs(world: World) -> int:
+    return sum(scrub.path is Path.SLOW for scrub in world.vault.scrubs.values())
+
+
+async def rescrub(world: World) -> None:
+    """On demand, to its end."""
+    assert world.service is not None
+    await world.service.scrub(world.gpu().id)
+
+
+@in_virtual_time
+async def test_an_xid_is_lifted_by_a_reset_and_two_more_clean_scrubs() -> None:
+    async with a_world() as world:
+        scrubs = slow_scrubs(world)
+        world.gpu().xids[95] = 1
+        world.signal(0)
+        await world.until(lambda: world.record().health is Health.PROBATION)
+        assert world.gpu().resets == 1
+        assert not world.record().advertised
+        await world.until(lambda: world.record().health is Health.HEALTHY)
+        assert slow_scrubs(world) == scrubs + 3
+        assert world.record().hygiene is Hygiene.CLEAN
+        assert world.record(1).version < world.record(0).version
+
+
+@in_virtual_time
+async def test_a_reset_that_fails_is_tried_again_with_growing_pauses_until_a_person_has_to_look() -> None:
+    async with a_world(devices=1) as world:
+        world.gpu().reset_fails = "the reset did not take"
+        world.gpu().xids[95] = 1
+        world.signal(0)
+        await world.until(lambda: world.record().health is Health.CONDEMNED, within=300.0)
+        starts = [scrub.started for scrub in world.vault.scrubs.values() if scrub.occasion.value == "recovery"]
+        pauses = [late - early for early, late in itertools.pairwise(starts)]
+        assert len(starts) == world.policy.recovery.attempts
+        assert pauses == sorted(pauses)
+        assert world.record().cause is not None
+        attempts = slow_scrubs(world)
+        await world.run(1_000.0)
+        assert slow_scrubs(world) == attempts
+        world.gpu().mend()
+        await world.node.unquarantine("0", "a new board", "uid:0")
+        await world.until(lambda: world.record().health is Health.HEALTHY)
+
+
+@in_virtual_time
+async def test_a_device_that_cannot_be_reset_here_is_for_a_person_at_once() -> None:
+    async with a_world(devices=1) as world:
+        world.gpu().reset_missing = "this platform has none"
+        world.gpu().xids[95] = 1
+        world.signal(0)
+        await world.until(lambda: code(world) == "reset-unavailable")
+        cause = world.record().cause
+        assert cause is not None
+        assert cause.way_back is WayBack.PERSON
+
+
+@in_virtual_time
+async def test_a_driver_that_hangs_is_waited_for_and_the_wait_costs_no_attempt() -> None:
+    async with a_world(devices=1) as world:
+        world.gpu().stuck = True
+        await world.until(lambda: code(world) == "driver-stuck")
+        await world.run(600.0)
+        assert world.record().failures == 0
+        world.gpu().stuck = False
+        await world.until(lambda: world.record().health is Health.HEALTHY)
+
+
+@in_virtual_time
+async def test_memory_that_does_not_clear_quarantines_and_is_never_granted() -> None:
+    async with a_world(devices=1) as world:
+        tenant = await running(world)
+        world.gpu().wont_clear = True
+        world.kubelet.delete(tenant)
+        await world.until(lambda: code(world) == "verification-failed")
+        follower = world.kubelet.admit("umbrella", "serve-0", [world.gpu().id])
+        await world.run(300.0)
+        assert not follower.running
+        assert world.record().health is Health.CONDEMNED
+
+
+@in_virtual_time
+async def test_clearing_that_takes_too_long_is_killed_and_tried_again_after_a_pause() -> None:
+    async with a_world(devices=1) as world:
+        world.gpu().slow = 100.0
+        await rescrub(world)
+        assert code(world) == "erase-timeout"
+        assert not world.erasers.running
+        world.gpu().slow = 1.0
+        await world.until(lambda: world.record().health is Health.HEALTHY)
+
+
+@in_virtual_time
+async def test_an_eraser_that_cannot_be_killed_is_dealt_with_before_the_next_one_starts() -> None:
+    async with a_world(devices=1) as world:
+        world.gpu().slow, world.erasers.unkillable = 20.0, True
+        await rescrub(world)
+        assert code(world) == "erase-timeout"
+        (orphan,) = world.erasers.running.values()
+        world.gpu().slow, world.erasers.unkillable = 1.0, False
+        await world.until(orphan.task.done, within=60.0)
+        orphan.killable = True
+        await world.until(lambda: world.record().state == "clean", within=200.0)
+
+
+@in_virtual_time
+async def test_a_ghost_is_found_by_the_next_start_and_cured_by_a_reset() -> None:
+    async with a_world(devices=1) as world:
+        tenant = await running(world)
+        world.gpu().ghost = True
+        world.kubelet.delete(tenant)
+        await world.run(10.0)
+        follower = world.kubelet.admit("umbrella", "serve-0", [world.gpu().id])
+        await world.until(lambda: code(world) == "ghost", within=60.0)
+        await world.until(lambda: follower.running, within=120.0)
+        assert world.gpu().resets >= 1
+        assert not world.gpu().ghost
+
+
+@in_virtual_time
+async def test_an_xid_that_asks_for_a_reboot_waits_for_one() -> None:
+    async with a_world(devices=1) as world:
+        world.gpu().xids[79] = 1
+        world.signal(0)
+        await world.until(lambda: code(world) == "xid-79")
+        scrubs = slow_scrubs(world)
+        await world.run(1_000.0)
+        assert slow_scrubs(world) == scrubs
+        world.gpu().mend()
+        world.reboot()
+        await world.start_service()
+        await world.until(lambda: world.record().health is Health.HEALTHY)
+
+
+@in_virtual_time
+async def test_a_relapse_on_probation_is_a_failed_attempt() -> None:
+    async with a_world(devices=1) as world:
+        world.gpu().xids[95] = 1
+        world.signal(0)
+        await world.until(lambda: world.record().health is Health.PROBATION)
+        world.gpu().xids[95] = 1
+        world.signal(0)
+        await world.until(lambda: world.record().health is Health.QUARANTINED)
+        assert world.record().failures == 1
+        await world.until(lambda: world.record().health is Health.HEALTHY)
+        assert world.record().failures == 0
+
+
+@in_virtual_time
+async def test_a_fault_under_a_running_pod_is_healed_after_the_pod() -> None:
+    async with a_world(devices=1) as world:
+        tenant = await running(world)
+        world.gpu().xids[95] = 1
+        world.signal(0)
+        await world.until(lambda: world.record().health is Health.QUARANTINED)
+        await world.run(60.0)
+        assert world.gpu().resets == 0
+        assert world.record().hygiene is Hygiene.IN_USE
+        world.kubelet.delete(tenant)
+        await world.until(lambda: world.record().health is Health.HEALTHY)
+
+
+@in_virtual_time
+async def test_a_pod_that_waits_on_a_faulted_device_is_started_once_it_has_healed() -> None:
+    async with a_world(devices=1) as world:
+        tenant = await running(world)
+        world.gpu().xids[95] = 1
+        world.signal(0)
+        await world.run(0.1)
+        world.kubelet.exit(tenant, again=True)
+        await world.until(lambda: tenant.starts == 2, within=120.0)
+        assert world.record().health is Health.HEALTHY
+        assert world.gpu().cells == [""] * 4
+
+
+@in_virtual_time
+async def test_what_a_person_quarantined_is_left_alone() -> None:
+    async with a_world(devices=1) as world:
+        await world.node.quarantine("0", "it smells", "uid:1000")
+        scrubs = slow_scrubs(world)
+        await world.run(1_000.0)
+        assert slow_scrubs(world) == scrubs
+        view = await world.node.unquarantine("0", "it was the neighbour", "uid:1000")
+        assert view.record.health is Health.PROBATION
+        await world.until(lambda: world.record().health is Health.HEALTHY)
+
+
+@in_virtual_time
+async def test_a_person_s_word_needs_a_reason_and_something_to_lift() -> None:
+    async with a_world(devices=1) as world:
+        for act in (world.node.quarantine, world.node.unquarantine):
+            with pytest.raises(InvalidRequest, match="needs a reason"):
+                await act("0", "  ", "uid:0")
+        with pytest.raises(InvalidRequest, match="not quarantined"):
+            await world.node.unquarantine("0", "why not", "uid:0")
+
+
+@in_virtual_time
+async def test_a_scrub_that_is_held_up_costs_no_attempt_and_is_not_repeated_without_a_pause() -> None:
+    async with a_world(devices=1) as world:
+        await world.node.quarantine("0", "it smells", "uid:0")
+        await world.node.unquarantine("0", "it does not", "uid:0")
+        host = world.matter.start(None, "", "host")
+        world.matter.open(host, world.gpu().id)
+        await world.run(2.0)
+        scrubs = slow_scrubs(world)
+        await world.run(60.0)
+        assert slow_scrubs(world) - scrubs < 20
+        assert world.record().failures == 0
+        world.matter.end(host)
+        await world.until(lambda: world.record().health is Health.HEALTHY)
+
+
+@in_virtual_time
+async def test_without_resets_by_policy_a_device_is_healed_by_scrubs_or_not_at_all() -> None:
+    never = replace(DEFAULT, reset=ResetUse.NEVER)
+    async with a_world(devices=1, policy=never) as world:
+        world.gpu().xids[95] = 1
+        world.signal(0)
+        await world.until(lambda: world.record().health is Health.CONDEMNED, within=300.0)
+        assert world.gpu().resets == 0
+
+
+# -- on demand ---------------------------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_a_scrub_on_demand_tells_how_far_it_is_and_how_it_ended() -> None:
+    async with a_world(devices=1) as world:
+        assert world.service is not None
+        news = await world.service.scrub("0")
+        steps = [each.step for each in news if each.step is not None]
+        assert len(set(steps)) > 1
+        assert any(each.progress is not None for each in news)
+        assert news[-1].finished is not None
+        assert news[-1].finished.outcome is Outcome.PASSED
+        assert news[-1].certificate == world.record().certificate
+
+
+@in_virtual_time
+async def test_a_fast_scrub_on_demand_checks_and_changes_nothing() -> None:
+    async with a_world(devices=1) as world:
+        assert world.service is not None
+        certificate = world.record().certificate
+        (news,) = await world.service.scrub("0", Path.FAST)
+        assert news.finished is not None
+        assert news.finished.outcome is Outcome.PASSED
+        assert world.record().certificate == certificate
+
+
+@in_virtual_time
+async def test_nobody_scrubs_a_device_under_its_pod() -> None:
+    async with a_world(devices=1) as world:
+        tenant = await running(world)
+        assert world.service is not None
+        with pytest.raises(Held, match="in use by acme/train-0"):
+            await world.service.scrub("0")
+        assert tenant.running
+        assert set(world.gpu().cells) != {""}
+
+
+@in_virtual_time
+async def test_a_scrub_that_somebody_orders_ends_nobody_who_is_not_proved_a_leftover() -> None:
+    """Whatever the record says: the scrub itself looks at the earlier pods, and touches nothing while one lives."""
+    async with a_world(devices=1) as world:
+        tenant = await running(world)
+        bytes_before = list(world.gpu().cells)
+        await world.keeper().release(world.keeper().record)
+        assert world.service is not None
+        news = await world.service.scrub("0")
+        assert news[-1].finished is not None
+        assert news[-1].finished.outcome is Outcome.HELD_UP
+        assert tenant.first is not None
+        assert tenant.first.alive
+        assert world.gpu().cells == bytes_before
+
+
+@in_virtual_time
+async def test_what_was_granted_between_two_looks_is_not_scrubbed() -> None:
+    """A caller that saw the device free and was overtaken is told so; nothing happens to the device."""
+    async with a_world(devices=1) as world:
+        keeper = world.keeper()
+        tenant = await world.admit("acme", "train-0")
+        assert tenant is not None
+        await world.until(lambda: tenant.running)
+        seen = keeper.record
+        with pytest.raises(NotReady):
+            await keeper.start_scrub(Occasion.ON_DEMAND)
+        await keeper.release(replace(seen, last_grant=None))
+        assert world.record().hygiene is Hygiene.IN_USE
+
+
+@in_virtual_time
+async def test_a_service_that_stops_abandons_its_scrubs_and_leaves_their_devices_dirty() -> None:
+    async with a_world(devices=1, settled=False) as world:
+        service = await world.start_service()
+        await world.until(lambda: bool(world.erasers.running))
+        await service.stop()
+        assert not world.erasers.running
+        assert world.record().hygiene is Hygiene.DIRTY
+        (scrub,) = world.vault.scrubs.values()
+        assert scrub.outcome is Outcome.ABANDONED

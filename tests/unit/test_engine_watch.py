@@ -1,0 +1,242 @@
+"""What happens to devices when nobody asks: release, use without a grant, and what the driver says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from scrubber.domain.assignment import Trust
+from scrubber.domain.handover import HandOver
+from scrubber.domain.health import Health
+from scrubber.domain.hygiene import Hygiene
+from scrubber.domain.policy import Proof
+from tests.world.kubelet import Tenant
+from tests.world.timeline import in_virtual_time
+from tests.world.world import DEFAULT, World, a_world
+
+
+async def running(world: World, opens_after: float = 0.0) -> Tenant:
+    tenant = await world.admit("acme", "train-0", opens_after=opens_after)
+    assert tenant is not None
+    await world.until(lambda: tenant.running)
+    await world.run(0.1)
+    world.write_all(tenant)
+    return tenant
+
+
+# -- release -----------------------------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_a_device_whose_pod_is_gone_and_over_is_scrubbed_before_anybody_asks() -> None:
+    async with a_world() as world:
+        tenant = await running(world)
+        world.kubelet.delete(tenant)
+        await world.until(lambda: world.record().hygiene is Hygiene.CLEAN, within=5.0)
+        assert world.gpu().cells == [""] * 4
+
+
+@in_virtual_time
+async def test_not_while_a_process_of_it_lives() -> None:
+    async with a_world() as world:
+        tenant = await running(world)
+        world.kubelet.force_delete(tenant, lives_on=20.0)
+        await world.run(19.0)
+        assert world.record().hygiene is Hygiene.IN_USE
+        await world.until(lambda: world.record().hygiene is Hygiene.CLEAN, within=5.0)
+
+
+@in_virtual_time
+async def test_not_while_a_process_of_it_that_does_not_hold_the_device_lives() -> None:
+    async with a_world() as world:
+        tenant = await running(world, opens_after=50.0)
+        assert world.matter.holders(world.gpu().id) == []
+        world.kubelet.force_delete(tenant, lives_on=20.0)
+        await world.run(19.0)
+        assert world.record().hygiene is Hygiene.IN_USE
+
+
+@pytest.mark.parametrize("trust", [Trust.UNREADABLE, Trust.EMPTY_AFTER_RESTART])
+def test_never_on_a_reading_that_cannot_be_trusted(trust: Trust) -> None:
+    @in_virtual_time
+    async def release_it() -> None:
+        async with a_world() as world:
+            tenant = await running(world)
+            world.kubelet.trust = trust
+            world.kubelet.delete(tenant)
+            await world.run(120.0)
+            assert world.record().hygiene is Hygiene.IN_USE
+            world.kubelet.trust = Trust.TRUSTED
+            await world.until(lambda: world.record().hygiene is Hygiene.CLEAN, within=5.0)
+
+    release_it()
+
+
+@in_virtual_time
+async def test_a_crash_looping_pod_keeps_its_device_between_two_starts() -> None:
+    async with a_world() as world:
+        tenant = await running(world)
+        assert tenant.worker is not None
+        tenant.worker.cancel()  # the kubelet backs off for a long time
+        world.kubelet.exit(tenant, again=True)
+        await world.run(300.0)
+        assert world.record().hygiene is Hygiene.IN_USE
+
+
+@in_virtual_time
+async def test_a_completed_pod_gives_its_device_back() -> None:
+    async with a_world() as world:
+        tenant = await running(world)
+        world.kubelet.exit(tenant, again=False)
+        await world.until(lambda: world.record().hygiene is Hygiene.CLEAN, within=10.0)
+
+
+@in_virtual_time
+async def test_what_a_pod_leaves_behind_is_ended_once_its_first_process_is_dead() -> None:
+    async with a_world() as world:
+        tenant = await running(world)
+        await world.run(2.0)  # the watch has seen its first process
+        assert tenant.first is not None
+        child = world.matter.fork(tenant.first)
+        world.kubelet.delete(tenant)
+        await world.until(lambda: world.record().hygiene is Hygiene.CLEAN, within=10.0)
+        assert not child.alive
+        assert world.gpu().cells == [""] * 4
+        ended = [event.fields["pid"] for event in world.vault.events if event.name == "leftover.ended"]
+        assert ended == [child.pid]
+
+
+@in_virtual_time
+async def test_also_when_another_grants_pod_is_over_and_the_leftover_still_holds_the_device() -> None:
+    trusted = replace(DEFAULT, proofs={**DEFAULT.proofs, HandOver.SAME_TENANT: Proof.CHECKS})
+    async with a_world(policy=trusted) as world:
+        first = await running(world)
+        world.kubelet.force_delete(first, lives_on=3.4)
+        second = await world.admit("acme", "train-1")
+        assert second is not None
+        await world.until(lambda: second.running)
+        await world.run(2.0)
+        assert len(world.record().open_grants) == 2
+        assert second.first is not None
+        child = world.matter.fork(second.first)
+        world.kubelet.delete(second)
+        await world.until(lambda: world.record().hygiene is Hygiene.CLEAN, within=10.0)
+        assert not child.alive
+
+
+@in_virtual_time
+async def test_what_cannot_be_ended_takes_the_device_out_until_it_is_gone() -> None:
+    async with a_world() as world:
+        tenant = await running(world)
+        await world.run(2.0)
+        assert tenant.first is not None
+        child = world.matter.fork(tenant.first)
+        child.killable = False
+        world.kubelet.delete(tenant)
+        await world.until(lambda: world.record().health is Health.QUARANTINED, within=20.0)
+        cause = world.record().cause
+        assert cause is not None
+        assert cause.code == "unkillable"
+        child.killable = True
+        await world.until(lambda: world.record().state == "clean", within=120.0)
+
+
+# -- use without a grant -----------------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_use_that_nobody_granted_voids_the_certificate_within_two_seconds() -> None:
+    async with a_world() as world:
+        host = world.matter.start(None, "", "host")
+        world.matter.open(host, world.gpu().id)
+        await world.run(2.0)
+        assert world.record().certificate is None
+        assert world.record().hygiene is not Hygiene.CLEAN
+        world.matter.end(host)
+        await world.until(lambda: world.record().hygiene is Hygiene.CLEAN)
+        assert any(event.name == "device.touched" for event in world.vault.events)
+
+
+@in_virtual_time
+async def test_a_container_that_started_without_being_asked_for_is_never_signalled_nor_cleared() -> None:
+    """The kubelet skips PreStart between its own restart and the plugin's next registration."""
+    async with a_world() as world:
+        device = world.gpu().id
+        tenant = await world.admit("acme", "train-0", starts=False)
+        assert tenant is not None
+        proc = world.matter.start(
+            tenant.uid, f"{tenant.uid}/main#1", f"acme/{tenant.uid}/main#1", mounted=frozenset([device])
+        )
+        world.matter.open(proc, device)
+        world.matter.write(proc, device)
+        await world.run(120.0)
+        assert proc.alive
+        assert world.gpu().cells == [proc.label] * 4
+        assert world.record().certificate is None
+
+
+@in_virtual_time
+async def test_a_device_that_is_held_without_a_grant_does_not_fill_the_ledger() -> None:
+    async with a_world(devices=1) as world:
+        tenant = await running(world)
+        host = world.matter.start(None, "", "host")
+        world.matter.open(host, world.gpu().id)
+        world.kubelet.delete(tenant)
+        await world.run(30.0)
+        writes = world.vault.writes
+        await world.run(600.0)
+        assert world.vault.writes - writes < 60
+        world.matter.end(host)
+        await world.until(lambda: world.record().hygiene is Hygiene.CLEAN)
+
+
+# -- what the driver says ----------------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_a_signal_is_followed_at_once() -> None:
+    async with a_world() as world:
+        world.gpu().xids[95] = 1
+        world.signal(0)
+        await world.run(0.01)
+        assert world.record().health is not Health.HEALTHY
+        assert world.record(1).health is Health.HEALTHY
+
+
+@in_virtual_time
+async def test_a_signal_that_was_missed_is_made_good_by_the_next_look() -> None:
+    async with a_world() as world:
+        world.gpu().xids[95] = 1
+        await world.until(lambda: world.record().health is not Health.HEALTHY, within=10.0)
+
+
+@in_virtual_time
+async def test_an_application_s_own_fault_is_no_fault_of_the_device() -> None:
+    async with a_world() as world:
+        world.gpu().xids[31] = 3
+        world.signal(0)
+        await world.run(20.0)
+        assert world.record().health is Health.HEALTHY
+
+
+@in_virtual_time
+async def test_a_warning_makes_suspect_as_long_as_it_stands() -> None:
+    async with a_world() as world:
+        world.gpu().celsius = 120
+        await world.until(lambda: world.record().health is Health.SUSPECT, within=10.0)
+        assert world.keeper().view.record.advertised
+        world.gpu().celsius = 40
+        await world.until(lambda: world.record().health is Health.HEALTHY, within=10.0)
+
+
+@in_virtual_time
+async def test_a_signal_storm_ends_in_the_newest_truth() -> None:
+    async with a_world() as world:
+        writes = world.vault.writes
+        for _ in range(500):
+            world.gpu().xids[154] = world.gpu().xids.get(154, 0) + 1
+            world.signal(0)
+        await world.run(5.0)
+        assert world.record().health is Health.SUSPECT
+        assert world.vault.writes - writes < 5

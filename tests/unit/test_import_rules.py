@@ -1,0 +1,194 @@
+"""The plan of the house is executable, and each of its rules is tried: a rule nothing can break is no rule.
+
+A small house of empty modules stands in for the real one. It keeps every contract; then one forbidden import per rule
+is planted in it, and the contract that owns the rule must name exactly that import.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+
+import grimp
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LINTER = Path(sys.executable).with_name("lint-imports")
+
+SIBLINGS = ("clock", "containers", "cuda", "journal", "kubelet", "ledger", "nvidia", "sim")
+LEAF = "scrubber.adapters.proc"
+CHILD_MODULES = ("scrubber.adapters.children.child", "scrubber.adapters.sim.driver", "scrubber.adapters.sim.eraser")
+TOO_HEAVY_FOR_A_CHILD = ("asyncio", "grpc", "multiprocessing", "prometheus_client", "pydantic", "structlog")
+HOUSE = (
+    "plugin.server",
+    "plugin.emulator.kubelet",
+    "scrubber.api.client",
+    "scrubber.api.server",
+    "scrubber.cli.main",
+    "scrubber.config.policy",
+    "scrubber.daemon",
+    "scrubber.domain.handover",
+    "scrubber.engine.node",
+    "scrubber.ports.inventory",
+    "scrubber.wire.podresources_pb2",
+    *(f"scrubber.adapters.{name}.{name}" for name in SIBLINGS),
+    *CHILD_MODULES,
+    LEAF,
+)
+ALLOWED = {
+    "plugin.server": ("scrubber.api.client", "scrubber.wire.podresources_pb2"),
+    "scrubber.adapters.cuda.cuda": ("scrubber.adapters.children.child", "cupy"),
+    "scrubber.adapters.containers.containers": (LEAF,),
+    "scrubber.adapters.kubelet.kubelet": ("scrubber.wire.podresources_pb2", "scrubber.ports.inventory"),
+    "scrubber.adapters.nvidia.nvidia": ("scrubber.adapters.children.child", "pynvml"),
+    "scrubber.adapters.sim.sim": ("scrubber.adapters.children.child", LEAF, "asyncio"),
+    "scrubber.api.server": ("scrubber.engine.node", "grpc"),
+    "scrubber.cli.main": ("scrubber.api.client", "scrubber.daemon", "plugin.server"),
+    "scrubber.daemon": ("scrubber.adapters.sim.sim", "scrubber.api.server", "scrubber.engine.node"),
+    "scrubber.engine.node": ("scrubber.ports.inventory", "scrubber.domain.handover"),
+    "scrubber.ports.inventory": ("scrubber.domain.handover",),
+}
+FORBIDDEN = (
+    ("layers", "scrubber.domain.handover", "scrubber.ports.inventory"),
+    ("layers", "scrubber.domain.handover", "scrubber.wire.podresources_pb2"),
+    ("layers", "scrubber.ports.inventory", "scrubber.engine.node"),
+    ("layers", "scrubber.engine.node", "scrubber.adapters.ledger.ledger"),
+    ("layers", "scrubber.engine.node", "scrubber.config.policy"),
+    ("layers", "scrubber.config.policy", "scrubber.api.client"),
+    ("layers", "scrubber.api.server", "scrubber.daemon"),
+    ("layers", "scrubber.daemon", "plugin.server"),
+    ("layers", "plugin.emulator.kubelet", "scrubber.cli.main"),
+    *(
+        ("domain-is-plain", "scrubber.domain.handover", library)
+        for library in ("google", "grpc", "prometheus_client", "pydantic", "structlog", "tenacity", "yaml")
+    ),
+    ("adapters-do-not-decide", "scrubber.adapters.ledger.ledger", "scrubber.engine.node"),
+    *(
+        ("adapters-are-strangers", f"scrubber.adapters.{one}.{one}", f"scrubber.adapters.{other}.{other}")
+        for one, other in zip(SIBLINGS, (*SIBLINGS[1:], SIBLINGS[0]), strict=True)
+    ),
+    ("who-has-children", "scrubber.adapters.ledger.ledger", "scrubber.adapters.children.child"),
+    ("who-has-children", LEAF, "scrubber.adapters.containers.containers"),
+    *(("children-are-light", child, library) for child in CHILD_MODULES for library in TOO_HEAVY_FOR_A_CHILD),
+    ("plugin-asks", "plugin.server", "scrubber.adapters.sim.sim"),
+    ("plugin-asks", "plugin.server", "scrubber.api.server"),
+    ("plugin-asks", "plugin.server", "scrubber.daemon"),
+    ("plugin-asks", "plugin.server", "scrubber.engine.node"),
+    ("plugin-asks", "plugin.server", "scrubber.cli.main"),
+    ("command-line-asks", "scrubber.cli.main", "scrubber.engine.node"),
+    ("command-line-asks", "scrubber.cli.main", "scrubber.api.server"),
+    ("wire-stays-outside", "scrubber.api.server", "scrubber.wire.podresources_pb2"),
+    ("nvml-in-one-place", "scrubber.daemon", "pynvml"),
+    ("nvml-in-one-place", "plugin.server", "pynvml"),
+    ("nvml-in-one-place", "scrubber.adapters.cuda.cuda", "pynvml"),
+    ("cuda-in-one-place", "scrubber.daemon", "cupy"),
+    ("cuda-in-one-place", "scrubber.adapters.sim.eraser", "cupy"),
+)
+
+
+def contracts() -> dict[str, str]:
+    """The contracts of pyproject.toml: id → name."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    return {contract["id"]: contract["name"] for contract in settings["tool"]["importlinter"]["contracts"]}
+
+
+def build(house: Path, imports: Mapping[str, tuple[str, ...]]) -> None:
+    """Put the small house under ``house``, its modules importing what ``imports`` says and nothing else."""
+    shutil.copy(ROOT / "pyproject.toml", house)
+    for module in HOUSE:
+        path = house.joinpath(*module.split(".")).with_suffix(".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(f"import {name}\n" for name in imports.get(module, ())))
+        for package in path.relative_to(house).parents[:-1]:
+            (house / package / "__init__.py").touch()
+
+
+def lint(directory: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [LINTER, "--no-logo", "--no-cache"],
+        cwd=directory,
+        env=os.environ | {"COLUMNS": "400", "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def complaints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What the linter says about a house with every forbidden import planted in it: contract name → its complaint."""
+    house = tmp_path_factory.mktemp("broken")
+    planted: dict[str, tuple[str, ...]] = {}
+    for _, importer, imported in FORBIDDEN:
+        planted[importer] = (*planted.get(importer, ()), imported)
+    build(house, planted)
+    verdict = lint(house)
+    assert verdict.returncode == 1, verdict.stdout + verdict.stderr
+    broken = verdict.stdout.partition("Broken contracts\n")[2]
+    headed = re.split(r"^(.+)\n-+\n", broken, flags=re.MULTILINE)
+    return dict(zip(headed[1::2], headed[2::2], strict=True))
+
+
+def test_the_real_house_keeps_every_rule() -> None:
+    verdict = lint(ROOT)
+    assert verdict.returncode == 0, verdict.stdout + verdict.stderr
+
+
+def test_a_house_built_to_the_plan_keeps_every_rule(tmp_path: Path) -> None:
+    build(tmp_path, ALLOWED)
+    verdict = lint(tmp_path)
+    assert verdict.returncode == 0, verdict.stdout + verdict.stderr
+    assert f"Contracts: {len(contracts())} kept, 0 broken." in verdict.stdout
+
+
+@pytest.mark.parametrize(("contract", "importer", "imported"), FORBIDDEN)
+def test_a_forbidden_import_is_found(complaints: dict[str, str], contract: str, importer: str, imported: str) -> None:
+    assert re.search(rf"\b{importer} -> {imported}\b", complaints[contracts()[contract]])
+
+
+def test_every_rule_is_tried() -> None:
+    assert {contract for contract, _, _ in FORBIDDEN} == contracts().keys()
+
+
+def test_an_adapter_that_the_plan_does_not_name_is_found(tmp_path: Path) -> None:
+    build(tmp_path, {})
+    (tmp_path / "scrubber/adapters/stranger.py").touch()
+    verdict = lint(tmp_path)
+    assert verdict.returncode == 1
+    assert "scrubber.adapters.stranger" in verdict.stdout
+
+
+@pytest.fixture(scope="module")
+def graph() -> grimp.ImportGraph:
+    return grimp.build_graph("scrubber", "plugin", include_external_packages=True, cache_dir=None)
+
+
+def test_every_part_of_the_house_stands_in_a_layer(graph: grimp.ImportGraph) -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (layers,) = (contract["layers"] for contract in settings["contracts"] if contract["id"] == "layers")
+    named = {name for layer in layers for name in re.findall(r"[\w.]+", layer)}
+    assert graph.find_children("scrubber") | {"plugin"} == named
+
+
+def test_the_domain_imports_the_standard_library_only(graph: grimp.ImportGraph) -> None:
+    domain = graph.find_descendants("scrubber.domain") | {"scrubber.domain"}
+    imported = {name for module in domain for name in graph.find_modules_directly_imported_by(module)}
+    assert {name.partition(".")[0] for name in imported - domain} <= sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("module", CHILD_MODULES)
+def test_a_child_starts_without_an_event_loop_or_a_server(module: str) -> None:
+    """The linter reads import statements; the packages above a module run as well, and only running shows those."""
+    child = subprocess.run(
+        [sys.executable, "-c", f"import sys, {module}; print(*sys.modules)"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert child.returncode == 0, child.stderr
+    assert not set(TOO_HEAVY_FOR_A_CHILD) & set(child.stdout.split())

@@ -1,0 +1,85 @@
+"""Every code that the engine and the domain can give has a series of its own: none hides under "other".
+
+The codes are read from the sources, so a new one fails here until the metrics know it.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from scrubber.adapters.journal.metrics import Metrics
+from scrubber.ports import Event
+
+ROOT = Path(__file__).parents[2] / "scrubber"
+HARMLESS = {"NOTE", "WARNING", "DIRTY"}
+"""Severities that take no device out of service."""
+
+
+def nodes(*packages: str) -> Iterator[ast.AST]:
+    for package in packages:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            yield from ast.walk(ast.parse(path.read_text()))
+
+
+def calls(*packages: str) -> Iterator[tuple[str, ast.Call]]:
+    """Every call in the packages, by the last word of what is called."""
+    for node in nodes(*packages):
+        if isinstance(node, ast.Call):
+            called = node.func
+            yield called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", ""), node
+
+
+def texts(expression: ast.expr) -> set[str]:
+    """The literal words in ``expression``; none for a code that is only passed on, which is some error's own."""
+    return {
+        node.value for node in ast.walk(expression) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+
+
+def refusals() -> set[str]:
+    """Codes that the engine gives to a refusal: ``NotReady(…, code="scrubbing")``."""
+    given = (keyword.value for _, call in calls("engine") for keyword in call.keywords if keyword.arg == "code")
+    return set().union(*map(texts, given))
+
+
+def causes() -> set[str]:
+    """Codes of findings that are a fault or may be one, of causes, and those for which the domain knows a way back."""
+    found: set[str] = set()
+    for name, call in calls("engine", "domain"):
+        if name == "Cause":
+            found |= texts(call.args[0])
+        if name == "Finding" and getattr(call.args[2], "attr", "") not in HARMLESS:
+            found |= texts(call.args[1]) - {"xid-"}
+    for node in nodes("domain"):
+        if isinstance(node, ast.Dict) and all("WayBack" in ast.dump(value) for value in node.values):
+            found |= {word for key in node.keys if key is not None for word in texts(key)}
+    return found
+
+
+def outcome_of(happened: Event, metric: str, label: str) -> str:
+    """The label under which ``happened`` is counted."""
+    registry = CollectorRegistry()
+    Metrics(registry).count(happened)
+    samples = (sample for family in registry.collect() for sample in family.samples)
+    (counted,) = (sample for sample in samples if sample.name == metric and sample.value)
+    return counted.labels[label]
+
+
+def test_the_sources_are_read() -> None:
+    assert {"scrubbing", "starting"} <= refusals()
+    assert {"scrub-overdue", "lost", "operator", "driver-stuck", "settings-stay"} <= causes()
+
+
+@pytest.mark.parametrize("code", sorted(refusals()))
+def test_a_refusal_is_counted_under_its_code(code: str) -> None:
+    event = Event("handover.refused", 0.0, fields={"code": code, "seconds": 1.0})
+    assert outcome_of(event, "scrubber_handovers_total", "outcome") == code
+
+
+@pytest.mark.parametrize("code", sorted(causes() - {"operator"}))
+def test_a_cause_is_counted_under_its_code(code: str) -> None:
+    event = Event("health.quarantined", 0.0, "GPU-a", fields={"cause": code})
+    assert outcome_of(event, "scrubber_quarantines_total", "cause_class") == code

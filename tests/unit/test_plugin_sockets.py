@@ -1,0 +1,108 @@
+"""Socket files: ours and theirs, new and dead, possible and impossible."""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from plugin.kubelet import KubeletPlaces
+from plugin.sockets import SocketIdentity, answers, remove_dead
+from scrubber.domain.errors import BadConfiguration
+
+RESOURCE = "scrubber.dev/gpu"
+
+
+def listening(path: Path) -> socket.socket:
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(str(path))
+    server.listen()
+    return server
+
+
+def test_a_socket_made_anew_is_another_one_whatever_its_inode(short_tmp: Path) -> None:
+    path = short_tmp / "kubelet.sock"
+    assert SocketIdentity.of(path) is None
+    with closing(listening(path)):
+        first = SocketIdentity.of(path)
+        os.chmod(path, 0o660)
+        assert SocketIdentity.of(path) == first
+    path.unlink()
+    with closing(listening(path)):
+        anew = path.lstat()
+        os.utime(path, ns=(anew.st_atime_ns, anew.st_mtime_ns + 1))
+        assert SocketIdentity.of(path) not in (None, first)
+
+
+def test_a_regular_file_is_no_socket(short_tmp: Path) -> None:
+    path = short_tmp / "kubelet.sock"
+    path.touch()
+    with pytest.raises(BadConfiguration, match=r"kubelet\.sock is a regular file, not a socket"):
+        SocketIdentity.of(path)
+
+
+async def test_only_our_dead_sockets_are_removed(short_tmp: Path) -> None:
+    alive, dead, other, file = (
+        short_tmp / name
+        for name in (
+            "scrubber-gpu-11111111.sock",
+            "scrubber-gpu-22222222.sock",
+            "nvidia-gpu.sock",
+            "scrubber-gpu-3.sock",
+        )
+    )
+    listening(dead).close()
+    listening(other).close()
+    file.touch()
+    with closing(listening(alive)):
+        assert await answers(alive, timeout=5.0)
+        assert not await answers(dead, timeout=5.0)
+        just_now = dead.lstat().st_mtime
+        assert await remove_dead(short_tmp, "scrubber-gpu", older_than=1.0, now=just_now) == []
+        assert await remove_dead(short_tmp, "scrubber-gpu", older_than=1.0, now=just_now + 60) == [dead]
+    assert sorted(path.name for path in short_tmp.iterdir()) == sorted([alive.name, other.name, file.name])
+
+
+def test_a_kubelet_directory_that_is_too_long_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(BadConfiguration, match=r"has \d+ bytes; a Unix socket's may have 107\. Choose a shorter"):
+        KubeletPlaces(tmp_path / ("d" * 100), RESOURCE).check()
+
+
+def test_a_file_where_the_kubelet_should_be_is_refused(short_tmp: Path) -> None:
+    (short_tmp / "file").touch()
+    with pytest.raises(BadConfiguration, match="is a file: the kubelet's directory is asked for"):
+        KubeletPlaces(short_tmp / "file", RESOURCE).check()
+    (short_tmp / "device-plugins").mkdir()
+    (short_tmp / "device-plugins" / "kubelet.sock").touch()
+    with pytest.raises(BadConfiguration, match="is a regular file, not a socket"):
+        KubeletPlaces(short_tmp, RESOURCE).check()
+
+
+@pytest.mark.parametrize("name", ["scrubber.dev/gpu", "nvidia.com/gpu", "a/b", "nvidia.com/mig-1g.10gb"])
+def test_a_name_that_the_kubelet_takes_is_taken(short_tmp: Path, name: str) -> None:
+    KubeletPlaces(short_tmp, name).check()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "gpu",
+        "scrubber.dev/",
+        "/gpu",
+        "a/b/c",
+        "UPPER.dev/gpu",
+        "scrubber.dev/gpu!",
+        "kubernetes.io/gpu",
+        "node.kubernetes.io/gpu",
+        "requests.dev/gpu",
+        f"{'a.' * 130}dev/gpu",
+        f"scrubber.dev/{'g' * 64}",
+    ],
+)
+def test_a_name_that_the_kubelet_would_refuse_is_refused_before(short_tmp: Path, name: str) -> None:
+    with pytest.raises(BadConfiguration, match="Write DOMAIN/NAME, such as"):
+        KubeletPlaces(short_tmp, name).check()

@@ -1,0 +1,116 @@
+"""The honest tenant: what it writes is all over the memory, and what it says is true."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scrubber.adapters.sim import lease, tenant
+
+SIZE = 1024 * 1024 + 4096
+
+
+@pytest.fixture
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The device of a container whose root is the working directory."""
+    (tmp_path / "dev").mkdir()
+    path = tmp_path / "dev" / "simgpu0"
+    path.touch()
+    os.truncate(path, SIZE)
+    monkeypatch.chdir(tmp_path)
+    return path
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    return {key: value for line in lines for key, value in line.items()}
+
+
+def run(*options: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "scrubber.adapters.sim.tenant", *options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def until_ready(process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    assert any("ready" in json.loads(line) for line in process.stdout)
+
+
+def test_it_writes_its_text_all_over_the_first_device_that_it_finds(
+    memory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tenant.main(["--write", "secret "]) == 0
+    assert memory.read_bytes() == (b"secret " * SIZE)[:SIZE]
+    assert said(capsys)["wrote_bytes"] == SIZE
+
+
+def test_it_reads_what_the_one_before_it_left(memory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with memory.open("r+b") as file:
+        file.seek(5000)
+        file.write(b"the key is 42\0\0more")
+    assert tenant.main(["--read"]) == 0
+    assert said(capsys) == {"residue_bytes": 17, "found": "the key is 42", "ready": True, "pid": os.getpid()}
+
+
+def test_it_finds_nothing_in_a_clean_device(memory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tenant.main(["--device", str(memory), "--read", "--write", "mine"]) == 0
+    told = said(capsys)
+    assert (told["residue_bytes"], told["found"]) == (0, "")
+
+
+def test_it_notices_that_its_bytes_were_damaged(memory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tenant.main(["--write", "mine", "--expect", "mine"]) == 0
+    assert tenant.main(["--expect", "mine"]) == 0
+    with memory.open("r+b") as file:
+        file.seek(SIZE - 2)
+        file.write(b"\0\0")
+    assert tenant.main(["--expect", "mine"]) == 1
+    assert said(capsys)["wrong_bytes"] == 2
+
+
+def test_damage_while_it_holds_the_device_is_its_exit_code(memory: Path) -> None:
+    with run("--write", "mine", "--expect", "mine", "--hold", "forever") as process:
+        until_ready(process)
+        with memory.open("r+b") as file:
+            file.write(b"M")
+        process.terminate()
+        assert process.wait() == 1
+
+
+def test_sigterm_ends_it_in_good_order_and_a_time_does_too(memory: Path) -> None:
+    with run("--write", "mine", "--expect", "mine", "--hold", "forever") as process:
+        until_ready(process)
+        assert lease.held(memory, memory.stat().st_ino)
+        process.terminate()
+        assert process.wait() == 0
+    with run("--hold", "0.01") as process:
+        assert process.wait() == 0
+
+
+def test_it_can_die_badly_after_saying_that_it_is_ready(memory: Path, tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    with run("--write", "secret", "--die-badly", "--ready-file", str(ready)) as process:
+        assert process.wait() == -signal.SIGKILL
+        assert ready.read_text() == f"{process.pid}\n"
+    assert memory.read_bytes().startswith(b"secret")
+
+
+def test_it_can_change_the_size_of_the_device(memory: Path) -> None:
+    with run("--resize", "100", "--write", "x") as process:
+        assert process.wait() == 0
+    assert memory.read_bytes() == b"x" * 100
+
+
+def test_without_a_device_it_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert tenant.main([]) == 2
+    assert tenant.main(["--device", "nowhere"]) == 2
+    assert "no device" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        tenant.main(["--write", ""])

@@ -1,0 +1,49 @@
+"""Short ways for tests to have a pod run, to have one wait, and to ask in its place."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from scrubber.domain.errors import ScrubberError
+from scrubber.domain.handover import HandOver
+from scrubber.domain.policy import Proof
+from scrubber.engine.views import Granted, HandOverCall
+from tests.world.kubelet import Tenant
+from tests.world.world import DEFAULT, World
+
+__all__ = ["STRICT", "TRUSTED", "admitted", "answered", "ask", "started"]
+
+STRICT = replace(DEFAULT, name="strict", digest="sha256:strict", proofs=dict.fromkeys(HandOver, Proof.CERTIFICATE))
+TRUSTED = replace(
+    DEFAULT, name="trusted", digest="sha256:trusted", proofs={**DEFAULT.proofs, HandOver.SAME_TENANT: Proof.CHECKS}
+)
+
+
+async def started(world: World, namespace: str = "acme", name: str = "train-0", *devices: int) -> Tenant:
+    """A pod that runs on ``devices`` and has written all over them."""
+    tenant = await world.admit(namespace, name, devices or (0,))
+    assert tenant is not None
+    await world.until(lambda: tenant.running and bool(world.matter.holders(tenant.devices[0])))
+    world.write_all(tenant)
+    return tenant
+
+
+async def admitted(world: World, namespace: str = "umbrella", name: str = "serve-0", *devices: int) -> Tenant:
+    """A pod that waits for its start; the test asks in the place of its worker."""
+    tenant = await world.admit(namespace, name, devices or (0,), starts=False)
+    assert tenant is not None
+    return tenant
+
+
+def ask(world: World, tenant: Tenant, wait: float | None = None) -> asyncio.Task[tuple[Granted, ...]]:
+    assert world.service is not None
+    return asyncio.create_task(world.service.hand_over(HandOverCall(tenant.devices, wait)))
+
+
+async def answered(call: asyncio.Task[tuple[Granted, ...]]) -> ScrubberError:
+    with pytest.raises(ScrubberError) as refusal:
+        await call
+    return refusal.value

@@ -1,0 +1,272 @@
+"""A kubelet and its pods: allocation, PreStart before every start, retries, forced deletes, readings that cannot be trusted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+
+from scrubber.domain.assignment import Assignment, Pod, Reading, Trust
+from scrubber.domain.errors import ScrubberError
+from tests.world.life import in_the_world
+from tests.world.matter import Matter, Proc
+
+__all__ = ["START_SECONDS", "Gone", "Kubelet", "Tenant"]
+
+PRE_START_DEADLINE = 30.0
+RETRY_AFTER = 2.0
+START_SECONDS = 0.05
+COMPLETED_STAYS_LISTED = 1.5
+
+
+class Gone(Exception):
+    """The service is not there, or went away before it answered."""
+
+
+@dataclass(slots=True, eq=False)
+class Tenant:
+    """A pod, as the kubelet and the machine know it.
+
+    Attributes:
+        devices: of its GPU containers; an init container passes them on to the main one.
+        stages: names of the containers, in the order in which they run.
+        starts_after: seconds from the answer of PreStart to the container's first process.
+        opens_after: seconds from the start of a container to its opening of the devices.
+        starting: PreStart was answered, and the container is about to be there.
+        stage: index of the container that runs or waits for its start.
+        starts: how many containers of it were started.
+        running: whether its current container has been started and its first process has not ended.
+        complete: its last container ended and is not started again.
+        gone_since: when the kubelet gave it up; None while it is the kubelet's.
+        unnamed: it was granted devices while no witness could name it, so what it left then can be known by nothing but
+            its holding a device.
+        refusals: what PreStart said since the last start.
+    """
+
+    pod: Pod
+    devices: tuple[str, ...]
+    stages: tuple[str, ...] = ("main",)
+    starts_after: float = START_SECONDS
+    opens_after: float = 0.0
+    starting: bool = False
+    stage: int = 0
+    starts: int = 0
+    running: bool = False
+    complete: bool = False
+    gone_since: float | None = None
+    unnamed: bool = False
+    refusals: list[ScrubberError] = field(default_factory=list)
+    sandbox: Proc | None = None
+    first: Proc | None = None
+    exited: asyncio.Event = field(default_factory=asyncio.Event)
+    worker: asyncio.Task[None] | None = None
+
+    @property
+    def uid(self) -> str:
+        assert self.pod.uid is not None
+        return self.pod.uid
+
+    @property
+    def container(self) -> str:
+        return self.stages[self.stage]
+
+    @property
+    def listed(self) -> bool:
+        return self.gone_since is None
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a container of it is to be started and has not been."""
+        return self.listed and not self.running and not self.complete
+
+
+class Kubelet:
+    """One node's.
+
+    Args:
+        pre_start: asks for the devices of a container; returns when they are granted.
+        starting: told when the first process of a container is there, before it does anything.
+        opened: told when a first process has opened all its devices.
+
+    Attributes:
+        trust: what a reading is worth now.
+    """
+
+    def __init__(
+        self,
+        matter: Matter,
+        *,
+        now: Callable[[], float],
+        pre_start: Callable[[Tenant], Awaitable[None]],
+        starting: Callable[[Tenant, Proc], None],
+        opened: Callable[[Proc], None],
+    ) -> None:
+        self._matter = matter
+        self._now = now
+        self._pre_start = pre_start
+        self._starting = starting
+        self._opened = opened
+        self.trust = Trust.TRUSTED
+        self.tenants: list[Tenant] = []
+        self._uids = 0
+
+    # -- pods ------------------------------------------------------------------------------------------------------
+
+    def admit(
+        self,
+        namespace: str,
+        name: str,
+        devices: Iterable[str],
+        *,
+        init: bool = False,
+        starts_after: float = START_SECONDS,
+        opens_after: float = 0.0,
+        starts: bool = True,
+    ) -> Tenant:
+        """A pod that was allocated ``devices``; its worker starts at once, unless the test asks in its place."""
+        self._uids += 1
+        tenant = Tenant(
+            Pod(namespace, name, f"uid-{self._uids:04d}"),
+            tuple(sorted(devices)),
+            ("init", "main") if init else ("main",),
+            starts_after,
+            opens_after,
+        )
+        tenant.sandbox = self._matter.start(tenant.uid, f"{tenant.uid}/sandbox", "", sandbox=True)
+        self.tenants.append(tenant)
+        if starts:
+            tenant.worker = in_the_world(self._work(tenant), f"pod {tenant.uid}")
+        return tenant
+
+    def free(self) -> list[str]:
+        """Devices that are nobody's."""
+        taken = {device for tenant in self.tenants if tenant.listed for device in tenant.devices}
+        return sorted(self._matter.gpus.keys() - taken)
+
+    def of(self, uid: str | None) -> Tenant | None:
+        return next((tenant for tenant in self.tenants if tenant.uid == uid), None)
+
+    async def _work(self, tenant: Tenant) -> None:
+        """Start, wait for the end, start again: until the pod is given up."""
+        while True:
+            try:
+                async with asyncio.timeout(PRE_START_DEADLINE):
+                    await self._pre_start(tenant)
+            except (ScrubberError, Gone, TimeoutError) as refusal:
+                if isinstance(refusal, ScrubberError):
+                    tenant.refusals.append(refusal)
+                await asyncio.sleep(RETRY_AFTER)
+                continue
+            tenant.starting = True
+            await asyncio.sleep(tenant.starts_after)
+            tenant.starting = False
+            if tenant.sandbox is None or not tenant.sandbox.alive:
+                return
+            self._start(tenant)
+            await asyncio.sleep(tenant.opens_after)
+            if tenant.first is not None and tenant.first.alive:
+                for device in tenant.devices:
+                    self._matter.open(tenant.first, device)
+                self._opened(tenant.first)
+            await tenant.exited.wait()
+
+    def _start(self, tenant: Tenant) -> None:
+        tenant.refusals.clear()
+        tenant.starts += 1
+        container = f"{tenant.uid}/{tenant.container}#{tenant.starts}"
+        label = f"{tenant.pod.namespace}/{container}"
+        devices = frozenset(tenant.devices)
+        tenant.first = self._matter.start(tenant.uid, container, label, mounted=devices, first=True)
+        tenant.running = True
+        tenant.exited.clear()
+        self._starting(tenant, tenant.first)
+
+    def ask_again(self, tenant: Tenant) -> None:
+        """The call under way is given up (its deadline, or a kubelet that restarts), and the next one follows."""
+        assert tenant.waiting
+        self._cancel(tenant)
+        tenant.worker = in_the_world(self._work(tenant), f"pod {tenant.uid}")
+
+    def exit(self, tenant: Tenant, *, again: bool) -> None:
+        """The first process ends; the next stage or (``again``) the same container follows, or the pod is complete."""
+        assert tenant.running
+        assert tenant.first is not None
+        self._matter.end(tenant.first)
+        tenant.running = False
+        if tenant.stage + 1 < len(tenant.stages) and not again:
+            tenant.stage += 1
+        elif not again:
+            self._cancel(tenant)
+            tenant.complete = True
+            in_the_world(self._complete(tenant), f"completed {tenant.uid}")
+        tenant.exited.set()
+
+    async def _complete(self, tenant: Tenant) -> None:
+        await asyncio.sleep(COMPLETED_STAYS_LISTED)
+        self._tear_down(tenant)
+        self._give_up(tenant)
+
+    def delete(self, tenant: Tenant) -> None:
+        """With grace: the processes end before the kubelet gives the pod up; escaped children live on."""
+        self._cancel(tenant)
+        self._tear_down(tenant)
+        self._give_up(tenant)
+
+    def force_delete(self, tenant: Tenant, lives_on: float) -> None:
+        """The kubelet gives the pod up at once; its processes live on for a while, and a start under way may still happen."""
+        if not tenant.starting:
+            self._cancel(tenant)
+        self._give_up(tenant)
+
+        async def end() -> None:
+            await asyncio.sleep(lives_on)
+            self._tear_down(tenant)
+
+        in_the_world(end(), f"dying {tenant.uid}")
+
+    def _cancel(self, tenant: Tenant) -> None:
+        tenant.starting = False
+        if tenant.worker is not None:
+            tenant.worker.cancel()
+
+    def _give_up(self, tenant: Tenant) -> None:
+        if tenant.gone_since is None:
+            tenant.gone_since = self._now()
+
+    def _tear_down(self, tenant: Tenant) -> None:
+        for proc in (tenant.first, tenant.sandbox):
+            if proc is not None:
+                self._matter.end(proc)
+
+    def reboot(self) -> None:
+        """Every process is gone; the pods that are left start from the beginning."""
+        for tenant in self.tenants:
+            self._cancel(tenant)
+        for proc in self._matter.living():
+            proc.killable = True
+            self._matter.end(proc)
+        for tenant in self.tenants:
+            if not tenant.listed:
+                continue
+            if tenant.complete:
+                self._give_up(tenant)
+                continue
+            tenant.running, tenant.starting, tenant.stage = False, False, 0
+            tenant.sandbox = self._matter.start(tenant.uid, f"{tenant.uid}/sandbox", "", sandbox=True)
+            tenant.worker = in_the_world(self._work(tenant), f"pod {tenant.uid}")
+
+    # -- witnesses -------------------------------------------------------------------------------------------------
+
+    def reading(self) -> Reading:
+        """What PodResources and the checkpoint say now."""
+        now = self._now()
+        if self.trust is Trust.UNREADABLE:
+            return Reading(self.trust, at=now, detail="the kubelet does not answer")
+        alive = [tenant for tenant in self.tenants if tenant.listed]
+        main = tuple(Assignment(tenant.pod, "main", frozenset(tenant.devices)) for tenant in alive)
+        init = tuple(
+            Assignment(tenant.pod, "init", frozenset(tenant.devices)) for tenant in alive if "init" in tenant.stages
+        )
+        if self.trust is Trust.EMPTY_AFTER_RESTART:
+            return Reading(self.trust, (), (*main, *init), now, "the kubelet has just started and lists nothing")
+        return Reading(self.trust, main, init, now)

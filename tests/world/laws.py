@@ -1,0 +1,205 @@
+"""The invariants of the design, in terms of what happens in the world: bytes, processes, signals, durable rows.
+
+A law is looked at where the thing happens (a process opens a device, an eraser touches a cell, a signal goes out, a row
+becomes durable), so that nothing which the engine believes can hide a breach. Breaches are collected; the test asserts
+that there are none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from scrubber.domain.assignment import Pod
+from scrubber.domain.errors import ScrubberError
+from scrubber.domain.evidence import Path
+from scrubber.domain.health import ADVERTISED
+from scrubber.domain.hygiene import Hygiene
+from scrubber.domain.policy import Policy, Proof
+from scrubber.engine.views import Granted
+from scrubber.ports import Change
+from tests.world.erasing import Erasers, Erasing
+from tests.world.kubelet import Kubelet, Tenant
+from tests.world.matter import Gpu, Matter, Proc
+from tests.world.vault import Vault
+
+__all__ = ["Laws"]
+
+
+class Laws:
+    """Watches one world. ``breaches`` is what a test asserts to be empty."""
+
+    def __init__(
+        self,
+        *,
+        matter: Matter,
+        kubelet: Kubelet,
+        erasers: Erasers,
+        vault: Vault,
+        policy: Callable[[], Policy],
+        boot: Callable[[], str],
+        now: Callable[[], float],
+    ) -> None:
+        self._matter = matter
+        self._kubelet = kubelet
+        self._erasers = erasers
+        self._vault = vault
+        self._policy = policy
+        self._boot = boot
+        self._now = now
+        self.breaches: list[str] = []
+
+    def breach(self, law: str, sentence: str) -> None:
+        self.breaches.append(f"{self._now():.3f} s: {law}: {sentence}")
+
+    # -- bytes and processes ---------------------------------------------------------------------------------------
+
+    def opened(self, proc: Proc, gpu: Gpu) -> None:
+        """A process opens a device: an eraser's fence breaks, and none may have been at work on a tenant's device."""
+        erasing = self._erasers.running.get(gpu.id)
+        if erasing is not None:
+            erasing.fence_broken = True
+            if proc.pod is not None:
+                self.breach("5", f"{proc.label} opens {gpu.id} while eraser {erasing.pid} works on it")
+
+    def started(self, tenant: Tenant, proc: Proc) -> None:
+        """A container starts: it is alone on its devices, and no eraser is at work on them."""
+        for device in tenant.devices:
+            if device in self._erasers.running:
+                self.breach("5", f"{proc.label} starts while an eraser works on {device}")
+            for other in self._strangers(device, tenant.uid):
+                self.breach("4", f"{proc.label} starts on {device} while {other.label} (PID {other.pid}) lives")
+
+    def read(self, proc: Proc, device: str) -> None:
+        """A tenant reads a device: zeros, its own bytes, or what the policy lets it see."""
+        for label in set(self._matter.read(proc, device)) - {""}:
+            if not self._may_see(proc.label, label):
+                self.breach("1", f"{proc.label} reads on {device} what {label} wrote")
+
+    def _may_see(self, reader: str, writer: str) -> bool:
+        if reader == writer:
+            return True
+        reader_space, reader_uid, reader_start = reader.split("/")
+        writer_space, writer_uid, writer_start = writer.split("/")
+        proofs = {kind.value: proof for kind, proof in self._policy().proofs.items()}
+        if reader_uid == writer_uid and reader_start.split("#")[0] == writer_start.split("#")[0]:
+            return proofs["same-container"] is Proof.CHECKS
+        return reader_space == writer_space and proofs["same-tenant"] is Proof.CHECKS
+
+    def _strangers(self, device: str, uid: str | None) -> list[Proc]:
+        """Living processes of other pods that may use the device.
+
+        A pod that no witness could name when it was granted is known by its holding alone.
+        """
+        found = []
+        for proc in self._matter.living():
+            if device in proc.mounted and proc.pod not in (None, uid) and not proc.sandbox:
+                tenant = self._kubelet.of(proc.pod)
+                if device in proc.holds or tenant is None or not tenant.unnamed:
+                    found.append(proc)
+        return found
+
+    # -- acts of the service ---------------------------------------------------------------------------------------
+
+    def eraser_starts(self, gpu: Gpu) -> None:
+        other = self._erasers.running.get(gpu.id)
+        if other is not None:
+            self.breach("3", f"an eraser starts on {gpu.id} while eraser {other.pid} works on it")
+        record = self._vault.records[gpu.id]
+        if record.hygiene is not Hygiene.SCRUBBING:
+            self.breach("2", f"an eraser starts on {gpu.id} while the ledger says {record.hygiene.value}")
+
+    def eraser_works(self, erasing: Erasing) -> None:
+        for proc in self._strangers(erasing.gpu.id, None):
+            self.breach("5", f"{erasing.gpu.id} is cleared while {proc.label} (PID {proc.pid}) lives")
+
+    def resets(self, gpu: Gpu) -> None:
+        for proc in self._matter.holders(gpu.id):
+            self.breach("5", f"{gpu.id} is reset while {proc.label} (PID {proc.pid}) holds it")
+
+    def signalled(self, pod: Pod, proc: Proc) -> None:
+        """A leftover is proved: its pod is gone, and its container's first process dead or the grace over."""
+        tenant = self._kubelet.of(proc.pod)
+        if tenant is None or tenant.pod != pod:
+            self.breach("5", f"PID {proc.pid} is signalled as {pod}'s and is not")
+            return
+        if tenant.gone_since is None:
+            self.breach("5", f"PID {proc.pid} of {proc.label} is signalled while the kubelet has its pod")
+            return
+        same_start = (each for each in self._matter.living(proc.pod) if each.container == proc.container)
+        grace_over = self._now() - tenant.gone_since >= self._policy().limits.dying_grace
+        if any(each.first for each in same_start) and not grace_over:
+            self.breach("5", f"PID {proc.pid} of {proc.label} is signalled within its grace")
+
+    # -- durable rows ----------------------------------------------------------------------------------------------
+
+    def stored(self, change: Change) -> None:
+        """All or none, in one transaction; never a device that is out of service; clean means zeros."""
+        new = {device for device, grant in change.grants if grant.exception != "adopted"}
+        sets = [set(tenant.devices) for tenant in self._kubelet.tenants]
+        if new and new not in sets:
+            self.breach("4", f"{sorted(new)} were granted together, which nobody asked for")
+        for record in change.records:
+            if record.device in new and record.health not in ADVERTISED:
+                self.breach("1", f"{record.device} was granted while {record.health.value}")
+            if record.device in new and record.hygiene is not Hygiene.IN_USE:
+                self.breach("2", f"{record.device} was granted and the ledger says {record.hygiene.value}")
+            if record.hygiene is Hygiene.CLEAN and any(self._matter.gpus[record.device].cells):
+                self.breach("6", f"{record.device} is called clean and holds {self._matter.gpus[record.device].cells}")
+        for certificate in change.certificates:
+            if not certificate.not_covered:
+                self.breach("6", f"{certificate.id} does not say what it left out")
+
+    def granted(self, tenant: Tenant, answer: tuple[Granted, ...]) -> None:
+        """PreStart is answered: the ledger says so already, and what each grant rests on is there to be read."""
+        if tuple(each.device for each in answer) != tenant.devices:
+            self.breach("4", f"{tenant.devices} were asked for and {answer} granted")
+        for each in answer:
+            self._one_granted(tenant, each)
+
+    def _one_granted(self, tenant: Tenant, answer: Granted) -> None:
+        device = answer.device
+        record, grant = self._vault.records[device], self._vault.grants.get((device, answer.grant))
+        if grant is None or record.last_grant != grant or record.hygiene is not Hygiene.IN_USE:
+            self.breach("2", f"{device} is answered as granted and the ledger does not say so")
+            return
+        if grant.pod is not None and grant.pod != tenant.pod:
+            self.breach("2", f"{device} is granted to {grant.pod} and {tenant.pod} starts")
+        fast = self._vault.certificates.get(grant.certificate or "")
+        if fast is None or fast.next_grant != grant.sequence or fast.boot != self._boot():
+            self.breach("1", f"{device}: grant {grant.sequence} has no certificate of its own")
+            return
+        if grant.exception is not None:
+            allowed = grant.exception == grant.kind.value and self._policy().proof_for(grant.kind) is Proof.CHECKS
+            if not allowed:
+                self.breach("1", f"{device}: the policy names no exception {grant.exception}")
+            return
+        slow = self._vault.certificates.get(fast.rests_on or "")
+        if (
+            slow is None
+            or slow.path is not Path.SLOW
+            or (slow.previous_grant, slow.next_grant) != (grant.sequence - 1, grant.sequence)
+            or slow.boot != self._boot()
+            or slow.policy_digest != self._policy().digest
+        ):
+            self.breach("1", f"{device}: grant {grant.sequence} rests on {slow}, which is not of its time")
+
+    def refused(self, error: ScrubberError) -> None:
+        """A pod's status names device, state and scrub, never another tenant, namespace, process or command."""
+        forbidden = {"PID", "python"}
+        for tenant in self._kubelet.tenants:
+            forbidden |= {tenant.pod.namespace, tenant.pod.name, tenant.uid}
+        named = [word for word in forbidden if word in error.public]
+        if named or not error.public.strip():
+            self.breach("7", f"the refusal {error.public!r} names {named}")
+
+    # -- between any two steps -------------------------------------------------------------------------------------
+
+    def at_rest(self, believed: dict[str, int], stored: dict[str, int]) -> None:
+        """The engine never believes more than is stored.
+
+        Args:
+            believed, stored: version of each device's record.
+        """
+        for device, version in believed.items():
+            if version > stored.get(device, 0):
+                self.breach("2", f"{device}: version {version} is believed and {stored.get(device, 0)} stored")

@@ -1,0 +1,265 @@
+"""The ports of one service into the world, except its ledger and its eraser. Each does nothing once its life is over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+
+from scrubber.domain.assignment import Pod, Process, Reading
+from scrubber.domain.device import Device, NodeIdentity
+from scrubber.domain.errors import Lost, Stuck, Unreadable
+from scrubber.domain.telemetry import Holder, HolderKind, HolderReport, Signal, Snapshot
+from scrubber.ports import Event
+from tests.world.erasing import Erasers
+from tests.world.kubelet import Kubelet
+from tests.world.life import Life
+from tests.world.matter import DEFAULTS, Gpu, Matter, Proc
+from tests.world.timeline import VirtualClock
+
+__all__ = [
+    "AssignmentsOfLife",
+    "ClockOfLife",
+    "ContainersOfLife",
+    "HoldersOfLife",
+    "InventoryOfLife",
+    "JournalOfLife",
+    "ResetterOfLife",
+    "SettingsOfLife",
+    "TelemetryOfLife",
+]
+
+QUESTION_DEADLINE = 1.0
+RESET_SECONDS = 2.0
+LIST_SECONDS = 0.005
+
+
+class ClockOfLife:
+    """:class:`scrubber.ports.Clock`."""
+
+    def __init__(self, life: Life, clock: VirtualClock) -> None:
+        self._life = life
+        self._clock = clock
+
+    def monotonic(self) -> float:
+        return self._clock.monotonic()
+
+    def wall(self) -> float:
+        return self._clock.wall()
+
+    async def sleep(self, seconds: float) -> None:
+        self._life.check()
+        await self._clock.sleep(seconds)
+        self._life.check()
+
+    def timeout(self, seconds: float) -> AbstractAsyncContextManager[object]:
+        self._life.check()
+        return self._clock.timeout(seconds)
+
+
+class InventoryOfLife:
+    """:class:`scrubber.ports.Inventory`."""
+
+    def __init__(self, life: Life, matter: Matter, identity: NodeIdentity) -> None:
+        self._life = life
+        self._matter = matter
+        self._identity = identity
+
+    async def devices(self) -> tuple[Device, ...]:
+        self._life.check()
+        return tuple(gpu.device for gpu in self._matter.gpus.values())
+
+    async def identity(self) -> NodeIdentity:
+        self._life.check()
+        return self._identity
+
+
+class HoldersOfLife:
+    """:class:`scrubber.ports.Holders`. ``unreadable`` names devices whose holders cannot be told."""
+
+    def __init__(self, life: Life, matter: Matter, erasers: Erasers, unreadable: set[str]) -> None:
+        self._life = life
+        self._matter = matter
+        self._erasers = erasers
+        self._unreadable = unreadable
+
+    async def held(self, device: Device) -> bool:
+        self._life.check()
+        await asyncio.sleep(0)
+        self._life.check()
+        if device.id in self._unreadable:
+            raise Stuck("the question who holds it was not answered")
+        gpu, erasing = self._matter.gpus[device.id], self._erasers.running.get(device.id)
+        if erasing is not None:
+            erasing.fence_broken = True  # to ask is to open the device, and an eraser cannot tell who does
+        return bool(gpu.ghost or self._matter.holders(device.id) or erasing is not None)
+
+    async def holders(self, device: Device) -> HolderReport:
+        held = await self.held(device)
+        found = tuple(
+            Holder(
+                proc.pid,
+                proc.started,
+                HolderKind.PROCESS if proc.killable else HolderKind.UNKILLABLE,
+                "python train.py",
+            )
+            for proc in self._matter.holders(device.id)
+        )
+        if held and not found:
+            return HolderReport((Holder(0, 0, HolderKind.GHOST),))
+        return HolderReport(found)
+
+
+class TelemetryOfLife:
+    """:class:`scrubber.ports.Telemetry`."""
+
+    def __init__(self, life: Life, matter: Matter) -> None:
+        self._life = life
+        self._matter = matter
+        self.happened: asyncio.Queue[Signal] = asyncio.Queue()
+
+    async def snapshot(self, device: Device) -> Snapshot:
+        self._life.check()
+        await asyncio.sleep(0)
+        gpu = self._matter.gpus[device.id]
+        if gpu.stuck:
+            await asyncio.sleep(QUESTION_DEADLINE)
+            self._life.check()
+            raise Stuck("the driver did not answer in time")
+        self._life.check()
+        if gpu.lost:
+            raise Lost("the device fell off the bus")
+        return Snapshot(
+            device.id,
+            xids=dict(gpu.xids),
+            ecc_uncorrected=0,
+            temperature_celsius=gpu.celsius,
+            settings=dict(gpu.settings),
+            defaults=dict(DEFAULTS),
+        )
+
+    async def signals(self) -> AsyncIterator[Signal]:
+        while True:
+            signal = await self.happened.get()
+            self._life.check()
+            yield signal
+
+
+class SettingsOfLife:
+    """:class:`scrubber.ports.Settings`."""
+
+    def __init__(self, life: Life, matter: Matter) -> None:
+        self._life = life
+        self._matter = matter
+
+    async def restore(self, device: Device, wanted: Mapping[str, str]) -> Mapping[str, str]:
+        self._life.check()
+        gpu = self._matter.gpus[device.id]
+        gpu.settings.update({name: value for name, value in wanted.items() if name in gpu.settings})
+        return dict(gpu.settings)
+
+
+class ResetterOfLife:
+    """:class:`scrubber.ports.Resetter`.
+
+    Args:
+        resets: told before a reset.
+    """
+
+    def __init__(self, life: Life, matter: Matter, resets: Callable[[Gpu], None]) -> None:
+        self._life = life
+        self._matter = matter
+        self._resets = resets
+
+    async def unavailable(self, device: Device) -> str | None:
+        self._life.check()
+        return self._matter.gpus[device.id].reset_missing
+
+    async def reset(self, device: Device, deadline: float) -> None:
+        self._life.check()
+        gpu = self._matter.gpus[device.id]
+        self._resets(gpu)
+        await asyncio.sleep(RESET_SECONDS)
+        self._life.check()
+        if gpu.reset_fails is not None:
+            raise Unreadable(gpu.reset_fails)
+        gpu.resets += 1
+        gpu.xids.clear()
+        gpu.lost = gpu.ghost = False
+
+
+class AssignmentsOfLife:
+    """:class:`scrubber.ports.Assignments`."""
+
+    def __init__(self, life: Life, kubelet: Kubelet) -> None:
+        self._life = life
+        self._kubelet = kubelet
+
+    async def read(self) -> Reading:
+        self._life.check()
+        await asyncio.sleep(LIST_SECONDS / 2)
+        reading = self._kubelet.reading()
+        await asyncio.sleep(LIST_SECONDS / 2)
+        self._life.check()
+        return reading
+
+
+class ContainersOfLife:
+    """:class:`scrubber.ports.Containers`.
+
+    Args:
+        signalled: told of each process before it is signalled, with what it is.
+        unreadable: UIDs of pods whose processes cannot be told.
+    """
+
+    def __init__(
+        self, life: Life, matter: Matter, signalled: Callable[[Pod, Proc], None], unreadable: set[str]
+    ) -> None:
+        self._life = life
+        self._matter = matter
+        self._signalled = signalled
+        self._unreadable = unreadable
+
+    async def processes(self, pod: Pod) -> tuple[Process, ...]:
+        self._life.check()
+        assert pod.uid is not None
+        await asyncio.sleep(0)
+        self._life.check()
+        if pod.uid in self._unreadable:
+            raise Unreadable("the pod's control group cannot be read")
+        return tuple(proc.process for proc in self._matter.living(pod.uid))
+
+    async def pod_uid_of(self, pid: int) -> str | None:
+        self._life.check()
+        proc = self._matter.procs.get(pid)
+        return proc.pod if proc is not None and proc.alive else None
+
+    async def end(self, pod: Pod, leftovers: Iterable[Process], deadline: float) -> tuple[Process, ...]:
+        self._life.check()
+        survivors: list[Process] = []
+        for leftover in leftovers:
+            proc = self._matter.procs[leftover.pid]
+            if not proc.alive or proc.process != leftover:
+                continue
+            self._signalled(pod, proc)
+            if not self._matter.end(proc):
+                survivors.append(leftover)
+        if survivors:
+            await asyncio.sleep(deadline)
+            self._life.check()
+        return tuple(survivors)
+
+    def not_covered(self) -> tuple[str, ...]:
+        return ()
+
+
+class JournalOfLife:
+    """:class:`scrubber.ports.Journal`; ``events`` keeps what was told."""
+
+    def __init__(self, life: Life) -> None:
+        self._life = life
+        self.events: list[Event] = []
+
+    def tell(self, events: Sequence[Event]) -> None:
+        if self._life.alive:
+            self.events += events

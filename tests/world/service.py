@@ -1,0 +1,159 @@
+"""One service over the world, from its start to its end, composed as the daemon composes it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import TypeVar
+
+from scrubber.domain.errors import LedgerFailure
+from scrubber.domain.evidence import Path
+from scrubber.engine.instruments import Instruments
+from scrubber.engine.node import Node
+from scrubber.engine.reconcile import reconcile, welcome
+from scrubber.engine.tend import tend_all
+from scrubber.engine.views import Granted, HandOverCall, ScrubNews, ServiceView
+from scrubber.engine.watch import follow_signals, watch_health, watch_inventory, watch_pods
+from scrubber.ports import Inventory
+from tests.world.kubelet import Gone
+from tests.world.life import Life, listen
+
+__all__ = ["Service"]
+
+T = TypeVar("T")
+
+WATCH_EVERY = 1.0
+HEALTH_EVERY = 5.0
+
+
+class Service:
+    """One incarnation.
+
+    Args:
+        failed: told, in words, when a task ends by an error that nobody meant: the daemon would have died of it.
+
+    Attributes:
+        ready: every device was looked at once.
+    """
+
+    def __init__(
+        self,
+        life: Life,
+        tools: Instruments,
+        inventory: Inventory,
+        *,
+        ledger_health: Callable[[], str],
+        failed: Callable[[str], None],
+    ) -> None:
+        self.life = life
+        self.instruments = tools
+        self._inventory = inventory
+        self._failed = failed
+        identity, policy = tools.identity, tools.policy
+
+        def info() -> ServiceView:
+            return ServiceView("0", "world", identity, policy(), ledger_health(), str(life.number))
+
+        self.node = Node(instruments=tools, info=info, epoch=str(life.number))
+        self.ready = asyncio.Event()
+        self._running = life.start(self._guarded(), f"service {life.number}")
+
+    async def _guarded(self) -> None:
+        try:
+            await self._run()
+        except LedgerFailure as error:
+            # It keeps a service from starting, and never ends one that runs.
+            self._die(error, meant=not self.ready.is_set())
+        except Exception as error:  # noqa: BLE001 - whatever ends the daemon is what the laws are to hear of
+            self._die(error)
+        except BaseExceptionGroup as error:
+            self._die(error)
+
+    async def started(self) -> None:
+        """Wait until every device was looked at, or until the service has died on the way."""
+        ready = asyncio.ensure_future(self.ready.wait())
+        await asyncio.wait({ready, self._running}, return_when=asyncio.FIRST_COMPLETED)
+        ready.cancel()
+
+    def _die(self, error: BaseException, *, meant: bool = False) -> None:
+        if self.life.alive and not meant:
+            self._failed(f"service {self.life.number} died of {_leaves(error)}")
+        self.life.end()
+
+    async def _run(self) -> None:
+        tools = self.instruments
+        state = await tools.ledger.load()
+        devices = await self._inventory.devices()
+        await reconcile(self.node, devices, state, instruments=tools)
+        self.ready.set()
+
+        async def greet(device: str) -> None:
+            found = {each.id: each for each in await self._inventory.devices()}
+            await welcome(self.node, found[device], state, instruments=tools)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(tend_all(self.node, instruments=tools), name="tending")
+            group.create_task(watch_pods(self.node, instruments=tools, interval=WATCH_EVERY), name="pods")
+            group.create_task(watch_health(self.node, instruments=tools, interval=HEALTH_EVERY), name="health")
+            group.create_task(follow_signals(self.node, instruments=tools), name="signals")
+            group.create_task(
+                watch_inventory(self.node, inventory=self._inventory, instruments=tools, welcome=greet),
+                name="inventory",
+            )
+
+    # -- asked over a socket ---------------------------------------------------------------------------------------
+
+    async def hand_over(self, call: HandOverCall) -> tuple[Granted, ...]:
+        """As the plugin asks: cancelling it cancels the handler, and a service that dies answers nothing.
+
+        Raises:
+            Gone: the service is not there, or died before it answered.
+        """
+        if not self.life.alive:
+            raise Gone
+        handler = self.life.start(self.node.hand_over(call), f"hand over {call.devices}")
+        try:
+            await asyncio.wait({handler})
+        except asyncio.CancelledError:
+            handler.add_done_callback(listen)
+            handler.cancel()
+            raise
+        return self._result(handler)
+
+    async def scrub(self, device: str, path: Path = Path.SLOW) -> list[ScrubNews]:
+        """All news of a scrub on demand, to its end."""
+        if not self.life.alive:
+            raise Gone
+
+        async def collect() -> list[ScrubNews]:
+            news: AsyncIterator[ScrubNews] = self.node.scrub(device, path, "uid:0")
+            return [each async for each in news]
+
+        handler = self.life.start(collect(), f"scrub {device}")
+        await asyncio.wait({handler})
+        return self._result(handler)
+
+    def _result(self, handler: asyncio.Task[T]) -> T:
+        if not self.life.alive or handler.cancelled():
+            raise Gone
+        return handler.result()
+
+    def kill(self) -> None:
+        """kill -9."""
+        self.life.end()
+
+    async def stop(self) -> None:
+        """SIGTERM: everything drains; scrubs are abandoned."""
+        self._running.cancel()
+        await asyncio.wait({self._running})
+        drained = self.life.start(self.node.drain(), "drain")
+        await asyncio.wait({drained})
+        if self.life.alive:
+            drained.result()
+        self.life.end()
+
+
+def _leaves(error: BaseException) -> str:
+    if isinstance(error, BaseExceptionGroup):
+        return "; ".join(_leaves(each) for each in error.exceptions)
+    return f"{type(error).__name__}: {error}"

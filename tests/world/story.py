@@ -1,0 +1,402 @@
+"""Everything that can happen in a world, as acts with choices; and how such a story ends well.
+
+A plot is a list of steps: an act, what was chosen for it, and how much time passes after it. Choices of a pod or a
+process are numbers taken modulo what there is, so that a plot keeps its sense when steps are left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from scrubber.domain.assignment import Trust
+from scrubber.domain.errors import ScrubberError
+from scrubber.domain.evidence import Path
+from scrubber.domain.handover import HandOver
+from scrubber.domain.health import Health, WayBack
+from scrubber.domain.hygiene import Hygiene
+from scrubber.domain.policy import Policy, Proof, ResetUse
+from scrubber.domain.record import DeviceRecord
+from tests.world.kubelet import START_SECONDS, Gone, Tenant
+from tests.world.life import in_the_world
+from tests.world.matter import Proc
+from tests.world.timeline import Livelock, VirtualLoop
+from tests.world.vault import CrashPoint
+from tests.world.world import DEFAULT, World
+
+__all__ = ["DEVICES", "POLICIES", "Plot", "Step", "Story", "shortest", "tell"]
+
+DEVICES = 3
+STRICT = Policy(
+    name="strict",
+    digest="sha256:strict",
+    proofs=dict.fromkeys(HandOver, Proof.CERTIFICATE),
+    reset=ResetUse.REQUIRED,
+    xids=DEFAULT.xids,
+)
+TRUSTED = Policy(
+    name="trusted",
+    digest="sha256:trusted",
+    proofs={**DEFAULT.proofs, HandOver.SAME_POD: Proof.CHECKS, HandOver.SAME_TENANT: Proof.CHECKS},
+    xids=DEFAULT.xids,
+)
+POLICIES = {policy.name: policy for policy in (DEFAULT, STRICT, TRUSTED)}
+SUPERVISOR_WAITS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One act by the name of a method of :class:`Story`, its choices, and the seconds that pass after it."""
+
+    act: str
+    choices: dict[str, Any]
+    then: float
+
+    def __str__(self) -> str:
+        chosen = ", ".join(f"{name}={value!r}" for name, value in self.choices.items())
+        return f"{self.act}({chosen}), then {self.then:g} s"
+
+
+Plot = tuple[Step, ...]
+
+
+def tell(policy: str, plot: Plot) -> str | None:
+    """Play ``plot`` in a new world, and make it well in the end: what went wrong first, or None."""
+    story = Story(policy)
+    try:
+        return story.play(plot)
+    finally:
+        story.close()
+
+
+def shortest(policy: str, plot: Plot, *, tries: int = 300) -> Plot:
+    """What is left of ``plot`` when everything is left out that its failure does not need."""
+    wanted = _manner(tell(policy, plot))
+    size = max(1, len(plot) // 2)
+    while tries > 0:
+        left_out, at = False, 0
+        while at < len(plot) and tries > 0:
+            candidate, tries = plot[:at] + plot[at + size :], tries - 1
+            if _manner(tell(policy, candidate)) == wanted:
+                plot, left_out = candidate, True
+            else:
+                at += size
+        if size == 1 and not left_out:
+            break
+        size = max(1, size // 2)
+    return plot
+
+
+def _manner(wrong: str | None) -> str:
+    """The kind of a failure: numbers and times differ from try to try."""
+    return re.sub(r"[\d.]+", "#", wrong or "")[:50]
+
+
+class Story:
+    """One world and everything that can be done in it. A service that died is started again by its supervisor."""
+
+    def __init__(self, policy: str) -> None:
+        self._loop = VirtualLoop()
+        self._hosts: list[Proc] = []
+        self._away = SUPERVISOR_WAITS
+        self.world: World
+
+        async def begin() -> None:
+            self.world = World(DEVICES, POLICIES[policy])
+            await self.world.start_service()
+            in_the_world(self._supervise(), "supervisor")
+
+        self._loop.run_until_complete(begin())
+
+    async def _supervise(self) -> None:
+        while True:
+            await asyncio.sleep(self._away)
+            self._away = SUPERVISOR_WAITS
+            if not self.world.serving:
+                await self.world.start_service()
+
+    def play(self, plot: Plot) -> str | None:
+        """Every step, then the world made well; stops at the first thing that is wrong and tells it."""
+        try:
+            for step in plot:
+                self._loop.run_until_complete(self._act(step))
+                if self.world.laws.breaches:
+                    break
+            else:
+                self._loop.run_until_complete(_EndWell(self).tell())
+        except (AssertionError, Livelock) as wrong:
+            return self.world.laws.breaches[0] if self.world.laws.breaches else f"{type(wrong).__name__}: {wrong}"
+        return self.world.laws.breaches[0] if self.world.laws.breaches else None
+
+    async def _act(self, step: Step) -> None:
+        acted = getattr(self, step.act)(**step.choices)
+        if asyncio.iscoroutine(acted):
+            await acted
+        await asyncio.sleep(step.then)
+        self.world.look()
+
+    def close(self) -> None:
+        """Nothing of this world runs any more."""
+        self._loop.run_until_complete(self.world.end())
+        self._loop.close()
+        assert [each for each in self._loop.unheard if "Killed(" not in each] == []
+
+    # -- pods ------------------------------------------------------------------------------------------------------
+
+    async def a_pod_is_admitted(self, namespace: str, name: str, wants: int, kind: str) -> None:
+        """``kind``: plain, init (an init container uses the devices first), late (to start) or slow (to open them)."""
+        world = self.world
+        free = [device for device in world.kubelet.free() if self._advertised(device)]
+        numbers = [list(world.matter.gpus).index(device) for device in free[:wants]]
+        names = {(each.pod.namespace, each.pod.name) for each in world.kubelet.tenants if each.listed}
+        if numbers and (namespace, name) not in names:
+            starts_after = 2.0 if kind == "late" else START_SECONDS
+            opens_after = 3.0 if kind == "slow" else 0.0
+            await world.admit(
+                namespace, name, numbers, init=kind == "init", starts_after=starts_after, opens_after=opens_after
+            )
+
+    async def a_pod_follows_another(self, namespace: str, wants: int, writes: bool, lives_on: float) -> None:
+        """The oldest pod is deleted by force, lives on, and its devices go to the next at once."""
+        tenant = self._listed(0)
+        if tenant is not None:
+            if writes:
+                self.world.write_all(tenant)
+            self.world.kubelet.force_delete(tenant, lives_on)
+        await self.a_pod_is_admitted(namespace, "follower-0", wants, "plain")
+
+    def a_pod_writes_everywhere(self, choice: int) -> None:
+        tenants = [tenant for tenant in self.world.kubelet.tenants if any(self.world.matter.living(tenant.uid))]
+        if tenants:
+            self.world.write_all(tenants[choice % len(tenants)])
+
+    def a_container_exits(self, choice: int, again: bool, writes: bool, child: str) -> None:
+        """``child``: none is left behind, or one that holds the devices, or one that has let go of them."""
+        tenant = self._running(choice)
+        if tenant is not None:
+            if writes:
+                self.world.write_all(tenant)
+            self._leave_behind(tenant, child)
+            self.world.kubelet.exit(tenant, again=again)
+
+    def a_pod_is_deleted(self, choice: int, lives_on: float | None, child: str) -> None:
+        tenant = self._listed(choice)
+        if tenant is None:
+            return
+        if tenant.running:
+            self._leave_behind(tenant, child)
+        if lives_on is None:
+            self.world.kubelet.delete(tenant)
+        else:
+            self.world.kubelet.force_delete(tenant, lives_on)
+
+    def _leave_behind(self, tenant: Tenant, child: str) -> None:
+        if child != "none" and tenant.first is not None and tenant.first.alive:
+            left = self.world.matter.fork(tenant.first)
+            if child == "lets-go" and not tenant.unnamed:
+                left.holds.clear()
+
+    def a_child_exits_by_itself(self, choice: int) -> None:
+        children = [proc for proc in self.world.matter.living() if not proc.first and not proc.sandbox and proc.pod]
+        if children:
+            self.world.matter.end(children[choice % len(children)])
+
+    def the_kubelet_gives_up_a_call_and_asks_again(self, choice: int) -> None:
+        waiting = [tenant for tenant in self.world.kubelet.tenants if tenant.waiting]
+        if waiting:
+            self.world.kubelet.ask_again(waiting[choice % len(waiting)])
+
+    def _advertised(self, device: str) -> bool:
+        record = self.world.vault.records.get(device)
+        return record is None or record.advertised
+
+    def _listed(self, choice: int) -> Tenant | None:
+        listed = [tenant for tenant in self.world.kubelet.tenants if tenant.listed and not tenant.complete]
+        return listed[choice % len(listed)] if listed else None
+
+    def _running(self, choice: int) -> Tenant | None:
+        running = [tenant for tenant in self.world.kubelet.tenants if tenant.listed and tenant.running]
+        return running[choice % len(running)] if running else None
+
+    # -- faults ----------------------------------------------------------------------------------------------------
+
+    def the_kubelet_can_be_trusted_or_not(self, trust: str) -> None:
+        self.world.kubelet.trust = Trust(trust)
+
+    def a_device_fails(self, number: int, fault: str, told: bool) -> None:
+        """``told``: whether the driver reports it, or the next look has to find it."""
+        gpu = self.world.gpu(number)
+        match fault.partition("-"):
+            case ("xid", _, code):
+                gpu.xids[int(code)] = gpu.xids.get(int(code), 0) + 1
+            case ("slow", _, _):
+                gpu.slow = 20.0
+            case ("reset_fails" | "reset_missing", _, _):
+                setattr(gpu, fault, "no reset today")
+            case ("settings", _, _):
+                gpu.settings["compute-mode"] = "exclusive"
+            case ("hot", _, _):
+                gpu.celsius = 120
+            case ("holders", _, _):
+                self.world.unreadable.add(gpu.id)
+            case _:
+                setattr(gpu, fault, True)
+        if told:
+            self.world.signal(number)
+
+    def a_device_is_well_again(self, number: int) -> None:
+        self.world.gpu(number).mend()
+        self.world.unreadable.discard(self.world.gpu(number).id)
+
+    def the_machine_fails(self, choice: int, what: str) -> None:
+        world, tenant = self.world, self._listed(choice)
+        procs = [proc for proc in world.matter.living() if not proc.sandbox and proc.pod is not None]
+        match what:
+            case "untold" if tenant is not None:
+                world.unreadable.add(tenant.uid)
+            case "unkillable" if procs:
+                procs[choice % len(procs)].killable = False
+            case "erasers":
+                world.erasers.unkillable = not world.erasers.unkillable
+            case "disk":
+                world.vault.refuses = "the disk is full" if world.vault.refuses is None else None
+
+    def a_process_of_the_host_looks_at_a_device(self, number: int, opens: bool) -> None:
+        if not opens:
+            self.hosts_leave()
+            return
+        host = self.world.matter.start(None, "", "host")
+        self.world.matter.open(host, self.world.gpu(number).id)
+        self._hosts.append(host)
+
+    def hosts_leave(self) -> None:
+        """No process of the host holds anything any more."""
+        for host in self._hosts:
+            self.world.matter.end(host)
+        self._hosts.clear()
+
+    # -- people ----------------------------------------------------------------------------------------------------
+
+    def a_person_acts(self, number: int, wants: str) -> None:
+        service, device = self.world.service, self.world.gpu(number).id
+        if service is None or not self.world.serving:
+            return
+        match wants:
+            case "out":
+                service.life.start(_quietly(service.node.quarantine(device, "because", "uid:0")), "person")
+            case "back":
+                service.life.start(_quietly(service.node.unquarantine(device, "because", "uid:0")), "person")
+            case _:
+                in_the_world(_quietly(service.scrub(device, Path(wants))), "person")
+
+    # -- the service -----------------------------------------------------------------------------------------------
+
+    async def the_service_ends(self, away: float, how: str) -> None:
+        """``away``: seconds until it is started again."""
+        if how == "reboot":
+            self.world.reboot()
+        elif how == "stop" and self.world.serving:
+            assert self.world.service is not None
+            await self.world.service.stop()
+        else:
+            self.world.kill()
+        self._away = away
+
+    def the_service_will_be_killed_at_a_write(self, writes: int, durable: bool) -> None:
+        self.world.vault.point = CrashPoint(writes, durable)
+
+
+class _EndWell:
+    """Faults end, the truth can be read, a service runs: after a while everything has what it waits for."""
+
+    def __init__(self, story: Story) -> None:
+        self._story = story
+        self._world = story.world
+
+    async def tell(self) -> None:
+        world = self._world
+        self._mend()
+        await world.run(10.0)  # what was on its way when the world was made well has arrived
+        if any(_needs_reboot(record) for record in world.vault.records.values()):
+            world.reboot()
+        await self._eventually(lambda record: not _for_a_person(record))
+        for device, record in list(world.vault.records.items()):
+            if _for_a_person(record):
+                await world.node.unquarantine(device, "looked at", "uid:0")
+        await self._eventually(lambda record: True)
+        for tenant in world.kubelet.tenants:
+            if tenant.listed:
+                world.kubelet.delete(tenant)
+        await self._eventually(lambda record: True)
+        await world.until(lambda: all(_at_rest(record) for record in world.vault.records.values()), 300.0)
+
+    def _mend(self) -> None:
+        world = self._world
+        world.vault.point, world.vault.refuses = None, None
+        world.kubelet.trust = Trust.TRUSTED
+        world.unreadable.clear()
+        world.erasers.unkillable = False
+        for erasing in world.erasers.running.values():
+            erasing.killable = True
+        for gpu in world.matter.gpus.values():
+            gpu.mend()
+        self._story.hosts_leave()
+        for proc in world.matter.living():
+            proc.killable = True
+            tenant = world.kubelet.of(proc.pod)
+            if tenant is None or proc.sandbox:
+                continue
+            current = tenant.running and proc is tenant.first
+            if (tenant.listed and not current) or (tenant.unnamed and not tenant.listed):
+                # What a living pod left of itself is its own to end, and of a pod without a name nothing can be proved.
+                world.matter.end(proc)
+
+    async def _eventually(self, counts: Callable[[DeviceRecord], bool]) -> None:
+        """Every pod that waits for devices that count is started, and these are clean or in use."""
+        world = self._world
+        waiting: list[Tenant] = []
+        dirty: list[str] = []
+        for _ in range(120):
+            await world.run(5.0)
+            world.look()
+            owed = {device for device, record in world.vault.records.items() if counts(record)}
+            waiting = [each for each in world.kubelet.tenants if each.waiting and owed.issuperset(each.devices)]
+            # A pod that waits for a device which a person has to release keeps its others as they are.
+            kept = {device for each in world.kubelet.tenants if each.waiting for device in each.devices} - {
+                device for each in waiting for device in each.devices
+            }
+            at_rest = (Hygiene.CLEAN, Hygiene.IN_USE)
+            dirty = [each for each in owed - kept if world.vault.records[each].hygiene not in at_rest]
+            if world.laws.breaches or (not waiting and not dirty and world.serving):
+                return
+        told = [(each.pod.name, each.devices, [str(why) for why in each.refusals[-1:]]) for each in waiting]
+        states = {device: record.state for device, record in world.vault.records.items()}
+        raise AssertionError(f"waiting for ever: {told}; never clean: {dirty}; {states}")
+
+
+async def _quietly(work: Coroutine[Any, Any, object]) -> None:
+    """A person who is told "no" goes away."""
+    try:
+        await work
+    except (ScrubberError, Gone):
+        return
+
+
+def _at_rest(record: DeviceRecord) -> bool:
+    """Clean, or had by a pod that no witness could name: only the next hand-over asks for such a device."""
+    return record.state == "clean" or any(grant.pod is None for grant in record.open_grants)
+
+
+def _needs_reboot(record: DeviceRecord) -> bool:
+    return record.health is Health.QUARANTINED and record.cause is not None and record.cause.way_back is WayBack.REBOOT
+
+
+def _for_a_person(record: DeviceRecord) -> bool:
+    if record.health is Health.CONDEMNED:
+        return True
+    if record.health is not Health.QUARANTINED or record.cause is None:
+        return False
+    return record.cause.by_person or record.cause.way_back is WayBack.PERSON

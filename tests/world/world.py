@@ -1,0 +1,299 @@
+"""The whole world in one place: devices, pods, a kubelet, what is durable, and the service that lives in it or not.
+
+Tests say what happens (:meth:`World.admit`, :meth:`World.kill`, :meth:`World.reboot` …) and let time pass
+(:meth:`World.run`); the laws watch. Everything that a test wants to see is an attribute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from itertools import count
+
+from scrubber.domain.assignment import Trust
+from scrubber.domain.device import NodeIdentity
+from scrubber.domain.errors import Retry, ScrubberError
+from scrubber.domain.hygiene import Hygiene
+from scrubber.domain.policy import Policy, XidClass
+from scrubber.domain.record import DeviceRecord
+from scrubber.domain.telemetry import Signal
+from scrubber.engine.instruments import Instruments
+from scrubber.engine.keeper import Keeper
+from scrubber.engine.node import Node
+from scrubber.engine.pods import PodWatch
+from scrubber.engine.slots import Slots
+from scrubber.engine.views import HandOverCall
+from scrubber.ports import Change
+from tests.world.erasing import EraserOfLife, Erasers, Erasing
+from tests.world.kubelet import START_SECONDS, Gone, Kubelet, Tenant
+from tests.world.laws import Laws
+from tests.world.life import Life, follow_lives
+from tests.world.matter import Gpu, Matter, Proc, gpu
+from tests.world.ports import (
+    AssignmentsOfLife,
+    ClockOfLife,
+    ContainersOfLife,
+    HoldersOfLife,
+    InventoryOfLife,
+    JournalOfLife,
+    ResetterOfLife,
+    SettingsOfLife,
+    TelemetryOfLife,
+)
+from tests.world.service import Service
+from tests.world.timeline import VirtualClock
+from tests.world.vault import Vault
+
+__all__ = ["DEFAULT", "World", "a_world"]
+
+DEFAULT = Policy(
+    digest="sha256:default",
+    xids={31: XidClass.APPLICATION, 79: XidClass.REBOOT, 95: XidClass.RESET, 154: XidClass.CONTEXT},
+)
+"""The shipped default policy, as far as the engine reads it, with one XID of each kind."""
+
+
+class World:
+    """Made inside a running virtual loop, with ``devices`` GPUs and no service yet."""
+
+    def __init__(self, devices: int = 2, policy: Policy = DEFAULT) -> None:
+        loop = asyncio.get_running_loop()
+        follow_lives(loop)
+        self.clock = VirtualClock(loop)
+        self.policy = policy
+        self.boots = 1
+        self.unreadable: set[str] = set()
+        """Devices whose holders, and UIDs of pods whose processes, cannot be told."""
+        self.service: Service | None = None
+        self.telemetry: TelemetryOfLife | None = None
+        self.journal: JournalOfLife | None = None
+        self.lives = 0
+        self.matter = Matter([gpu(number) for number in range(devices)], self._opens)
+        self.erasers = Erasers(self.matter, self._eraser_starts, self._eraser_works)
+        self.vault = Vault(self.kill, self._stored)
+        self.kubelet = Kubelet(
+            self.matter,
+            now=self.clock.monotonic,
+            pre_start=self._pre_start,
+            starting=self._container_starts,
+            opened=self._read_all,
+        )
+        self.laws = Laws(
+            matter=self.matter,
+            kubelet=self.kubelet,
+            erasers=self.erasers,
+            vault=self.vault,
+            policy=lambda: self.policy,
+            boot=lambda: self.identity.boot,
+            now=self.clock.monotonic,
+        )
+        self._unseen: set[str] = set()
+
+    @property
+    def identity(self) -> NodeIdentity:
+        return NodeIdentity("node-1", f"boot-{self.boots}", "driver-1")
+
+    # -- the service -----------------------------------------------------------------------------------------------
+
+    async def start_service(self) -> Service:
+        """Start one and wait until it has looked at every device, or has died on the way."""
+        assert not self.serving
+        self.lives += 1
+        life = Life(self.lives)
+        tools = self._instruments(life)
+        inventory = InventoryOfLife(life, self.matter, self.identity)
+        self.service = Service(
+            life,
+            tools,
+            inventory,
+            ledger_health=self.vault.ledger.health,
+            failed=lambda why: self.laws.breach("8", why),
+        )
+        await self.service.started()
+        return self.service
+
+    def _instruments(self, life: Life) -> Instruments:
+        """The engine's, with ids that count up: ``scrub-2.7`` is the seventh id of the second service."""
+        numbers = count(1)
+        clock = ClockOfLife(life, self.clock)
+        containers = ContainersOfLife(life, self.matter, self.laws.signalled, self.unreadable)
+        self.telemetry = TelemetryOfLife(life, self.matter)
+        self.journal = JournalOfLife(life)
+        return Instruments(
+            clock=clock,
+            holders=HoldersOfLife(life, self.matter, self.erasers, self.unreadable),
+            telemetry=self.telemetry,
+            settings=SettingsOfLife(life, self.matter),
+            resetter=ResetterOfLife(life, self.matter, self.laws.resets),
+            eraser=EraserOfLife(life, self.matter, self.erasers),
+            containers=containers,
+            ledger=self.vault.next_service(life),
+            journal=self.journal,
+            pods=PodWatch(assignments=AssignmentsOfLife(life, self.kubelet), containers=containers, clock=clock),
+            slots=Slots(self.policy.limits.eraser_slots),
+            identity=self.identity,
+            policy=lambda: self.policy,
+            new_id=lambda kind: f"{kind}-{life.number}.{next(numbers)}",
+        )
+
+    @property
+    def serving(self) -> bool:
+        return self.service is not None and self.service.life.alive
+
+    @property
+    def node(self) -> Node:
+        assert self.service is not None
+        return self.service.node
+
+    def keeper(self, number: int = 0) -> Keeper:
+        return self.node.keepers[self.gpu(number).id]
+
+    def kill(self) -> None:
+        """kill -9 of the service; its erasers go on."""
+        if self.service is not None:
+            self.service.kill()
+
+    def reboot(self) -> None:
+        """Everything that runs is gone; what is durable, and the memory, stay."""
+        self.kill()
+        for erasing in list(self.erasers.running.values()):
+            erasing.task.cancel()
+        self.kubelet.reboot()
+        self.boots += 1
+
+    # -- what happens in it ----------------------------------------------------------------------------------------
+
+    def gpu(self, number: int = 0) -> Gpu:
+        return list(self.matter.gpus.values())[number]
+
+    def record(self, number: int = 0) -> DeviceRecord:
+        """As it is stored."""
+        return self.vault.records[self.gpu(number).id]
+
+    async def run(self, seconds: float) -> None:
+        """Let time pass."""
+        await asyncio.sleep(seconds)
+
+    async def until(self, condition: Callable[[], bool], within: float = 120.0) -> None:
+        """Let time pass until ``condition()`` holds."""
+        end = self.clock.monotonic() + within
+        while not condition():
+            assert self.clock.monotonic() < end, f"not within {within:g} s; breaches: {self.laws.breaches}"
+            await asyncio.sleep(0.05)
+
+    async def admit(
+        self,
+        namespace: str,
+        name: str,
+        devices: Iterable[int] = (0,),
+        *,
+        init: bool = False,
+        starts_after: float = START_SECONDS,
+        opens_after: float = 0.0,
+        starts: bool = True,
+    ) -> Tenant | None:
+        """A pod is admitted: Allocate for each of its containers, then its worker starts. None when it was refused."""
+        ids = [self.gpu(number).id for number in devices]
+        for _ in range(2 if init else 1):
+            if not self.serving:
+                self._unseen |= set(ids)
+                continue
+            try:
+                await self.node.reserve(ids)
+            except Retry:
+                self._unseen |= set(ids)
+            except ScrubberError as refusal:
+                self.laws.refused(refusal)
+                return None
+        return self.kubelet.admit(
+            namespace, name, ids, init=init, starts_after=starts_after, opens_after=opens_after, starts=starts
+        )
+
+    def write_all(self, tenant: Tenant) -> None:
+        """Every living process of ``tenant`` reads, and then fills, all that it holds."""
+        for proc in self.matter.living(tenant.uid):
+            for device in sorted(proc.holds):
+                self.laws.read(proc, device)
+                self.matter.write(proc, device)
+
+    def signal(self, number: int, code: str = "changed") -> None:
+        """The driver reports that something about a device happened."""
+        if self.telemetry is not None and self.serving:
+            self.telemetry.happened.put_nowait(Signal(self.gpu(number).id, code))
+
+    def restart_kubelet(self) -> None:
+        """It lists nothing for a while, and nothing that is absent means anything."""
+        self.kubelet.trust = Trust.EMPTY_AFTER_RESTART
+
+    def settled(self) -> bool:
+        """Whether every device of the running service is clean or in use."""
+        return self.serving and all(
+            keeper.record.hygiene in (Hygiene.CLEAN, Hygiene.IN_USE) for keeper in self.node.keepers.values()
+        )
+
+    async def end(self) -> None:
+        """Nothing happens any more."""
+        self.kill()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    def look(self) -> None:
+        """The laws that hold between any two steps."""
+        if self.serving:
+            self.laws.at_rest(
+                {device: keeper.record.version for device, keeper in self.node.keepers.items()},
+                {device: record.version for device, record in self.vault.records.items()},
+            )
+
+    # -- what the parts tell ---------------------------------------------------------------------------------------
+
+    async def _pre_start(self, tenant: Tenant) -> None:
+        if self.service is None:
+            raise Gone
+        unseen = frozenset(self._unseen & set(tenant.devices))
+        try:
+            answer = await self.service.hand_over(HandOverCall(tenant.devices, None, unseen))
+        except ScrubberError as refusal:
+            self.laws.refused(refusal)
+            raise
+        self._unseen -= unseen
+        self.laws.granted(tenant, answer)
+        grants = [self.vault.grants.get((each.device, each.grant)) for each in answer]
+        tenant.unnamed = tenant.unnamed or any(grant is not None and grant.pod is None for grant in grants)
+
+    def _container_starts(self, tenant: Tenant, proc: Proc) -> None:
+        self.laws.started(tenant, proc)
+
+    def _read_all(self, proc: Proc) -> None:
+        for device in sorted(proc.holds):
+            self.laws.read(proc, device)
+
+    def _opens(self, proc: Proc, memory: Gpu) -> None:
+        self.laws.opened(proc, memory)
+
+    def _eraser_starts(self, memory: Gpu) -> None:
+        self.laws.eraser_starts(memory)
+
+    def _eraser_works(self, erasing: Erasing) -> None:
+        self.laws.eraser_works(erasing)
+
+    def _stored(self, change: Change) -> None:
+        self.laws.stored(change)
+
+
+@asynccontextmanager
+async def a_world(devices: int = 2, policy: Policy = DEFAULT, *, settled: bool = True) -> AsyncIterator[World]:
+    """A world with a service whose devices are all clean (``settled``), or without one; no law may be broken in it."""
+    world = World(devices, policy)
+    try:
+        if settled:
+            await world.start_service()
+            await world.until(world.settled)
+        yield world
+        world.look()
+        assert world.laws.breaches == []
+    finally:
+        await world.end()
