@@ -23,6 +23,7 @@ from scrubber.domain.policy import Plan
 from scrubber.domain.record import DeviceRecord, Grant
 from scrubber.domain.recovery import after_findings, after_scrub
 from scrubber.domain.signals import fault_finding, snapshot_findings
+from scrubber.domain.tending import Act, next_need
 from scrubber.engine import narrate, scrub
 from scrubber.engine.finish import to_the_end
 from scrubber.engine.holdup import HoldUp, earlier_pod_lives
@@ -343,7 +344,9 @@ class Keeper:
         """Whether what the caller saw before it had the lock still holds."""
         if self._retired or self._record.hygiene not in (Hygiene.DIRTY, Hygiene.CLEAN):
             return False
-        return not recover or self._record.health is Health.QUARANTINED
+        # A person's quarantine may have come while the caller waited: that one no machine lifts.
+        need = next_need(self._record, self._instruments.policy(), self._instruments.identity)
+        return not recover or need.act is Act.RECOVER
 
     def _work(self, job: ScrubJob, *, plan: Plan, record: DeviceRecord, asking: Pod | None) -> Work:
         return Work(

@@ -333,3 +333,13 @@ async def test_a_service_that_stops_abandons_its_scrubs_and_leaves_their_devices
         assert world.record().hygiene is Hygiene.DIRTY
         (scrub,) = world.vault.scrubs.values()
         assert scrub.outcome is Outcome.ABANDONED
+
+
+@in_virtual_time
+async def test_a_recovery_that_was_decided_before_a_person_stepped_in_does_not_lift_the_persons_quarantine() -> None:
+    async with a_world(devices=1) as world:
+        keeper = world.keeper()
+        await keeper.quarantine("kept for the lab", "uid:0")
+        with pytest.raises(NotReady):
+            await keeper.start_scrub(Occasion.RECOVERY, recover=True)
+        assert (world.record().health, code(world)) == (Health.QUARANTINED, "operator")
