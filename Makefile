@@ -7,7 +7,7 @@ CODE  := $(wildcard scrubber plugin tests bench scripts)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-fast lint format bench protos lock clean
+.PHONY: help venv demo test test-fast lint format bench gpu-check kernels protos lock clean
 
 help:  ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,14 @@ format: $(STAMP)  ## put the code into its one form
 
 bench: $(STAMP)  ## measure, and write the results to bench/
 	$(BIN)/python -m bench
+
+# On a machine with a GPU that nobody else uses. PYTHON may have CuPy and nvidia-ml-py already; nothing is installed.
+PYTHON ?= $(firstword $(wildcard $(BIN)/python) python3)
+gpu-check:  ## what only a real GPU can prove; results go to bench/results/
+	$(PYTHON) -m tests.gpu $(ARGS)
+
+kernels: $(STAMP)  ## compile the CUDA kernels to PTX anew
+	$(BIN)/python scripts/make_kernels.py
 
 protos: $(STAMP)  ## generate the gRPC code anew from the .proto files
 	$(BIN)/python scripts/gen_protos.py

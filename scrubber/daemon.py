@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
 from secrets import token_hex
 
@@ -24,14 +23,18 @@ from scrubber.adapters.clock import SystemClock
 from scrubber.adapters.containers.cgroup import CgroupContainers
 from scrubber.adapters.containers.hierarchy import discover_root
 from scrubber.adapters.containers.marker import MarkerContainers
+from scrubber.adapters.containers.origin import unit_of
 from scrubber.adapters.journal.journal import StructlogJournal
 from scrubber.adapters.journal.logging import configure_logging
 from scrubber.adapters.kubelet.assignments import KubeletAssignments
+from scrubber.adapters.kubelet.service_accounts import ServiceAccounts
 from scrubber.adapters.ledger.sqlite import SqliteLedger
-from scrubber.adapters.sim.backend import SimBackend
+from scrubber.adapters.nvidia.places import Places
+from scrubber.adapters.nvidia.setting_values import refusals
 from scrubber.api.server import ApiServer
 from scrubber.api.sockets import Sockets
-from scrubber.config.policy_file import load_policy
+from scrubber.backends import DeviceBackend, nvidia_backend, sim_backend
+from scrubber.config.policy_file import load_policy, signed
 from scrubber.config.settings import Backend, ContainerIdentity, ServiceSettings
 from scrubber.domain.device import Device, NodeIdentity
 from scrubber.domain.errors import Away, BadConfiguration, ScrubberError
@@ -59,7 +62,7 @@ async def run(settings: ServiceSettings) -> int:
         Fatal: a setting, the policy, the ledger or another instance keeps the service from starting.
     """
     log = configure_logging(settings.log_format.value, settings.log_level.value, sys.stderr)
-    policy = load_policy(settings.policy)
+    policy = _policy(settings, log)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -94,14 +97,17 @@ async def _serve(settings: ServiceSettings, policy: Policy, log: structlog.typin
         ledger = SqliteLedger(settings.state_dir)
         stack.push_async_callback(ledger.close)
         state = await ledger.load()
-        backend = await stack.enter_async_context(_backend(settings, policy))
+        containers = _containers(settings)
+        backend = await stack.enter_async_context(_backend(settings, policy, containers))
         supervisor.notify("STATUS=Waiting for the driver")
-        identity, devices = await _driver(backend, clock, log, supervisor)
+        patient = not settings.fail_on_init_error
+        identity, devices = await _driver(backend, clock, log, supervisor, patient=patient)
+        for device, reason in backend.not_advertised().items():
+            log.warning("device.not-advertised", device=device, sentence=reason)
         identity = replace(identity, node=settings.node_name)
 
         # A defect in a scrub ends the service; at the end, what is still under way is abandoned, and dirty.
         scrubs = await stack.enter_async_context(asyncio.TaskGroup())
-        containers = _containers(settings)
         epoch = token_hex(8)
         node: Node
 
@@ -124,6 +130,7 @@ async def _serve(settings: ServiceSettings, policy: Policy, log: structlog.typin
             settings=backend.settings,
             resetter=backend.resetter,
             eraser=backend.eraser,
+            diagnostics=backend.diagnostics,
             containers=containers,
             ledger=ledger,
             journal=journal,
@@ -157,7 +164,7 @@ async def _serve(settings: ServiceSettings, policy: Policy, log: structlog.typin
 
 async def _run_tasks(
     node: Node,
-    backend: SimBackend,
+    backend: DeviceBackend,
     state: LedgerState,
     instruments: Instruments,
     journal: StructlogJournal,
@@ -183,7 +190,7 @@ async def _run_tasks(
         group.create_task(_keep_alive(supervisor, instruments.clock), name="watchdog")
 
 
-async def _show_states(node: Node, backend: SimBackend, journal: StructlogJournal) -> None:
+async def _show_states(node: Node, backend: DeviceBackend, journal: StructlogJournal) -> None:
     view = node.view()
     while True:
         journal.ledger(view.ledger == "ok")
@@ -199,18 +206,44 @@ async def _keep_alive(supervisor: sdnotify.SystemdNotifier, clock: Clock) -> Non
         await clock.sleep(5.0)
 
 
-@asynccontextmanager
-async def _backend(settings: ServiceSettings, policy: Policy) -> AsyncIterator[SimBackend]:
-    if settings.backend is not Backend.SIM or settings.sim_dir is None:
-        raise BadConfiguration(
-            f"This build has no {settings.backend.value} backend yet; run the simulated node: --backend sim --sim-dir DIR."
-        )
-    backend = SimBackend(settings.sim_dir, question_deadline=policy.limits.question)
-    await backend.start()
-    try:
-        yield backend
-    finally:
-        await backend.close()
+def _policy(settings: ServiceSettings, log: structlog.typing.FilteringBoundLogger) -> Policy:
+    policy = load_policy(settings.policy)
+    impossible = refusals(policy.settings) if settings.backend is Backend.NVIDIA else ()
+    if impossible:
+        raise BadConfiguration(f"{settings.policy}: settings: {' '.join(impossible)}")
+    if not settings.disabled_healthchecks:
+        return policy
+    log.warning(
+        "policy.xids-disabled",
+        sentence="DP_DISABLE_HEALTHCHECKS makes XIDs count for nothing; the policy's xids: ignore says the same on record.",
+    )
+    return signed(settings.disabled_healthchecks.applied_to(policy))
+
+
+def _backend(
+    settings: ServiceSettings, policy: Policy, containers: Containers
+) -> AbstractAsyncContextManager[DeviceBackend]:
+    if settings.backend is Backend.SIM:
+        assert settings.sim_dir is not None  # the settings saw to it
+        return sim_backend(settings.sim_dir, question=policy.limits.question)
+    accounts = ServiceAccounts(settings.kubelet_dir, settings.pod_logs_dir)
+
+    async def infrastructure(pid: int) -> str | None:
+        """Named by the policy: a systemd unit, or a pod's namespace and service account; never by what it calls itself."""
+        unit = unit_of(pid)
+        if unit in policy.infrastructure.units:
+            return unit
+        uid = await containers.pod_uid_of(pid) if policy.infrastructure.pods else None
+        account = None if uid is None else accounts.of(uid)
+        return "/".join(account) if account in policy.infrastructure.pods and account is not None else None
+
+    return nvidia_backend(
+        Places.of(settings.nvidia_driver_root),
+        settings.state_dir,
+        node=settings.node_name,
+        question=policy.limits.question,
+        infrastructure=infrastructure,
+    )
 
 
 def _containers(settings: ServiceSettings) -> Containers:
@@ -227,12 +260,25 @@ def _containers(settings: ServiceSettings) -> Containers:
 
 
 async def _driver(
-    backend: SimBackend,
+    backend: DeviceBackend,
     clock: Clock,
     log: structlog.typing.FilteringBoundLogger,
     supervisor: sdnotify.SystemdNotifier,
+    *,
+    patient: bool,
 ) -> tuple[NodeIdentity, tuple[Device, ...]]:
-    """What the driver says about the node, as soon as it says anything."""
+    """What the driver says about the node, as soon as it says anything.
+
+    Raises:
+        BadConfiguration: it is not there, and nobody is to wait for it.
+    """
+    if not patient:
+        try:
+            return await backend.inventory.identity(), await backend.inventory.devices()
+        except Away as away:
+            raise BadConfiguration(
+                f"{away} (With --no-fail-on-init-error the service waits for the driver instead of ending.)"
+            ) from away
 
     def waiting(state: tenacity.RetryCallState) -> None:
         # The supervisor's patience is asked for while there is nothing to be ready with.

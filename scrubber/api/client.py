@@ -40,6 +40,8 @@ _NEVER_ANSWERED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.
 
 _ANSWER_SECONDS = 10.0
 """Seconds that a question about state may take; the service answers it from memory or from its ledger."""
+_PLAN_SECONDS = 60.0
+"""Seconds that a question may take for which the service asks the driver and walks ``/proc``."""
 
 
 class _Client:
@@ -183,6 +185,17 @@ class ReadClient(_Client):
     async def info(self) -> pb.ServiceInfo:
         """What runs there, and whether its ledger takes hand-overs."""
         call: Awaitable[pb.ServiceInfo] = self._stub.GetServiceInfo(pb.GetServiceInfoRequest(), timeout=_ANSWER_SECONDS)
+        return await self._answer(call)
+
+    async def reset_plan(self, device: str) -> pb.ResetPlan:
+        """What a reset of ``device`` (UUID, unique prefix or index) would do and what blocks it; changes nothing.
+
+        Raises:
+            InvalidRequest: no such device.
+            Stuck, Lost, Unreadable: the device cannot be asked.
+        """
+        request = pb.GetResetPlanRequest(device=device)
+        call: Awaitable[pb.ResetPlan] = self._stub.GetResetPlan(request, timeout=_PLAN_SECONDS)
         return await self._answer(call)
 
 

@@ -15,6 +15,7 @@ from scrubber.domain.errors import InvalidRequest
 from scrubber.domain.evidence import Certificate, Evidence, Finding, Path, ScrubRecord, StepResult
 from scrubber.domain.health import Cause
 from scrubber.domain.hygiene import Hygiene
+from scrubber.domain.reset import ResetPlan
 from scrubber.engine.views import DeviceView, Granted, HandOverCall, NodeView, ScrubNews, ServiceView
 from scrubber.ports import HistoryEntry
 
@@ -32,6 +33,7 @@ __all__ = [
     "plugin_part",
     "progress_message",
     "reason_of",
+    "reset_plan_message",
     "scrub_message",
     "service_info",
     "snapshot",
@@ -82,7 +84,7 @@ def reason_of(request: pb.QuarantineRequest) -> str:
 
 # -- for the plugin ----------------------------------------------------------------------------------------------------
 
-PluginPart = tuple[bool, str, tuple[tuple[object, ...], ...]]
+PluginPart = tuple[bool, str, bool, tuple[tuple[object, ...], ...]]
 """What of a node concerns the plugin; two equal ones need no second snapshot."""
 
 
@@ -91,7 +93,7 @@ def plugin_part(view: NodeView) -> PluginPart:
     devices = tuple(
         (each.device, each.record.advertised, _certified(each), _scrubbing(each), each.refusal) for each in view.devices
     )
-    return (view.ready, view.epoch, devices)
+    return (view.ready, view.epoch, view.envvar_refused, devices)
 
 
 def snapshot(view: NodeView) -> pb.Snapshot:
@@ -101,6 +103,7 @@ def snapshot(view: NodeView) -> pb.Snapshot:
         devices=[_snapshot_device(each) for each in view.devices],
         ready=view.ready,
         epoch=view.epoch,
+        envvar_refused=view.envvar_refused,
     )
 
 
@@ -117,6 +120,7 @@ def _snapshot_device(view: DeviceView) -> pb.SnapshotDevice:
         parent=view.device.parent or "",
         access=[_access(each) for each in view.device.access],
         refusal=view.refusal,
+        profile=view.device.profile or "",
     )
 
 
@@ -259,6 +263,18 @@ def progress_message(news: ScrubNews) -> pb.ScrubProgress:
         done_bytes=0 if progress is None else progress.done_bytes,
         total_bytes=0 if progress is None else progress.total_bytes,
         joined=news.joined,
+    )
+
+
+def reset_plan_message(plan: ResetPlan) -> pb.ResetPlan:
+    """A plan, whole; ``unavailable`` is empty when the device can be reset here."""
+    return pb.ResetPlan(
+        device=plan.device,
+        method=_text(plan.method),
+        acts=[_text(each) for each in plan.acts],
+        unavailable=_text(plan.unavailable or ""),
+        blockers=[_text(each) for each in plan.blockers],
+        together=plan.together,
     )
 
 

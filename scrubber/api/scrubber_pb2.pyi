@@ -17,7 +17,7 @@ class Access(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., host_path: _Optional[str] = ..., container_path: _Optional[str] = ...) -> None: ...
 
 class SnapshotDevice(_message.Message):
-    __slots__ = ("id", "index", "advertised", "certified", "scrubbing", "state", "numa_node", "peers", "parent", "access", "refusal")
+    __slots__ = ("id", "index", "advertised", "certified", "scrubbing", "state", "numa_node", "peers", "parent", "access", "refusal", "profile")
     ID_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     ADVERTISED_FIELD_NUMBER: _ClassVar[int]
@@ -29,6 +29,7 @@ class SnapshotDevice(_message.Message):
     PARENT_FIELD_NUMBER: _ClassVar[int]
     ACCESS_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    PROFILE_FIELD_NUMBER: _ClassVar[int]
     id: str
     index: str
     advertised: bool
@@ -40,23 +41,26 @@ class SnapshotDevice(_message.Message):
     parent: str
     access: _containers.RepeatedCompositeFieldContainer[Access]
     refusal: str
-    def __init__(self, id: _Optional[str] = ..., index: _Optional[str] = ..., advertised: _Optional[bool] = ..., certified: _Optional[bool] = ..., scrubbing: _Optional[bool] = ..., state: _Optional[str] = ..., numa_node: _Optional[int] = ..., peers: _Optional[_Iterable[str]] = ..., parent: _Optional[str] = ..., access: _Optional[_Iterable[_Union[Access, _Mapping]]] = ..., refusal: _Optional[str] = ...) -> None: ...
+    profile: str
+    def __init__(self, id: _Optional[str] = ..., index: _Optional[str] = ..., advertised: _Optional[bool] = ..., certified: _Optional[bool] = ..., scrubbing: _Optional[bool] = ..., state: _Optional[str] = ..., numa_node: _Optional[int] = ..., peers: _Optional[_Iterable[str]] = ..., parent: _Optional[str] = ..., access: _Optional[_Iterable[_Union[Access, _Mapping]]] = ..., refusal: _Optional[str] = ..., profile: _Optional[str] = ...) -> None: ...
 
 class GetSnapshotRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class Snapshot(_message.Message):
-    __slots__ = ("version", "devices", "ready", "epoch")
+    __slots__ = ("version", "devices", "ready", "epoch", "envvar_refused")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ENVVAR_REFUSED_FIELD_NUMBER: _ClassVar[int]
     version: int
     devices: _containers.RepeatedCompositeFieldContainer[SnapshotDevice]
     ready: bool
     epoch: str
-    def __init__(self, version: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[SnapshotDevice, _Mapping]]] = ..., ready: _Optional[bool] = ..., epoch: _Optional[str] = ...) -> None: ...
+    envvar_refused: bool
+    def __init__(self, version: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[SnapshotDevice, _Mapping]]] = ..., ready: _Optional[bool] = ..., epoch: _Optional[str] = ..., envvar_refused: _Optional[bool] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
     __slots__ = ("device_ids",)
@@ -273,6 +277,28 @@ class ServiceInfo(_message.Message):
     ledger: str
     epoch: str
     def __init__(self, version: _Optional[str] = ..., backend: _Optional[str] = ..., node: _Optional[str] = ..., boot: _Optional[str] = ..., driver: _Optional[str] = ..., policy: _Optional[str] = ..., policy_digest: _Optional[str] = ..., enforcement: _Optional[str] = ..., ledger: _Optional[str] = ..., epoch: _Optional[str] = ...) -> None: ...
+
+class GetResetPlanRequest(_message.Message):
+    __slots__ = ("device",)
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    device: str
+    def __init__(self, device: _Optional[str] = ...) -> None: ...
+
+class ResetPlan(_message.Message):
+    __slots__ = ("device", "method", "acts", "unavailable", "blockers", "together")
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    ACTS_FIELD_NUMBER: _ClassVar[int]
+    UNAVAILABLE_FIELD_NUMBER: _ClassVar[int]
+    BLOCKERS_FIELD_NUMBER: _ClassVar[int]
+    TOGETHER_FIELD_NUMBER: _ClassVar[int]
+    device: str
+    method: str
+    acts: _containers.RepeatedScalarFieldContainer[str]
+    unavailable: str
+    blockers: _containers.RepeatedScalarFieldContainer[str]
+    together: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, device: _Optional[str] = ..., method: _Optional[str] = ..., acts: _Optional[_Iterable[str]] = ..., unavailable: _Optional[str] = ..., blockers: _Optional[_Iterable[str]] = ..., together: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ScrubRequest(_message.Message):
     __slots__ = ("device", "path")

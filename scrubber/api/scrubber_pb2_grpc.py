@@ -262,6 +262,11 @@ class ReadStub:
                 request_serializer=scrubber_dot_api_dot_scrubber__pb2.GetServiceInfoRequest.SerializeToString,
                 response_deserializer=scrubber_dot_api_dot_scrubber__pb2.ServiceInfo.FromString,
                 _registered_method=True)
+        self.GetResetPlan = channel.unary_unary(
+                '/scrubber.v1.Read/GetResetPlan',
+                request_serializer=scrubber_dot_api_dot_scrubber__pb2.GetResetPlanRequest.SerializeToString,
+                response_deserializer=scrubber_dot_api_dot_scrubber__pb2.ResetPlan.FromString,
+                _registered_method=True)
 
 
 class ReadServicer:
@@ -292,6 +297,13 @@ class ReadServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetResetPlan(self, request, context):
+        """What a reset of a device would do and what blocks it. Changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ReadServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -314,6 +326,11 @@ def add_ReadServicer_to_server(servicer, server):
                     servicer.GetServiceInfo,
                     request_deserializer=scrubber_dot_api_dot_scrubber__pb2.GetServiceInfoRequest.FromString,
                     response_serializer=scrubber_dot_api_dot_scrubber__pb2.ServiceInfo.SerializeToString,
+            ),
+            'GetResetPlan': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetResetPlan,
+                    request_deserializer=scrubber_dot_api_dot_scrubber__pb2.GetResetPlanRequest.FromString,
+                    response_serializer=scrubber_dot_api_dot_scrubber__pb2.ResetPlan.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -425,6 +442,33 @@ class Read:
             '/scrubber.v1.Read/GetServiceInfo',
             scrubber_dot_api_dot_scrubber__pb2.GetServiceInfoRequest.SerializeToString,
             scrubber_dot_api_dot_scrubber__pb2.ServiceInfo.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetResetPlan(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scrubber.v1.Read/GetResetPlan',
+            scrubber_dot_api_dot_scrubber__pb2.GetResetPlanRequest.SerializeToString,
+            scrubber_dot_api_dot_scrubber__pb2.ResetPlan.FromString,
             options,
             channel_credentials,
             insecure,

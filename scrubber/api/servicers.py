@@ -109,6 +109,9 @@ class ReadServicer(scrubber_pb2_grpc.ReadServicer):
     async def GetServiceInfo(self, request: pb.GetServiceInfoRequest, context: Context) -> pb.ServiceInfo:
         return messages.service_info(self._service.info())
 
+    async def GetResetPlan(self, request: pb.GetResetPlanRequest, context: Context) -> pb.ResetPlan:
+        return messages.reset_plan_message(await self._service.reset_plan(_named(self._service, request.device)))
+
 
 class AdminServicer(scrubber_pb2_grpc.AdminServicer):
     """Acting on devices, in the name of the uid that came through the front door."""

@@ -21,6 +21,8 @@ class Exit(IntEnum):
     """Refused by policy, or busy."""
     TIMED_OUT = 4
     """The wait was over first; the operation still runs."""
+    WARNINGS = 5
+    """Nothing is wrong, and something is worth a look."""
     INTERRUPTED = 130
 
 

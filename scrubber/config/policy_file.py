@@ -25,7 +25,7 @@ from scrubber.config.yaml_lines import MAX_BYTES, Located, Location, read_yaml
 from scrubber.domain.errors import BadConfiguration
 from scrubber.domain.policy import Policy, XidClass
 
-__all__ = ["load_policy", "parse_policy", "policy_digest"]
+__all__ = ["load_policy", "parse_policy", "policy_digest", "signed"]
 
 _TYPES = {
     "bool_type": "write true or false",
@@ -68,6 +68,11 @@ def parse_policy(content: bytes, name: str, *, xids: Mapping[int, XidClass]) -> 
         raise BadConfiguration("\n".join(f"{name}:{line}: {text}" for line, text in complaints)) from None
     policy = written.policy()
     policy = dataclasses.replace(policy, xids=dict(sorted({**xids, **policy.xids}.items())))
+    return signed(policy)
+
+
+def signed(policy: Policy) -> Policy:
+    """``policy`` with the digest of the values that are in force."""
     return dataclasses.replace(policy, digest=policy_digest(policy))
 
 
@@ -75,7 +80,9 @@ def policy_digest(policy: Policy) -> str:
     """Hexadecimal SHA-256 of the canonical JSON of the values in force; the policy's name and digest are not in it."""
     values = dataclasses.asdict(policy)
     del values["name"], values["digest"]
-    canonical = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    canonical = json.dumps(
+        values, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False, default=sorted
+    )
     return hashlib.sha256(canonical.encode("ascii")).hexdigest()
 
 

@@ -14,10 +14,13 @@ from typing import Annotated, Any, NoReturn, Self, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-from scrubber.config.quantities import parse_codes, parse_rate, parse_seconds
+from scrubber.config.quantities import parse_codes, parse_floors, parse_rate, parse_seconds, parse_size
+from scrubber.domain.diagnosis import CHECKS, Level
 from scrubber.domain.handover import HandOver
 from scrubber.domain.policy import (
+    DiagnosticsRule,
     Enforcement,
+    Infrastructure,
     Limits,
     MemoryRule,
     Policy,
@@ -36,6 +39,7 @@ KUBELET_PRESTART_SECONDS = 30.0
 
 _POLICY = Policy()
 _LIMITS, _MEMORY, _RECOVERY = _POLICY.limits, _POLICY.memory, _POLICY.recovery
+_DIAGNOSTICS, _INFRASTRUCTURE = _POLICY.diagnostics, _POLICY.infrastructure
 _T = TypeVar("_T")
 
 
@@ -93,6 +97,12 @@ _RATE = {
         {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?\s*([KMGTkmgt]i?)?[Bb]?(/s)?$"},
     ]
 }
+_SIZE = {
+    "anyOf": [
+        {"type": "integer", "minimum": 1},
+        {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?\s*([KMGTkmgt]i?)?[Bb]?$"},
+    ]
+}
 _XIDS = {
     "anyOf": [
         {"type": "integer", "minimum": 1, "maximum": HIGHEST_XID},
@@ -104,12 +114,16 @@ Seconds = Annotated[float, _at_least(0), _time_schema(0)]
 PositiveSeconds = Annotated[float, _at_least(SHORTEST_SECONDS), _time_schema(SHORTEST_SECONDS)]
 QuestionSeconds = Annotated[float, _at_least(SHORTEST_QUESTION_SECONDS), _time_schema(SHORTEST_QUESTION_SECONDS)]
 Rate = Annotated[int, BeforeValidator(_read(parse_rate)), WithJsonSchema(_RATE)]
+Size = Annotated[int, BeforeValidator(_read(parse_size)), WithJsonSchema(_SIZE)]
 Codes = Annotated[
     tuple[int, ...],
     BeforeValidator(_read(lambda written: parse_codes(written, HIGHEST_XID))),
     WithJsonSchema(_XIDS),
 ]
 ProofWord = Annotated[Proof, _choice(Proof)]
+
+
+_DNS = r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$"
 
 
 def _hyphens(name: str) -> str:
@@ -209,6 +223,63 @@ class MemorySection(_Section):
 
     audit: bool = Field(_MEMORY.audit, description="Read before writing, and count the residue.")
     pattern: bool = Field(_MEMORY.pattern, description="A pass with an address-derived pattern before the zeros.")
+    on_chip: bool = Field(
+        _MEMORY.on_chip, description="Clear shared memory and registers of every processor too, where there are any."
+    )
+    max_uncovered: Size = Field(
+        _MEMORY.max_uncovered,
+        description="Bytes that may stay out of reach, the driver's own reserve apart; more means that somebody has them.",
+    )
+
+
+Floors = Annotated[dict[str, dict[str, float]], BeforeValidator(_read(parse_floors))]
+LevelWord = Annotated[Level, _choice(Level)]
+
+
+class DiagnosticsSection(_Section):
+    """How thoroughly a device is tried out, and what it must achieve: quick 1 s, standard 10 s, extended 60 s."""
+
+    slow_path: LevelWord = Field(_DIAGNOSTICS.slow_path, description="In every slow path.")
+    recovery: LevelWord = Field(
+        _DIAGNOSTICS.recovery, description="In the scrub that ends a quarantine, if that is more."
+    )
+    floors: Floors = Field(
+        {},
+        description="For a pattern of model names the least rate by check, in operations or bytes per second.",
+        json_schema_extra={"additionalProperties": {"propertyNames": {"enum": list(CHECKS)}}},
+    )
+
+
+class ServiceAccount(_Section):
+    """A pod of the node's own infrastructure, by what no tenant can choose."""
+
+    namespace: str = Field(pattern=_DNS, description="The pod's namespace.")
+    service_account: str = Field(pattern=_DNS, description="The pod's service account.")
+
+
+class InfrastructureSection(_Section):
+    """Holders that belong to the node: left alone, noted, and in the way of a reset. Never by process name."""
+
+    units: list[Annotated[str, Field(pattern=r"^[A-Za-z0-9:_.@-]+\.service$")]] = Field(
+        sorted(_INFRASTRUCTURE.units), description="systemd units, such as nvidia-dcgm.service."
+    )
+    pods: list[ServiceAccount] = Field([], description="Pods by namespace and service account.")
+
+
+class Envvar(StrEnum):
+    """Whether a device may be announced to a container runtime by an environment variable."""
+
+    ALLOW = "allow"
+    REFUSE = "refuse"
+
+
+class InjectionSection(_Section):
+    """How a container is given its devices."""
+
+    envvar: Annotated[Envvar, _choice(Envvar)] = Field(
+        Envvar.REFUSE if _POLICY.envvar_refused else Envvar.ALLOW,
+        description="refuse: not by NVIDIA_VISIBLE_DEVICES, because any pod can set that variable.",
+    )
 
 
 class RecoverySection(_Section):
@@ -301,6 +372,9 @@ class PolicyFile(_Section):
     limits: LimitsSection = Field(default_factory=LimitsSection)
     memory: MemorySection = Field(default_factory=MemorySection)
     recovery: RecoverySection = Field(default_factory=RecoverySection)
+    diagnostics: DiagnosticsSection = Field(default_factory=DiagnosticsSection)
+    infrastructure: InfrastructureSection = Field(default_factory=InfrastructureSection)
+    injection: InjectionSection = Field(default_factory=InjectionSection)
     settings: dict[str, Setting] = Field(
         {}, description="Win over the driver's defaults when settings are brought back."
     )
@@ -326,7 +400,22 @@ class PolicyFile(_Section):
                 settle=limits.settle,
                 eraser_slots=limits.eraser_slots,
             ),
-            memory=MemoryRule(audit=self.memory.audit, pattern=self.memory.pattern),
+            memory=MemoryRule(
+                audit=self.memory.audit,
+                pattern=self.memory.pattern,
+                on_chip=self.memory.on_chip,
+                max_uncovered=self.memory.max_uncovered,
+            ),
+            diagnostics=DiagnosticsRule(
+                slow_path=self.diagnostics.slow_path,
+                recovery=self.diagnostics.recovery,
+                floors=self.diagnostics.floors,
+            ),
+            infrastructure=Infrastructure(
+                units=frozenset(self.infrastructure.units),
+                pods=frozenset((pod.namespace, pod.service_account) for pod in self.infrastructure.pods),
+            ),
+            envvar_refused=self.injection.envvar is Envvar.REFUSE,
             recovery=RecoveryRule(
                 backoff_initial=self.recovery.backoff_initial,
                 backoff_max=self.recovery.backoff_max,

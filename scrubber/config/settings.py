@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import grp
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from socket import gethostname
 from typing import Self
 
 from scrubber.domain.errors import BadConfiguration
+from scrubber.domain.policy import Policy, XidClass
 
 __all__ = [
     "FROM_KUBELET_DIR",
     "Address",
     "Backend",
     "ContainerIdentity",
+    "DisabledHealthchecks",
     "LogFormat",
     "LogLevel",
     "ServiceSettings",
@@ -93,6 +95,43 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+@dataclass(frozen=True, slots=True)
+class DisabledHealthchecks:
+    """XIDs that count for nothing: all of them, or those in ``codes``.
+
+    The variable is that of NVIDIA's plugin; here the same is better said in the policy, under ``xids: ignore``.
+    """
+
+    everything: bool = False
+    codes: frozenset[int] = frozenset()
+
+    def __bool__(self) -> bool:
+        return self.everything or bool(self.codes)
+
+    @classmethod
+    def parse(cls, written: str) -> Self:
+        """Read ``all``, ``xids``, or XIDs separated by commas; nothing from the empty text.
+
+        Raises:
+            BadConfiguration: it is none of these.
+        """
+        words = [word.strip() for word in written.lower().split(",") if word.strip()]
+        everything = any(word in ("all", "xids") for word in words)
+        codes = [word for word in words if word not in ("all", "xids")]
+        odd = [word for word in codes if not (word.isascii() and word.isdigit() and 1 <= int(word) <= 9999)]
+        if odd:
+            raise BadConfiguration(
+                f'DP_DISABLE_HEALTHCHECKS: "{odd[0]}" is no XID; write all, xids, or numbers such as 13,31,43.'
+            )
+        return cls(everything, frozenset(int(word) for word in codes))
+
+    def applied_to(self, policy: Policy) -> Policy:
+        """``policy``, with these XIDs ignored."""
+        if self.everything:
+            return replace(policy, xids={}, unlisted_xid=XidClass.IGNORE)
+        return replace(policy, xids={**policy.xids, **dict.fromkeys(sorted(self.codes), XidClass.IGNORE)})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSettings:
     """Everything ``scrubber serve`` is told. Paths are made absolute, because children run elsewhere.
@@ -113,6 +152,9 @@ class ServiceSettings:
         reflection: whether the sockets answer gRPC reflection.
         admin_group: its members may use the admin and read sockets; None: root only.
         watch_interval: seconds between two looks at who holds what.
+        nvidia_driver_root: where NVIDIA's driver is installed: its libraries, its programs, its device nodes.
+        fail_on_init_error: whether a driver that is not there at the start ends the service; else it waits for one.
+        disabled_healthchecks: what ``DP_DISABLE_HEALTHCHECKS`` says: XIDs that count for nothing.
         list_settle: seconds after a kubelet's start during which its pod list may be empty for no reason.
 
     Raises:
@@ -137,6 +179,9 @@ class ServiceSettings:
     admin_group: str | None = None
     watch_interval: float = 1.0
     list_settle: float = 60.0
+    nvidia_driver_root: Path = Path("/")
+    fail_on_init_error: bool = False
+    disabled_healthchecks: DisabledHealthchecks = DisabledHealthchecks()
 
     def __post_init__(self) -> None:
         if self.pod_resources_socket == FROM_KUBELET_DIR:
@@ -167,7 +212,13 @@ class ServiceSettings:
             "--kubelet-dir": self.kubelet_dir,
             "--pod-logs-dir": self.pod_logs_dir,
             "--cgroup-root": self.cgroup_root,
+            "--nvidia-driver-root": self.nvidia_driver_root,
         }
+        if self.backend is Backend.NVIDIA and not self.nvidia_driver_root.is_dir():
+            raise BadConfiguration(
+                f"--nvidia-driver-root {self.nvidia_driver_root} is not there; give the directory below which the driver's "
+                "libraries lie, such as / or /run/nvidia/driver."
+            )
         for flag, path in directories.items():
             if path is not None and path.exists() and not path.is_dir():
                 raise BadConfiguration(f"{flag} {path} is not a directory; give the directory that it should be in.")

@@ -27,6 +27,11 @@ def _claim(result: StepResult) -> str:
         case Step.MEMORY:
             of = f"of {said['total_bytes']} bytes"
             return f"memory: {said['cleared_bytes']} {of} cleared, {said['verified_bytes']} {of} read back as zeros"
+        case Step.ON_CHIP:
+            each = f"{said['shared_bytes']} bytes of shared memory and {said['register_bytes']} of registers of each"
+            return f"on-chip: {said['units_seen']} of {said['units']} processors, {each} read back as zeros"
+        case Step.DIAGNOSTICS:
+            return f"diagnostics: {said['level']}, {said['checks']} checks without a fault"
         case Step.SETTINGS if "restored" in said:
             return f"settings: {said['checked']} as wanted, {said['restored']} of them brought back"
         case Step.SETTINGS:

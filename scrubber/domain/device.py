@@ -36,9 +36,11 @@ class Device:
         index: ``"0"`` for a whole GPU, ``"0:1"`` for instance 1 of GPU 0.
         memory_bytes: all memory, the part that the driver keeps for itself included.
         parent: id of the GPU that an instance is cut from. The parent of instances is not handed out itself.
+        profile: what kind of instance it is, in the driver's words (``1g.10gb``); None for a whole GPU.
         numa_node: None when the platform does not say.
         peers: ids of devices joined by a fast link.
         access: what a container needs to use it.
+        traits: what else the driver says and people ask for: ``pci_address``, ``vbios``, ``architecture``, …
     """
 
     id: str
@@ -49,6 +51,8 @@ class Device:
     numa_node: int | None = None
     peers: frozenset[str] = frozenset()
     access: tuple[Access, ...] = ()
+    profile: str | None = None
+    traits: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

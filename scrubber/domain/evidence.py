@@ -37,6 +37,7 @@ class Step(StrEnum):
     RESET = "reset"
     MEMORY = "memory"
     ON_CHIP = "on-chip"
+    DIAGNOSTICS = "diagnostics"
     SETTINGS = "settings"
     HEALTH = "health"
 

@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from scrubber.domain.diagnosis import Level
 from scrubber.domain.evidence import Occasion, Path, Step
 from scrubber.domain.handover import HandOver
 
 __all__ = [
+    "DiagnosticsRule",
     "Enforcement",
+    "Infrastructure",
     "Limits",
     "MemoryRule",
     "Plan",
@@ -99,10 +102,47 @@ class MemoryRule:
     Attributes:
         audit: read before writing, and count the residue.
         pattern: a pass with an address-derived pattern before the zeros.
+        on_chip: clear shared memory and registers of every processor too, where a device has them.
+        max_uncovered: bytes that no pass may have reached, the driver's own reserve apart: the eraser's own context and
+            rounding. More of them means that somebody else holds memory, and the scrub fails.
     """
 
     audit: bool = True
     pattern: bool = False
+    on_chip: bool = True
+    max_uncovered: int = 1024 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class DiagnosticsRule:
+    """How thoroughly a device is tried out, and what it must achieve.
+
+    Attributes:
+        slow_path: in every slow path.
+        recovery: in the slow path that ends a quarantine, if that is more.
+        floors: for a pattern of model names, the least rate by check (:func:`~scrubber.domain.diagnosis.diagnostic_findings`).
+    """
+
+    slow_path: Level = Level.NONE
+    recovery: Level = Level.QUICK
+    floors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    def level(self, *, recovering: bool) -> Level:
+        both = (self.slow_path, self.recovery) if recovering else (self.slow_path,)
+        return max(both, key=lambda level: level.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Infrastructure:
+    """Holders that belong to the node: left alone, noted, and in the way of a reset.
+
+    Attributes:
+        units: systemd units (``nvidia-persistenced.service``).
+        pods: (namespace, service account) pairs.
+    """
+
+    units: frozenset[str] = frozenset({"nvidia-persistenced.service", "nvidia-fabricmanager.service"})
+    pods: frozenset[tuple[str, str]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +169,17 @@ class RecoveryRule:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The steps of one scrub, in order, and how long all of them but the memory may take together (seconds)."""
+    """The steps of one scrub, in order, and how long all of them but the memory may take together (seconds).
+
+    ``reset`` says whether a reset that is among the steps may be left out where the platform has none.
+    """
 
     path: Path
     occasion: Occasion
     steps: tuple[Step, ...]
     deadline: float
     reset: ResetUse = ResetUse.NEVER
+    diagnostics: Level = Level.NONE
 
 
 _DEFAULT_PROOFS: Mapping[HandOver, Proof] = {
@@ -156,9 +200,14 @@ class Policy:
     limits: Limits = field(default_factory=Limits)
     memory: MemoryRule = field(default_factory=MemoryRule)
     recovery: RecoveryRule = field(default_factory=RecoveryRule)
+    diagnostics: DiagnosticsRule = field(default_factory=DiagnosticsRule)
+    infrastructure: Infrastructure = field(default_factory=Infrastructure)
+    envvar_refused: bool = False
+    """Whether devices may be announced to a container runtime by an environment variable, which any pod can set."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Values that win over the driver's defaults when settings are brought back."""
     xids: Mapping[int, XidClass] = field(default_factory=dict)
+    unlisted_xid: XidClass = XidClass.UNKNOWN
     max_temperature_celsius: int = 95
 
     def proof_for(self, kind: HandOver) -> Proof:
@@ -166,18 +215,29 @@ class Policy:
         return self.proofs.get(kind, Proof.CERTIFICATE)
 
     def xid_class(self, code: int) -> XidClass:
-        """The class of an XID; a code that nobody listed is unknown, never healthy."""
-        return self.xids.get(code, XidClass.UNKNOWN)
+        """The class of an XID; a code that nobody listed is unknown, unless the administrator turned XIDs off."""
+        return self.xids.get(code, self.unlisted_xid)
 
-    def plan(self, path: Path, occasion: Occasion, *, must_reset: bool = False) -> Plan:
+    def plan(self, path: Path, occasion: Occasion, *, recovering: bool = False, must_reset: bool = False) -> Plan:
         """The steps of ``path``.
 
-        A reset comes before the memory, because what it leaves behind is audited like everything else. It is part of
-        a plan when a recovery needs it (``must_reset``) or the policy requires it.
+        A reset and diagnostics come before the memory, because what they leave behind is audited and cleared like
+        everything else: nothing touches the memory once it was verified. A reset is part of a plan when a recovery
+        needs it (``must_reset``) or the policy requires it; ``recovering`` is the scrub that ends a quarantine.
         """
         if path is Path.FAST:
             return Plan(path, occasion, (Step.HOLDERS, Step.SETTINGS, Step.HEALTH), 5 * self.limits.question)
-        reset = ResetUse.REQUIRED if must_reset and self.reset is not ResetUse.NEVER else self.reset
-        wanted = reset is ResetUse.REQUIRED
-        steps = (Step.HOLDERS, *((Step.RESET,) if wanted else ()), Step.MEMORY, Step.SETTINGS, Step.HEALTH)
-        return Plan(path, occasion, steps, self.limits.slow_path, reset if wanted else ResetUse.NEVER)
+        wanted = self.reset is ResetUse.REQUIRED or (must_reset and self.reset is ResetUse.BEST_EFFORT)
+        level = self.diagnostics.level(recovering=recovering)
+        steps = (
+            Step.HOLDERS,
+            *((Step.RESET,) if wanted else ()),
+            *((Step.DIAGNOSTICS,) if level is not Level.NONE else ()),
+            Step.MEMORY,
+            *((Step.ON_CHIP,) if self.memory.on_chip else ()),
+            Step.SETTINGS,
+            Step.HEALTH,
+        )
+        return Plan(
+            path, occasion, steps, self.limits.slow_path, self.reset if wanted else ResetUse.NEVER, diagnostics=level
+        )

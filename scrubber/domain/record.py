@@ -6,6 +6,7 @@ transaction with its audit rows, and only then the keeper believes it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from scrubber.domain.assignment import Assignment, Pod, Process
@@ -58,6 +59,8 @@ class DeviceRecord:
         last_grant: the newest grant, also after its pod is over.
         open_grants: grants whose pod no scrub has shown to be over yet, oldest first.
         boot: the boot that the record was last started under.
+        lifetime: the device's own error counters as of the last look, so that errors are noticed that happened while
+            nobody looked.
         certificates: how many were ever issued for the device.
         failures: failed attempts at recovery since the device was last healthy.
         clean_scrubs: clean slow paths on the probation under way.
@@ -83,6 +86,7 @@ class DeviceRecord:
     must_reset: bool = False
     watched: bool = False
     boot: str = ""
+    lifetime: tuple[tuple[str, int], ...] = ()
 
     @property
     def previous(self) -> Assignment | None:
@@ -190,6 +194,10 @@ class DeviceRecord:
         )
 
     # -- health ----------------------------------------------------------------------------------------------------
+
+    def noted(self, counters: Mapping[str, int]) -> DeviceRecord:
+        """The device's own counters, as they are now."""
+        return self._next(lifetime=tuple(sorted({**dict(self.lifetime), **counters}.items())))
 
     def suspected(self, cause: Cause) -> DeviceRecord:
         return self._next(health=HEALTH(self.health, HealthEvent.SOFT_SIGNAL), cause=cause)

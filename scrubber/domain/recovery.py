@@ -41,6 +41,7 @@ def after_findings(record: DeviceRecord, findings: Iterable[Finding], policy: Po
     While a recovery is under way its own last step judges: the condition that it is to lift may still stand.
     """
     everything = tuple(findings)
+    record = _noted(record, everything)
     fault = _worst(everything, Severity.FAULT, policy)
     if record.health in (Health.CONDEMNED, Health.RECOVERING):
         return record
@@ -52,6 +53,16 @@ def after_findings(record: DeviceRecord, findings: Iterable[Finding], policy: Po
     if warning is None and record.health is Health.SUSPECT:
         return record.calmed()
     return record
+
+
+def _noted(record: DeviceRecord, findings: Iterable[Finding]) -> DeviceRecord:
+    """With the counters on record that ``findings`` tell of: what was found once is not found again as news."""
+    counters = {
+        str(finding.evidence["counter"]): int(finding.evidence["value"] or 0)
+        for finding in findings
+        if "counter" in finding.evidence
+    }
+    return record.noted(counters) if counters else record
 
 
 def _faulted(record: DeviceRecord, fault: Finding, policy: Policy, now: float) -> DeviceRecord:
@@ -73,6 +84,8 @@ def after_scrub(
     A scrub that was held up or abandoned says nothing about the device, so it neither proves nor costs an attempt.
     """
     rule = policy.recovery
+    findings = tuple(findings)
+    record = _noted(record, findings)
     if outcome is Outcome.FAILED:
         fault = _worst(findings, Severity.FAULT, policy)
         if fault is None or record.health is Health.CONDEMNED:

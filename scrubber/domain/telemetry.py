@@ -20,6 +20,9 @@ class Snapshot:
         used_bytes: memory in use by anyone; None where the platform cannot say.
         recovery: what the driver itself asks for: ``none``, ``reset``, ``reboot``, …
         settings: current values by name; ``defaults`` the driver's own defaults for the same names.
+        conditions: what is wrong while it lasts, by code (``row-remap-pending``, ``pcie-width``, ``nvlink-down``, …),
+            each with what was read (``x8 of x16``). What the codes mean is :mod:`scrubber.domain.signals`'s to say.
+        counters: errors since the driver was loaded, by name (``ecc_corrected``, ``pcie_replays``, …).
     """
 
     device: str
@@ -30,6 +33,8 @@ class Snapshot:
     recovery: str | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, str] = field(default_factory=dict)
+    conditions: Mapping[str, str] = field(default_factory=dict)
+    counters: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

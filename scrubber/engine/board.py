@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from scrubber.engine.views import DeviceView, NodeView
 
@@ -20,11 +21,13 @@ class Board:
     def view(self) -> NodeView:
         return self._view
 
-    def show(self, devices: tuple[DeviceView, ...], *, ready: bool, ledger: str) -> None:
+    def show(self, devices: tuple[DeviceView, ...], *, ready: bool, ledger: str, envvar_refused: bool) -> None:
         """Publish a view, unless nothing in it is new."""
-        if (devices, ready, ledger) == (self._view.devices, self._view.ready, self._view.ledger):
+        seen = self._view
+        view = replace(seen, devices=devices, ready=ready, ledger=ledger, envvar_refused=envvar_refused)
+        if view == seen:
             return
-        self._view = NodeView(self._view.version + 1, devices, ready, self._view.epoch, ledger)
+        self._view = replace(view, version=seen.version + 1)
         self._moved.set()
         self._moved = asyncio.Event()
 

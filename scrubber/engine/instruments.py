@@ -11,7 +11,18 @@ from scrubber.domain.device import NodeIdentity
 from scrubber.domain.policy import Policy
 from scrubber.engine.pods import PodWatch
 from scrubber.engine.slots import Slots
-from scrubber.ports import Clock, Containers, Eraser, Holders, Journal, Ledger, Resetter, Settings, Telemetry
+from scrubber.ports import (
+    Clock,
+    Containers,
+    Diagnostics,
+    Eraser,
+    Holders,
+    Journal,
+    Ledger,
+    Resetter,
+    Settings,
+    Telemetry,
+)
 
 __all__ = ["Instruments"]
 
@@ -32,6 +43,7 @@ class Instruments:
     settings: Settings
     resetter: Resetter
     eraser: Eraser
+    diagnostics: Diagnostics
     containers: Containers
     ledger: Ledger
     journal: Journal

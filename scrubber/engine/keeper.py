@@ -8,13 +8,14 @@ never for a scrub.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 
 from scrubber.domain.assignment import Pod
 from scrubber.domain.certify import certify
 from scrubber.domain.device import Device
-from scrubber.domain.errors import Away, DeviceFault, InvalidRequest, LedgerFailure, NotReady
+from scrubber.domain.errors import Away, DeviceFault, Held, InvalidRequest, LedgerFailure, NotReady
 from scrubber.domain.evidence import Certificate, Finding, Occasion, Outcome, Path, ScrubRecord, Severity, Step
 from scrubber.domain.health import Cause, Health, WayBack
 from scrubber.domain.hygiene import Hygiene
@@ -22,7 +23,7 @@ from scrubber.domain.leftover import PodState, Standing
 from scrubber.domain.policy import Plan
 from scrubber.domain.record import DeviceRecord, Grant
 from scrubber.domain.recovery import after_findings, after_scrub
-from scrubber.domain.signals import fault_finding, snapshot_findings
+from scrubber.domain.signals import fault_finding, lifetime_findings, snapshot_findings
 from scrubber.domain.tending import Act, next_need
 from scrubber.engine import narrate, scrub
 from scrubber.engine.finish import to_the_end
@@ -46,15 +47,23 @@ class Keeper:
     Args:
         record: the record as the ledger has it.
         changed: called after every change that somebody may want to see.
+        still: keeps other devices of the node out of use while it is open (:meth:`Node.still`).
     """
 
     def __init__(
-        self, device: Device, record: DeviceRecord, *, instruments: Instruments, changed: Callable[[], None]
+        self,
+        device: Device,
+        record: DeviceRecord,
+        *,
+        instruments: Instruments,
+        changed: Callable[[], None],
+        still: Callable[[Iterable[str]], AbstractAsyncContextManager[None]],
     ) -> None:
         self.device = device
         self._record = record
         self._instruments = instruments
         self._changed = changed
+        self._still = still
         self._lock = asyncio.Lock()
         self._job: ScrubJob | None = None
         # The last scrub, when the ledger failed at its end.
@@ -220,7 +229,10 @@ class Keeper:
         """Ask the driver about the device and let its answer count."""
         try:
             snapshot = await self._instruments.telemetry.snapshot(self.device)
-            findings = snapshot_findings(snapshot, self._instruments.policy())
+            findings = (
+                *snapshot_findings(snapshot, self._instruments.policy()),
+                *lifetime_findings(snapshot, dict(self._record.lifetime)),
+            )
         except DeviceFault as fault:
             findings = (fault_finding(Step.HEALTH, fault),)
         except Away as away:
@@ -256,6 +268,21 @@ class Keeper:
             event = Event("device.touched", self._instruments.clock.wall(), self.device.id)
             await self._commit(Change(events=(event,)), self._record.touched())
             return True
+
+    @asynccontextmanager
+    async def still(self) -> AsyncIterator[None]:
+        """Nobody is granted the device while this is open, and no certificate of it outlives it.
+
+        Raises:
+            Held: it is in use, or being scrubbed.
+        """
+        async with self._lock:
+            if self._record.hygiene is Hygiene.IN_USE or self._job is not None:
+                raise Held(f"Device {self.device.id}, which would be reset with it, is {self._record.hygiene.value}.")
+            if self._record.hygiene is Hygiene.CLEAN:
+                event = Event("device.touched", self._instruments.clock.wall(), self.device.id)
+                await self._commit(Change(events=(event,)), self._record.touched())
+            yield
 
     async def release(self, seen: DeviceRecord) -> None:
         """Nobody uses the device rightfully any more: dirty from here.
@@ -326,7 +353,7 @@ class Keeper:
             after = replace(record.scrub_started(), version=self._record.version + 1)
             started = ScrubRecord(instruments.new_id("scrub"), self.device.id, Path.SLOW, occasion, now, actor=actor)
             events = (*narrate.health_changed(self._record, after, now), narrate.scrub_started(started))
-            plan = policy.plan(Path.SLOW, occasion, must_reset=recover and after.must_reset)
+            plan = policy.plan(Path.SLOW, occasion, recovering=recover, must_reset=recover and after.must_reset)
 
             async def store_and_begin() -> ScrubJob:
                 await self._commit(Change(scrubs=(started,), events=events), after)
@@ -359,6 +386,7 @@ class Keeper:
             standings=lambda: self.standings(asking),
             urgent=lambda: job.urgent,
             progress=job.progress,
+            still=self._still,
         )
 
     async def _perform(self, job: ScrubJob, work: Work) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 
 from scrubber.domain.assignment import Reading
 from scrubber.domain.device import Device, find_device
@@ -17,6 +19,7 @@ from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.leftover import PodState
 from scrubber.domain.policy import Enforcement
 from scrubber.domain.record import DeviceRecord, Grant
+from scrubber.domain.reset import ResetPlan
 from scrubber.engine.board import Board
 from scrubber.engine.handing import Handing
 from scrubber.engine.instruments import Instruments
@@ -67,7 +70,7 @@ class Node:
     def keeper(self, device: Device, record: DeviceRecord) -> Keeper:
         """Make the keeper of ``device``, whose ``record`` is as the ledger has it. Nobody else sees it before :meth:`add`."""
         self._expected.add(device.id)
-        return Keeper(device, record, instruments=self._instruments, changed=self._show)
+        return Keeper(device, record, instruments=self._instruments, changed=self._show, still=self.still)
 
     def add(self, keeper: Keeper) -> None:
         """Hand the device out, scrub it and show it from now on."""
@@ -84,13 +87,31 @@ class Node:
         self._ordered.remove(keeper)
         self._show()
 
+    @asynccontextmanager
+    async def still(self, devices: Iterable[str]) -> AsyncIterator[None]:
+        """Keep ``devices`` out of use while this is open; those that are not handed out here are nobody's.
+
+        Raises:
+            Held: one of them is in use, or being scrubbed.
+        """
+        async with AsyncExitStack() as stack:
+            for device in sorted(self._keepers.keys() & set(devices)):
+                await stack.enter_async_context(self._keepers[device].still())
+            yield
+
     def ready(self) -> None:
         """Every device was looked at once."""
         self._ready = True
         self._show()
 
     def _show(self) -> None:
-        self._board.show(tuple(keeper.view for keeper in self._ordered), ready=self._ready, ledger=self._info().ledger)
+        info = self._info()
+        self._board.show(
+            tuple(keeper.view for keeper in self._ordered),
+            ready=self._ready,
+            ledger=info.ledger,
+            envvar_refused=info.policy.envvar_refused,
+        )
 
     def open_grants(self) -> Iterable[Grant]:
         """All grants whose pods still matter, and each device's last one."""
@@ -218,6 +239,17 @@ class Node:
         job = await keeper.start_scrub(Occasion.ON_DEMAND, actor=actor)
         async for news in job.news(joined=joined):
             yield news
+
+    async def reset_plan(self, device: str) -> ResetPlan:
+        wanted = self._find(device)
+        plan = await self._instruments.resetter.plan(wanted.device)
+        concerned = [self._keepers[each] for each in (plan.device, *plan.together) if each in self._keepers]
+        used = [
+            f"Device {keeper.device.index} ({keeper.device.id}) is {keeper.record.state}: wait until that is over."
+            for keeper in concerned
+            if keeper.record.hygiene is Hygiene.IN_USE or keeper.job is not None
+        ]
+        return replace(plan, blockers=(*used, *plan.blockers))
 
     async def _give_back_unnamed(self, keeper: Keeper) -> None:
         """A person may have a device scrubbed that went to a pod nobody can name, once nobody has held it for a while."""

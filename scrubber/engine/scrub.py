@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from scrubber.domain.errors import DeviceFault, Retry
 from scrubber.domain.evidence import Finding, Outcome, Path, Severity, Step, StepResult, Verdict
 from scrubber.domain.signals import fault_finding
+from scrubber.engine.steps.diagnostics import diagnose
 from scrubber.engine.steps.health import check_health
 from scrubber.engine.steps.holders import check_holders, clear_holders
 from scrubber.engine.steps.memory import clear_memory
+from scrubber.engine.steps.on_chip import judge_on_chip
 from scrubber.engine.steps.reset import reset_device
 from scrubber.engine.steps.settings import check_settings, restore_settings
 from scrubber.engine.steps.work import Work
@@ -22,7 +24,9 @@ StepFunction = Callable[[Work], Awaitable[StepResult]]
 _SLOW: Mapping[Step, StepFunction] = {
     Step.HOLDERS: clear_holders,
     Step.RESET: reset_device,
+    Step.DIAGNOSTICS: diagnose,
     Step.MEMORY: clear_memory,
+    Step.ON_CHIP: judge_on_chip,
     Step.SETTINGS: restore_settings,
     Step.HEALTH: check_health,
 }
@@ -31,6 +35,9 @@ _FAST: Mapping[Step, StepFunction] = {
     Step.SETTINGS: check_settings,
     Step.HEALTH: check_health,
 }
+
+
+_TIMED_BY_THEMSELVES = frozenset({Step.MEMORY, Step.DIAGNOSTICS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +59,8 @@ class ScrubResult:
 async def run(work: Work, begin: Callable[[Step], None]) -> ScrubResult:
     """Run ``work.plan``; the first step that fails ends it. ``begin`` is told each step as it starts.
 
-    Clearing the memory has a deadline of its own, which goes by the device's size; the wait for an eraser slot has none.
+    Clearing the memory has a deadline of its own, which goes by the device's size, and diagnostics have their level's;
+    the wait for an eraser slot, which both need, has none.
     """
     functions = _FAST if work.plan.path is Path.FAST else _SLOW
     clock = work.instruments.clock
@@ -62,7 +70,7 @@ async def run(work: Work, begin: Callable[[Step], None]) -> ScrubResult:
         begin(step)
         start = clock.monotonic()
         try:
-            if step is Step.MEMORY:
+            if step in _TIMED_BY_THEMSELVES:
                 result = await functions[step](work)
             else:
                 async with clock.timeout(left):

@@ -68,8 +68,7 @@ async def tend(keeper: Keeper, *, instruments: Instruments, occasion: Occasion) 
                 await keeper.settle()
                 continue
             await instruments.pods.refresh()
-            held_up = await keeper.obstacle(keeper.waiting) is not None
-            if not held_up and not await _condition_stands(keeper, instruments, need.act):
+            if not await _held_up(keeper, need.act) and not await _condition_stands(keeper, instruments, need.act):
                 recover = need.act is Act.RECOVER
                 why = occasion if need.act is Act.SCRUB else Occasion.RECOVERY
                 started = await keeper.start_scrub(why, asking=keeper.waiting, recover=recover)
@@ -96,6 +95,20 @@ async def _sleep(keeper: Keeper, instruments: Instruments, seconds: float) -> No
             await keeper.wake.wait()
     except TimeoutError:
         return
+
+
+async def _held_up(keeper: Keeper, act: Act) -> bool:
+    """Whether a scrub would get nowhere now.
+
+    A device may answer nothing until it is reset, not even who holds it. Its recovery begins all the same: the scrub
+    looks for its earlier pods, and whoever resets it looks for holders by other ways.
+    """
+    try:
+        return await keeper.obstacle(keeper.waiting) is not None
+    except DeviceFault:
+        if act is Act.RECOVER and keeper.record.must_reset:
+            return False
+        raise
 
 
 async def _condition_stands(keeper: Keeper, instruments: Instruments, act: Act) -> bool:

@@ -11,6 +11,7 @@ from scrubber.domain.evidence import Certificate, Path, ScrubRecord, Step
 from scrubber.domain.handover import HandOver
 from scrubber.domain.policy import Policy
 from scrubber.domain.record import DeviceRecord
+from scrubber.domain.reset import ResetPlan
 from scrubber.ports import HistoryEntry, HistoryQuery, Progress
 
 __all__ = [
@@ -51,6 +52,7 @@ class NodeView:
         ready: False until every device was looked at once after a start.
         epoch: changes with every start of the service.
         ledger: ``"ok"``, or the sentence why nothing is handed over.
+        envvar_refused: the policy refuses devices that are announced to a runtime by an environment variable.
     """
 
     version: int
@@ -58,6 +60,7 @@ class NodeView:
     ready: bool
     epoch: str
     ledger: str = "ok"
+    envvar_refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +149,16 @@ class Service(Protocol):
         Raises:
             InvalidRequest: no such device.
             Held: it is in use.
+        """
+
+    async def reset_plan(self, device: str) -> ResetPlan:
+        """What a reset of ``device`` would do and what blocks it, uses of it and of what is reset with it included.
+
+        Changes nothing.
+
+        Raises:
+            InvalidRequest: no such device.
+            DeviceFault, Away: the device, or whoever is asked about it, did not answer.
         """
 
     async def quarantine(self, device: str, reason: str, actor: str) -> DeviceView: ...

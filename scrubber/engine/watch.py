@@ -85,7 +85,12 @@ async def _given_back(keeper: Keeper, instruments: Instruments) -> bool:
     A pod that no witness names may be anywhere: only the next hand-over asks for its device, except when the device is
     out of service and nobody was seen to hold it for the settle time. It could never come back otherwise.
     """
-    held = await keeper.held()
+    try:
+        held = await keeper.held()
+    except DeviceFault:
+        if keeper.record.advertised:
+            raise
+        held = False  # it is out of service and answers nothing; released, it is dirty and looked at again
     for grant in keeper.record.open_grants:
         if grant.pod is not None:
             await instruments.pods.sample(grant.pod)

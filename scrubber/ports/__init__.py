@@ -9,7 +9,8 @@ where its docstring says so.
 from scrubber.ports.assignments import Assignments
 from scrubber.ports.clock import Clock
 from scrubber.ports.containers import Containers
-from scrubber.ports.eraser import Eraser, EraseReport, EraseRequest, Progress
+from scrubber.ports.diagnostics import Diagnostics
+from scrubber.ports.eraser import Eraser, EraseReport, EraseRequest, OnChip, Progress
 from scrubber.ports.holders import Holders
 from scrubber.ports.inventory import Inventory
 from scrubber.ports.journal import Event, Journal
@@ -23,6 +24,7 @@ __all__ = [
     "Change",
     "Clock",
     "Containers",
+    "Diagnostics",
     "EraseReport",
     "EraseRequest",
     "Eraser",
@@ -34,6 +36,7 @@ __all__ = [
     "Journal",
     "Ledger",
     "LedgerState",
+    "OnChip",
     "Progress",
     "Resetter",
     "Settings",

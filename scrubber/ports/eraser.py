@@ -8,29 +8,49 @@ from typing import Protocol
 
 from scrubber.domain.device import Device
 
-__all__ = ["EraseReport", "EraseRequest", "Eraser", "Progress"]
+__all__ = ["EraseReport", "EraseRequest", "Eraser", "OnChip", "Progress"]
 
 
 @dataclass(frozen=True, slots=True)
 class EraseRequest:
     """What to do: count residue first, write an address-derived pattern in between, and always clear and verify.
 
-    ``deadline`` is in seconds from the start; the child is killed when it is over.
+    ``on_chip`` asks for shared memory and registers as well, where a device has them. ``deadline`` is in seconds from the start; the child is killed when it is over.
     """
 
     scrub: str
     audit: bool
     pattern: bool
     deadline: float
+    on_chip: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a pass is: ``audit``, ``pattern``, ``clear`` or ``verify``."""
+    """How far a pass is: ``audit``, ``pattern``, ``clear``, ``verify`` or ``on-chip``."""
 
     phase: str
     done_bytes: int
     total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class OnChip:
+    """What the pass over a device's processors measured.
+
+    Attributes:
+        units, units_seen: processors (SMs) that the device has, and those that proved that they ran.
+        shared_bytes, register_bytes: cleared on each of them.
+        residue_bytes: non-zero bytes found before, on all of them together.
+        failed_bytes: bytes that did not read back as zeros.
+    """
+
+    units: int
+    units_seen: int
+    shared_bytes: int
+    register_bytes: int
+    residue_bytes: int
+    failed_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +67,10 @@ class EraseReport:
         mended: the device's size was changed by a tenant and was put right.
         seconds_by_phase: duration of each pass.
         not_covered_bytes: bytes that no pass could reach; named in ``not_covered``.
+        reserved_bytes: the part of those that the driver keeps for itself, and no program can ever reach.
+        residue_map: where the residue was: bytes of it in each of equal parts of the memory, in order (64 at most).
+        unsettled_bytes: memory still in use above the idle level when the eraser was gone and had been waited for.
+        on_chip: None when it was not asked for, or the device has none.
     """
 
     total_bytes: int
@@ -59,6 +83,10 @@ class EraseReport:
     seconds_by_phase: tuple[tuple[str, float], ...] = ()
     not_covered: tuple[str, ...] = ()
     not_covered_bytes: int = 0
+    reserved_bytes: int = 0
+    residue_map: tuple[int, ...] = ()
+    unsettled_bytes: int = 0
+    on_chip: OnChip | None = None
 
 
 class Eraser(Protocol):

@@ -12,7 +12,8 @@ __all__ = ["Holders"]
 
 class Holders(Protocol):
     async def held(self, device: Device) -> bool:
-        """Whether anybody at all holds ``device``; the fast path's question, so never a walk over ``/proc``.
+        """Whether anybody but named infrastructure holds ``device``, as far as that can be told without a walk over
+        ``/proc``: the fast path's question.
 
         Our own processes count too: do not ask while an eraser is at work.
         """
@@ -20,5 +21,6 @@ class Holders(Protocol):
     async def holders(self, device: Device) -> HolderReport:
         """Everybody who holds ``device``; may walk ``/proc``. Our own children are not among them.
 
-        When :meth:`held` says yes and nobody is found, the report holds one ``GHOST``.
+        Infrastructure that the policy names is in the report, as such. When :meth:`held` says yes and nobody is found,
+        the report holds one ``GHOST``.
         """

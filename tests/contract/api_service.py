@@ -11,6 +11,7 @@ from scrubber.domain.evidence import Certificate, Occasion, Outcome, Path, Scrub
 from scrubber.domain.handover import HandOver
 from scrubber.domain.policy import Policy
 from scrubber.domain.record import DeviceRecord
+from scrubber.domain.reset import ResetPlan
 from scrubber.engine.views import DeviceView, Granted, HandOverCall, NodeView, ScrubNews, ServiceView
 from scrubber.ports import Event, HistoryEntry, HistoryQuery, Progress
 
@@ -56,6 +57,7 @@ class FakeNode:
         waiting: set while a hand-over waits.
         cancelled: set once a hand-over that waited was cancelled.
         asked: what was asked, in order.
+        plan: the answer to a question for a reset plan.
     """
 
     def __init__(self, devices: int = 2) -> None:
@@ -74,6 +76,7 @@ class FakeNode:
         self.cancelled = asyncio.Event()
         self.asked: list[object] = []
         self.past: list[HistoryEntry] = []
+        self.plan = ResetPlan("GPU-a0", "a test", ())
 
     async def show(self, *, ready: bool | None = None, **records: DeviceRecord) -> int:
         """Replace records by device index (``d0=…``), make a new version of the view, and answer its number."""
@@ -128,6 +131,10 @@ class FakeNode:
             "scrub-1", device, path, Occasion.ON_DEMAND, 1000.0, 1001.0, Outcome.PASSED, (), CERTIFICATE.id, actor
         )
         yield ScrubNews("scrub-1", device, joined=True, finished=ended, certificate=CERTIFICATE)
+
+    async def reset_plan(self, device: str) -> ResetPlan:
+        self._note(("reset-plan", device))
+        return self.plan
 
     async def quarantine(self, device: str, reason: str, actor: str) -> DeviceView:
         self._note(("quarantine", device, reason, actor))

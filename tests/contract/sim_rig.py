@@ -106,6 +106,11 @@ class Sim:
     def fail_resets(self, device: Device) -> None:
         control.fault(self.directory, device.id, reset="fail")
 
+    def tamper(self, device: Device) -> tuple[str, str]:
+        name = min(self.files(device).defaults)
+        self.change_setting(device, name, "tampered")
+        return name, "tampered"
+
     def change_setting(self, device: Device, name: str, value: str) -> None:
         found = self.files(device)
         write_json(found.directory / "settings.json", {**found.defaults, name: value})

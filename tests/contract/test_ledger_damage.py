@@ -194,12 +194,23 @@ class TestDamage:
             file.write(b"\xa5" * (size - 4096))
         assert "damaged" in await refusal(home)
 
-    async def test_a_newer_ledger_is_refused_and_left_alone(self, home: Path) -> None:
+    async def test_a_ledger_of_the_first_schema_is_taken_over_and_marked_as_ours(self, home: Path) -> None:
         await fill(home)
-        tamper(home, "PRAGMA user_version = 2", around_triggers=False)
-        assert "written by a newer version of this program (schema 2, this one knows 1)" in await refusal(home)
+        tamper(home, "PRAGMA user_version = 1", around_triggers=False)
+        ledger = SqliteLedger(home)
+        before = await ledger.load()
+        await ledger.close()
+        assert before.records
         connection = sqlite3.connect(home / "ledger.db")
         assert connection.execute("PRAGMA user_version").fetchone() == (2,)
+        connection.close()
+
+    async def test_a_newer_ledger_is_refused_and_left_alone(self, home: Path) -> None:
+        await fill(home)
+        tamper(home, "PRAGMA user_version = 3", around_triggers=False)
+        assert "written by a newer version of this program (schema 3, this one knows 2)" in await refusal(home)
+        connection = sqlite3.connect(home / "ledger.db")
+        assert connection.execute("PRAGMA user_version").fetchone() == (3,)
         connection.close()
 
     @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from scrubber.adapters.children.process import Children
 from scrubber.adapters.sim import control, shape
 from scrubber.adapters.sim.backend import SimBackend
 from scrubber.adapters.sim.layout import write_json
-from scrubber.adapters.sim.processes import start_time
+from scrubber.adapters.walk import start_time
 from scrubber.domain.device import Device
 from scrubber.domain.errors import Away, Held, Lost, Stuck, Unreadable
 from scrubber.ports import EraseReport, Progress

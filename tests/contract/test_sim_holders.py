@@ -12,9 +12,7 @@ import pytest
 from scrubber.adapters.children.process import Children
 from scrubber.adapters.sim import control, lease
 from scrubber.adapters.sim.backend import SimBackend
-from scrubber.adapters.sim.holders import read_walk
 from scrubber.adapters.sim.layout import write_json
-from scrubber.adapters.sim.processes import has_open, walk
 from scrubber.domain.device import Device
 from scrubber.domain.errors import Lost, Unreadable
 from scrubber.domain.telemetry import HolderKind
@@ -205,47 +203,6 @@ async def test_the_service_and_its_own_children_are_not_among_the_holders(tmp_pa
         assert holder.kind is HolderKind.GHOST
     assert not await backend.holders.held(device)
     await backend.close()
-
-
-def test_the_walk_skips_whom_it_is_told_to_skip(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.touch()
-    with path.open("rb") as file:
-        where = os.fstat(file.fileno())
-        found = walk(where.st_dev, where.st_ino).holders
-        assert [holder.pid for holder in found] == [os.getpid()]
-        assert walk(where.st_dev, where.st_ino, [os.getpid()]).holders == ()
-
-
-def test_a_descriptor_of_another_file_is_never_asked_about_its_file_system(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It may be one that never answers; the kernel itself tells which descriptors need no question."""
-    wanted, other = tmp_path / "wanted", tmp_path / "other"
-    wanted.touch()
-    other.touch()
-    asked: list[str] = []
-    really_ask = os.stat
-
-    def ask(path: str) -> os.stat_result:
-        asked.append(path)
-        return really_ask(path)
-
-    with wanted.open("rb") as file, other.open("rb") as stranger:
-        where = os.fstat(file.fileno())
-        monkeypatch.setattr(os, "stat", ask)
-        assert has_open("/proc/self", where.st_dev, where.st_ino)
-        assert f"/proc/self/fd/{file.fileno()}" in asked
-        assert f"/proc/self/fd/{stranger.fileno()}" not in asked
-
-
-def test_processes_that_could_not_be_looked_at_are_counted_by_user() -> None:
-    _, not_covered = read_walk({"holders": [], "unreadable": [[0, 40], [33, 2]]})
-    assert not_covered == ("holders: 42 process(es) of uid 0, 33 could not be looked into",)
-    with pytest.raises(Unreadable):
-        read_walk({"holders": [[1]], "unreadable": []})
-    with pytest.raises(Unreadable):
-        read_walk({})
 
 
 def test_a_broken_lease_never_ends_the_process_that_only_asked(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ async def test_a_split_is_told_and_a_fault_of_the_gpu_is_one_of_each_instance(si
     assert {await the_next(signals), await the_next(signals)} == {Signal(part.device.id, "xid", 95) for part in parts}
     for part in parts:
         assert (await sim.backend.telemetry.snapshot(part.device)).xids == {95: 1}
-        assert await sim.backend.resetter.unavailable(part.device) is not None
+        assert (await sim.backend.resetter.plan(part.device)).unavailable is not None
         with pytest.raises(Unreadable, match="instance"):
             await sim.backend.resetter.reset(part.device, 10.0)
     shape.merge(sim.directory, device.id)

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from scrubber.adapters.children import child
-from scrubber.adapters.children.child import Fault
+from scrubber.adapters.children.child import Fault, Link
 from scrubber.adapters.children.message import Message
 
 
@@ -17,6 +17,8 @@ def answer(message: Message) -> Message:
             Path(str(message["fifo"])).write_text("It hangs.", encoding="ascii")
         while True:
             signal.pause()
+    if what == "write":  # hangs for as long as nobody reads
+        Path(str(message["fifo"])).write_bytes(b"")
     if what == "die":
         os._exit(3)
     if what == "die-once":
@@ -31,8 +33,17 @@ def answer(message: Message) -> Message:
         "nice": os.getpriority(os.PRIO_PROCESS, 0),
         "session": os.getsid(0),
         "environment": sorted(os.environ),
+        "parent": os.getppid(),
+        "threads": len(os.listdir("/proc/self/task")),
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "variables": {name: os.environ.get(name) for name in str(message.get("variables", "")).split()},
         "echo": message.get("echo"),
     }
+
+
+def run(link: Link) -> None:
+    """What a zygote forks."""
+    child.serve(link, answer)
 
 
 def main() -> None:

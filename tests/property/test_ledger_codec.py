@@ -39,6 +39,8 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return st.one_of([values_of(each) for each in inner])
+    if origin is tuple and inner[-1] is not Ellipsis:
+        return st.tuples(*(values_of(each) for each in inner))
     if origin is tuple:
         return st.lists(values_of(inner[0]), max_size=2).map(tuple)
     if origin is frozenset:
@@ -94,9 +96,16 @@ def test_text_that_is_no_document_is_refused(document: Document[Any], text: str)
         document.decode(text)
 
 
+def test_a_record_of_the_first_format_is_read_and_has_seen_no_counters() -> None:
+    record = DeviceRecord("GPU-1", version=3)
+    stored = json.loads(RECORD.encode(record))
+    del stored["lifetime"]
+    assert RECORD.decode(json.dumps(stored | {"format": 1})) == record
+
+
 def test_a_document_of_another_format_is_refused() -> None:
-    newer = RECORD.encode(DeviceRecord("GPU-1")).replace('"format":1', '"format":2')
-    with pytest.raises(Undecodable, match="format 2"):
+    newer = RECORD.encode(DeviceRecord("GPU-1")).replace('"format":2', '"format":3')
+    with pytest.raises(Undecodable, match="format 3"):
         RECORD.decode(newer)
 
 

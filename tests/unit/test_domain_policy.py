@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from scrubber.domain.diagnosis import Level
 from scrubber.domain.evidence import Occasion, Path, Step
 from scrubber.domain.handover import HandOver
-from scrubber.domain.policy import Limits, Policy, Proof, ResetUse, XidClass
+from scrubber.domain.policy import DiagnosticsRule, Limits, Policy, Proof, ResetUse, XidClass
 
 MIB = 1024 * 1024
 
@@ -50,10 +51,30 @@ def test_a_reset_is_part_of_the_slow_path_when_needed_or_required_and_never_agai
 
 def test_the_slow_path_looks_for_holders_before_it_acts_and_clears_what_a_reset_leaves_behind() -> None:
     steps = replace(Policy(), reset=ResetUse.REQUIRED).plan(Path.SLOW, Occasion.START).steps
-    assert steps == (Step.HOLDERS, Step.RESET, Step.MEMORY, Step.SETTINGS, Step.HEALTH)
+    assert steps == (Step.HOLDERS, Step.RESET, Step.MEMORY, Step.ON_CHIP, Step.SETTINGS, Step.HEALTH)
 
 
 def test_clearing_may_take_a_floor_and_what_the_slowest_rate_needs() -> None:
     limits = Limits(memory_floor=5.0, memory_bytes_per_second=64 * MIB)
     assert limits.memory_deadline(0) == 5.0
     assert limits.memory_deadline(640 * MIB) == 15.0
+
+
+@pytest.mark.parametrize(
+    ("always", "at_recovery", "recovering", "level"),
+    [
+        (Level.NONE, Level.QUICK, False, Level.NONE),
+        (Level.NONE, Level.QUICK, True, Level.QUICK),
+        (Level.STANDARD, Level.QUICK, True, Level.STANDARD),
+        (Level.QUICK, Level.EXTENDED, False, Level.QUICK),
+    ],
+)
+def test_a_device_is_tried_out_before_its_memory_is_cleared_as_thoroughly_as_the_policy_says(
+    always: Level, at_recovery: Level, recovering: bool, level: Level
+) -> None:
+    policy = replace(Policy(), diagnostics=DiagnosticsRule(slow_path=always, recovery=at_recovery))
+    plan = policy.plan(Path.SLOW, Occasion.RECOVERY, recovering=recovering)
+    assert plan.diagnostics is level
+    assert (Step.DIAGNOSTICS in plan.steps) is (level is not Level.NONE)
+    if Step.DIAGNOSTICS in plan.steps:
+        assert plan.steps.index(Step.DIAGNOSTICS) < plan.steps.index(Step.MEMORY)

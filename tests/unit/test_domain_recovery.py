@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from scrubber.domain.evidence import Outcome, Severity
+from scrubber.domain.evidence import Evidence, Finding, Outcome, Severity
 from scrubber.domain.health import Cause, Health, WayBack
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import RecoveryRule
@@ -201,3 +201,23 @@ def test_a_start_forgets_what_was_not_watched_and_what_an_earlier_boot_left() ->
     assert rebooted.cause is not None
     assert rebooted.cause.way_back is WayBack.SCRUB
     assert rebooted.boot == "boot-2"
+
+
+# -- the device's own counters -----------------------------------------------------------------------------------------
+
+
+def counted(value: int, severity: Severity) -> Finding:
+    evidence: Evidence = {"counter": "ecc_uncorrected_aggregate", "value": value}
+    return replace(finding("lifetime-ecc-uncorrected-aggregate", severity), evidence=evidence)
+
+
+def test_what_a_counter_said_goes_on_record_with_what_it_meant() -> None:
+    seen = after_findings(record(), [counted(3, Severity.NOTE)], POLICY, NOW)
+    assert (seen.lifetime, seen.health) == ((("ecc_uncorrected_aggregate", 3),), Health.HEALTHY)
+    more = after_findings(seen, [counted(4, Severity.FAULT)], POLICY, NOW)
+    assert (more.lifetime, more.health) == ((("ecc_uncorrected_aggregate", 4),), Health.QUARANTINED)
+
+
+def test_a_scrub_that_finds_new_errors_fails_and_records_them_once() -> None:
+    out = after_scrub(record(), Outcome.FAILED, [counted(4, Severity.FAULT)], POLICY, NOW)
+    assert (dict(out.lifetime), out.health) == ({"ecc_uncorrected_aggregate": 4}, Health.QUARANTINED)

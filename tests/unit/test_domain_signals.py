@@ -10,7 +10,14 @@ from scrubber.domain.errors import DeviceFault, Lost, Stuck, Unreadable
 from scrubber.domain.evidence import Severity, Step
 from scrubber.domain.health import WayBack
 from scrubber.domain.policy import XidClass
-from scrubber.domain.signals import fault_finding, settings_off, snapshot_findings, wanted_settings, way_back
+from scrubber.domain.signals import (
+    fault_finding,
+    lifetime_findings,
+    settings_off,
+    snapshot_findings,
+    wanted_settings,
+    way_back,
+)
 from scrubber.domain.telemetry import Snapshot
 from tests.world.samples import DEVICE, POLICY
 
@@ -56,6 +63,57 @@ def test_an_xid_that_nobody_listed_is_never_taken_for_healthy() -> None:
 def test_a_condition_is_a_finding(change: dict[str, object], code: str, severity: Severity) -> None:
     (found,) = snapshot_findings(replace(QUIET, **change), POLICY)  # type: ignore[arg-type]
     assert (found.code, found.severity) == (code, severity)
+
+
+@pytest.mark.parametrize(
+    ("code", "severity", "way"),
+    [
+        ("reset-required", Severity.FAULT, WayBack.RESET),
+        ("row-remap-pending", Severity.FAULT, WayBack.RESET),
+        ("row-remap-failure", Severity.FAULT, WayBack.PERSON),
+        ("page-retirement-pending", Severity.FAULT, WayBack.RESET),
+        ("page-retirement-limit", Severity.FAULT, WayBack.PERSON),
+        ("fabric-failed", Severity.FAULT, WayBack.RESET),
+        ("pcie-width", Severity.WARNING, WayBack.PERSON),
+        ("nvlink-down", Severity.WARNING, WayBack.PERSON),
+        ("scrub-on-free-disabled", Severity.NOTE, WayBack.PERSON),
+        ("heard-of-by-nobody", Severity.WARNING, WayBack.PERSON),
+    ],
+)
+def test_a_condition_of_the_driver_weighs_what_the_table_says(code: str, severity: Severity, way: WayBack) -> None:
+    (found,) = snapshot_findings(replace(QUIET, conditions={code: "x8 of x16"}), POLICY)
+    assert (found.code, found.severity, found.evidence) == (code, severity, {"read": "x8 of x16"})
+    assert "x8 of x16" in found.sentence
+    assert way_back(code, POLICY) is way
+
+
+AGED = replace(QUIET, counters={"ecc_uncorrected_aggregate": 7, "retired_pages": 2, "pcie_replays": 900})
+
+
+def test_counters_that_nobody_has_recorded_are_noted_and_blame_nobody() -> None:
+    found = lifetime_findings(AGED, {})
+    assert {(each.evidence["counter"], each.evidence["value"]) for each in found} == {
+        ("ecc_uncorrected_aggregate", 7),
+        ("retired_pages", 2),
+    }
+    assert {each.severity for each in found} == {Severity.NOTE}
+
+
+def test_errors_that_happened_while_nobody_looked_are_found_whatever_was_reloaded_meanwhile() -> None:
+    (found,) = lifetime_findings(AGED, {"ecc_uncorrected_aggregate": 5, "retired_pages": 2})
+    assert (found.code, found.severity) == ("lifetime-ecc-uncorrected-aggregate", Severity.FAULT)
+    assert found.sentence.startswith("2 more uncorrected ECC errors")
+    assert way_back(found.code, POLICY) is WayBack.RESET
+
+
+def test_a_counter_that_went_down_is_noted_anew() -> None:
+    (found,) = lifetime_findings(AGED, {"ecc_uncorrected_aggregate": 9, "retired_pages": 2})
+    assert (found.severity, found.evidence["value"]) == (Severity.NOTE, 7)
+
+
+def test_xids_that_were_turned_off_count_for_nothing() -> None:
+    (found,) = snapshot_findings(replace(QUIET, xids={79: 1}), replace(POLICY, xids={}, unlisted_xid=XidClass.IGNORE))
+    assert found.severity is Severity.NOTE
 
 
 @pytest.mark.parametrize(

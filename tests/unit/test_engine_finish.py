@@ -67,7 +67,7 @@ async def test_a_slow_reader_skips_views_and_never_misses_the_newest() -> None:
 
     reader = asyncio.create_task(read())
     for number in range(1, 51):
-        board.show(view(number), ready=True, ledger="ok")
+        board.show(view(number), ready=True, ledger="ok", envvar_refused=False)
         await asyncio.sleep(0.1)
     await reader
     assert seen == sorted(set(seen))
@@ -78,19 +78,19 @@ async def test_a_slow_reader_skips_views_and_never_misses_the_newest() -> None:
 @in_virtual_time
 async def test_a_view_in_which_nothing_is_new_is_not_shown() -> None:
     board = Board("epoch")
-    board.show(view(1), ready=False, ledger="ok")
-    board.show(view(1), ready=False, ledger="ok")
+    board.show(view(1), ready=False, ledger="ok", envvar_refused=False)
+    board.show(view(1), ready=False, ledger="ok", envvar_refused=False)
     assert board.view.version == 1
-    board.show(view(1), ready=True, ledger="ok")
+    board.show(view(1), ready=True, ledger="ok", envvar_refused=False)
     assert board.view.version == 2
-    board.show(view(1), ready=True, ledger="the disk is full")
+    board.show(view(1), ready=True, ledger="the disk is full", envvar_refused=False)
     assert board.view.version == 3
 
 
 @in_virtual_time
 async def test_whoever_asks_for_what_is_already_there_does_not_wait() -> None:
     board = Board("epoch")
-    board.show(view(1), ready=True, ledger="ok")
+    board.show(view(1), ready=True, ledger="ok", envvar_refused=False)
     assert (await board.changed(0)).version == 1
 
 
@@ -99,5 +99,5 @@ async def test_every_reader_is_told() -> None:
     board = Board("epoch")
     readers = [asyncio.create_task(board.changed(0)) for _ in range(20)]
     await asyncio.sleep(0.1)
-    board.show(view(1), ready=True, ledger="ok")
+    board.show(view(1), ready=True, ledger="ok", envvar_refused=False)
     assert {(await reader).version for reader in readers} == {1}

@@ -9,13 +9,16 @@ from typing import Any
 import pytest
 
 from scrubber.domain.device import Device
+from scrubber.domain.diagnosis import Check, Level
 from scrubber.domain.errors import DeviceFault, Held, Stuck, Unreadable
 from scrubber.domain.evidence import Occasion, Outcome, Path, Severity, Step, StepResult, Verdict
-from scrubber.domain.policy import Limits
+from scrubber.domain.policy import DiagnosticsRule, Limits
 from scrubber.engine import scrub
+from scrubber.engine.steps.diagnostics import diagnose
 from scrubber.engine.steps.memory import clear_memory
+from scrubber.engine.steps.on_chip import judge_on_chip
 from scrubber.engine.steps.work import Work
-from scrubber.ports import EraseReport, EraseRequest, Progress
+from scrubber.ports import EraseReport, EraseRequest, OnChip, Progress
 from tests.world.timeline import in_virtual_time
 from tests.world.world import World, a_world
 
@@ -58,6 +61,7 @@ def work(world: World, answer: EraseReport | Exception, *, seconds: float = 0.0,
         standings=keeper.standings,
         urgent=lambda: False,
         progress=lambda _: None,
+        still=world.service.node.still,
     )
 
 
@@ -87,12 +91,112 @@ def test_everything_cleared_and_read_back_is_proved() -> None:
         ({"total_bytes": 0, "cleared_bytes": 0, "verified_bytes": 0}, "not-all-cleared", Severity.FAULT),
         ({"fence_broken": True, "cleared_bytes": 5, "verified_bytes": 0}, "fence-broken", Severity.DIRTY),
         ({"fence_broken": True, "failed_bytes": 5}, "fence-broken", Severity.DIRTY),
+        ({"unsettled_bytes": 1}, "memory-not-back", Severity.FAULT),
+        ({"cleared_bytes": 90, "verified_bytes": 90, "not_covered_bytes": 10}, "not-all-cleared", Severity.FAULT),
     ],
 )
 def test_anything_less_is_not(changes: dict[str, Any], code: str, severity: Severity) -> None:
     result = judged(replace(WHOLE, **changes))
     assert result.verdict is Verdict.FAILED
     assert [(finding.code, finding.severity) for finding in result.findings] == [(code, severity)]
+
+
+def test_what_the_driver_reserves_is_out_of_reach_and_what_somebody_else_may_have_is_not() -> None:
+    gibibyte = 1 << 30
+    whole = EraseReport(
+        total_bytes=80 * gibibyte,
+        cleared_bytes=77 * gibibyte,
+        verified_bytes=77 * gibibyte,
+        residue_bytes=0,
+        failed_bytes=0,
+        reserved_bytes=2 * gibibyte,
+        not_covered_bytes=3 * gibibyte,
+        not_covered=("memory: 2 GiB reserved by the driver", "memory: 1 GiB of the eraser's own context"),
+    )
+    assert judged(whole).verdict is Verdict.PASSED
+    less = replace(whole, cleared_bytes=77 * gibibyte - 1, verified_bytes=77 * gibibyte - 1)
+    assert judged(replace(less, not_covered_bytes=3 * gibibyte + 1)).findings[0].code == "not-all-cleared"
+
+
+ALL_SEEN = OnChip(
+    units=132, units_seen=132, shared_bytes=232448, register_bytes=262144, residue_bytes=0, failed_bytes=0
+)
+
+
+def judged_on_chip(found: OnChip | None) -> StepResult:
+    @in_virtual_time
+    async def judge() -> StepResult:
+        async with a_world(devices=1) as world:
+            context = work(world, replace(WHOLE, on_chip=found))
+            await clear_memory(context)
+            return await judge_on_chip(context)
+
+    return judge()
+
+
+def test_on_chip_memory_is_proved_on_every_processor_or_not_claimed() -> None:
+    assert judged_on_chip(ALL_SEEN).verdict is Verdict.PASSED
+    assert judged_on_chip(None).verdict is Verdict.NOT_COVERED
+
+
+@pytest.mark.parametrize("changes", [{"units_seen": 131}, {"failed_bytes": 4}, {"units": 0, "units_seen": 0}])
+def test_a_processor_that_did_not_run_or_stays_dirty_is_the_devices_fault(changes: dict[str, Any]) -> None:
+    result = judged_on_chip(replace(ALL_SEEN, **changes))
+    assert [(finding.code, finding.severity) for finding in result.findings] == [("on-chip-failed", Severity.FAULT)]
+    assert result.verdict is Verdict.FAILED
+
+
+def test_residue_on_chip_is_worth_a_note() -> None:
+    result = judged_on_chip(replace(ALL_SEEN, residue_bytes=4))
+    assert (result.verdict, [finding.code for finding in result.findings]) == (Verdict.PASSED, ["on-chip-residue"])
+
+
+@dataclass
+class Diagnosing:
+    """:class:`scrubber.ports.Diagnostics` that answers as it was told."""
+
+    answer: tuple[Check, ...] | Exception
+
+    async def diagnose(self, device: Device, level: Level, deadline: float) -> tuple[Check, ...]:
+        assert deadline > level.seconds > 0
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "codes", "severity"),
+    [
+        ((Check("matrix-product", 0, {"operations_per_second": 9e9}),), [], None),
+        ((Check("matrix-product", 1, {"operations_per_second": 9e9}),), ["diagnostics-failed"], Severity.FAULT),
+        ((Check("matrix-product", 0, {"operations_per_second": 1e9}),), ["diagnostics-slow"], Severity.FAULT),
+        ((Check("matrix-product", 0),), ["diagnostics-slow"], Severity.FAULT),
+        ((), ["diagnostics-failed"], Severity.FAULT),
+        (Unreadable("the child died"), ["diagnostics-failed"], Severity.FAULT),
+        (Held("somebody has it"), ["held"], Severity.DIRTY),
+    ],
+)
+def test_diagnostics_are_judged_by_errors_and_floors(
+    answer: tuple[Check, ...] | Exception, codes: list[str], severity: Severity | None
+) -> None:
+    @in_virtual_time
+    async def run() -> StepResult:
+        async with a_world(devices=1) as world:
+            context = work(world, WHOLE)
+            rule = DiagnosticsRule(floors={"Labelled*": {"matrix-product": 5e9}})
+            return await diagnose(
+                replace(
+                    context,
+                    plan=replace(context.plan, diagnostics=Level.QUICK),
+                    policy=replace(context.policy, diagnostics=rule),
+                    instruments=replace(context.instruments, diagnostics=Diagnosing(answer)),
+                )
+            )
+
+    result = run()
+    assert [finding.code for finding in result.findings] == codes
+    assert {finding.severity for finding in result.findings} == ({severity} if severity else set())
+    assert result.verdict is (Verdict.FAILED if codes else Verdict.PASSED)
 
 
 @pytest.mark.parametrize("changes", [{"residue_bytes": 7}, {"mended": "The size was put right."}])

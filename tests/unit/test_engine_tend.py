@@ -77,8 +77,8 @@ async def test_a_reset_that_fails_is_tried_again_with_growing_pauses_until_a_per
 
 
 @in_virtual_time
-async def test_a_device_that_cannot_be_reset_here_is_for_a_person_at_once() -> None:
-    async with a_world(devices=1) as world:
+async def test_a_device_that_cannot_be_reset_here_is_for_a_person_at_once_where_resets_are_required() -> None:
+    async with a_world(devices=1, policy=replace(DEFAULT, reset=ResetUse.REQUIRED)) as world:
         world.gpu().reset_missing = "this platform has none"
         world.gpu().xids[95] = 1
         world.signal(0)
@@ -86,6 +86,35 @@ async def test_a_device_that_cannot_be_reset_here_is_for_a_person_at_once() -> N
         cause = world.record().cause
         assert cause is not None
         assert cause.way_back is WayBack.PERSON
+
+
+@in_virtual_time
+async def test_where_a_reset_is_not_required_a_device_returns_without_one_once_its_condition_is_gone() -> None:
+    async with a_world(devices=1) as world:
+        world.gpu().reset_missing = "this platform has none"
+        world.gpu().xids[95] = 1
+        world.signal(0)
+        await world.until(lambda: code(world) == "xid-95")
+        await world.run(10.0)
+        assert world.record().health is not Health.HEALTHY
+        world.gpu().xids.clear()
+        await world.until(lambda: world.record().health is Health.HEALTHY)
+        assert world.gpu().resets == 0
+
+
+@in_virtual_time
+async def test_a_device_that_answers_nothing_until_it_is_reset_is_reset() -> None:
+    async with a_world(devices=1) as world:
+        tenant = await running(world)
+        world.gpu().lost = True
+        world.signal(0)
+        await world.until(lambda: code(world) == "lost")
+        assert world.record().hygiene is Hygiene.IN_USE
+        await world.run(10.0)
+        assert world.gpu().resets == 0  # not under its tenant
+        world.kubelet.delete(tenant)
+        await world.until(lambda: world.record().health is Health.HEALTHY)
+        assert world.gpu().resets == 1
 
 
 @in_virtual_time

@@ -21,13 +21,25 @@ LINTER = Path(sys.executable).with_name("lint-imports")
 
 SIBLINGS = ("clock", "containers", "cuda", "journal", "kubelet", "ledger", "nvidia", "sim")
 LEAF = "scrubber.adapters.proc"
-CHILD_MODULES = ("scrubber.adapters.children.child", "scrubber.adapters.sim.driver", "scrubber.adapters.sim.eraser")
+SHARED = ("scrubber.adapters.locks", "scrubber.adapters.signals", "scrubber.adapters.walk", "scrubber.adapters.walker")
+CHILD_MODULES = (
+    "scrubber.adapters.children.child",
+    "scrubber.adapters.children.forking",
+    "scrubber.adapters.cuda.diagnosis",
+    "scrubber.adapters.cuda.eraser",
+    "scrubber.adapters.cuda.zygote",
+    "scrubber.adapters.nvidia.driver",
+    "scrubber.adapters.nvidia.events",
+    "scrubber.adapters.sim.driver",
+    "scrubber.adapters.sim.eraser",
+)
 TOO_HEAVY_FOR_A_CHILD = ("asyncio", "grpc", "multiprocessing", "prometheus_client", "pydantic", "structlog")
 HOUSE = (
     "plugin.server",
     "plugin.emulator.kubelet",
     "scrubber.api.client",
     "scrubber.api.server",
+    "scrubber.backends",
     "scrubber.cli.main",
     "scrubber.config.policy",
     "scrubber.daemon",
@@ -38,6 +50,7 @@ HOUSE = (
     *(f"scrubber.adapters.{name}.{name}" for name in SIBLINGS),
     *CHILD_MODULES,
     LEAF,
+    *SHARED,
 )
 ALLOWED = {
     "plugin.server": ("scrubber.api.client", "scrubber.wire.podresources_pb2"),
@@ -48,7 +61,18 @@ ALLOWED = {
     "scrubber.adapters.sim.sim": ("scrubber.adapters.children.child", LEAF, "asyncio"),
     "scrubber.api.server": ("scrubber.engine.node", "grpc"),
     "scrubber.cli.main": ("scrubber.api.client", "scrubber.daemon", "plugin.server"),
-    "scrubber.daemon": ("scrubber.adapters.sim.sim", "scrubber.api.server", "scrubber.engine.node"),
+    "scrubber.adapters.walker": ("scrubber.adapters.children.child", "scrubber.adapters.walk"),
+    "scrubber.backends": (
+        "scrubber.adapters.cuda.cuda",
+        "scrubber.adapters.nvidia.nvidia",
+        "scrubber.adapters.sim.sim",
+    ),
+    "scrubber.daemon": (
+        "scrubber.backends",
+        "scrubber.adapters.sim.sim",
+        "scrubber.api.server",
+        "scrubber.engine.node",
+    ),
     "scrubber.engine.node": ("scrubber.ports.inventory", "scrubber.domain.handover"),
     "scrubber.ports.inventory": ("scrubber.domain.handover",),
 }
@@ -61,6 +85,8 @@ FORBIDDEN = (
     ("layers", "scrubber.config.policy", "scrubber.api.client"),
     ("layers", "scrubber.api.server", "scrubber.daemon"),
     ("layers", "scrubber.daemon", "plugin.server"),
+    ("layers", "scrubber.backends", "scrubber.daemon"),
+    ("layers", "scrubber.adapters.nvidia.nvidia", "scrubber.backends"),
     ("layers", "plugin.emulator.kubelet", "scrubber.cli.main"),
     *(
         ("domain-is-plain", "scrubber.domain.handover", library)
@@ -72,6 +98,8 @@ FORBIDDEN = (
         for one, other in zip(SIBLINGS, (*SIBLINGS[1:], SIBLINGS[0]), strict=True)
     ),
     ("who-has-children", "scrubber.adapters.ledger.ledger", "scrubber.adapters.children.child"),
+    ("who-has-children", "scrubber.adapters.containers.containers", "scrubber.adapters.walker"),
+    *(("who-has-children", LEAF, shared) for shared in SHARED),
     ("who-has-children", LEAF, "scrubber.adapters.containers.containers"),
     *(("children-are-light", child, library) for child in CHILD_MODULES for library in TOO_HEAVY_FOR_A_CHILD),
     ("plugin-asks", "plugin.server", "scrubber.adapters.sim.sim"),

@@ -91,7 +91,7 @@ def test_every_value_reaches_the_domain() -> None:
         ),
         pytest.param(
             "name: mine\nmemory:\n  zebra: true\n",
-            'policy.yaml:3: unknown key "zebra" in "memory"; known here: audit, pattern.',
+            'policy.yaml:3: unknown key "zebra" in "memory"; known here: audit, pattern, on-chip, max-uncovered.',
             id="unknown key like no other",
         ),
         pytest.param(

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from scrubber.adapters.sim.inventory import SimInventory
-from scrubber.adapters.sim.layout import load, lock_path, write_json
+from scrubber.adapters.sim.layout import load, write_json
 from scrubber.adapters.sim.shape import MIB, create, merge, split
 from scrubber.domain.device import Access, AccessKind
-from scrubber.domain.errors import Away, BadConfiguration, Held, InvalidRequest, Lost, Unreadable
+from scrubber.domain.errors import Away, BadConfiguration, Held, InvalidRequest, Lost
 
 
 @pytest.fixture
@@ -180,13 +180,6 @@ async def test_a_device_that_takes_another_one_s_id_pushes_nobody_out(node: Path
     for _ in range(2):
         assert await inventory.devices() == before
         assert [inventory.find(device).device for device in before] == list(before)
-
-
-def test_a_lock_is_looked_for_under_an_id_only(tmp_path: Path) -> None:
-    assert lock_path(tmp_path, "SIM-GPU-1") == tmp_path / "SIM-GPU-1"
-    for no_id in ("", "..", "../x", "service", "a/b"):
-        with pytest.raises(Unreadable, match="no id"):
-            lock_path(tmp_path, no_id)
 
 
 def test_a_memory_file_that_was_swapped_or_lost_is_a_broken_device(node: Path) -> None:

@@ -8,7 +8,9 @@ from contextlib import AbstractAsyncContextManager
 
 from scrubber.domain.assignment import Pod, Process, Reading
 from scrubber.domain.device import Device, NodeIdentity
-from scrubber.domain.errors import Lost, Stuck, Unreadable
+from scrubber.domain.diagnosis import Check, Level
+from scrubber.domain.errors import Held, Lost, Stuck, Unreadable
+from scrubber.domain.reset import ResetPlan
 from scrubber.domain.telemetry import Holder, HolderKind, HolderReport, Signal, Snapshot
 from scrubber.ports import Event
 from tests.world.erasing import Erasers
@@ -21,6 +23,7 @@ __all__ = [
     "AssignmentsOfLife",
     "ClockOfLife",
     "ContainersOfLife",
+    "DiagnosticsOfLife",
     "HoldersOfLife",
     "InventoryOfLife",
     "JournalOfLife",
@@ -90,6 +93,8 @@ class HoldersOfLife:
         if device.id in self._unreadable:
             raise Stuck("the question who holds it was not answered")
         gpu, erasing = self._matter.gpus[device.id], self._erasers.running.get(device.id)
+        if gpu.lost:
+            raise Lost("the device fell off the bus")
         if erasing is not None:
             erasing.fence_broken = True  # to ask is to open the device, and an eraser cannot tell who does
         return bool(gpu.ghost or self._matter.holders(device.id) or erasing is not None)
@@ -171,9 +176,9 @@ class ResetterOfLife:
         self._matter = matter
         self._resets = resets
 
-    async def unavailable(self, device: Device) -> str | None:
+    async def plan(self, device: Device) -> ResetPlan:
         self._life.check()
-        return self._matter.gpus[device.id].reset_missing
+        return ResetPlan(device.id, "by decree", ("reset",), self._matter.gpus[device.id].reset_missing)
 
     async def reset(self, device: Device, deadline: float) -> None:
         self._life.check()
@@ -186,6 +191,22 @@ class ResetterOfLife:
         gpu.resets += 1
         gpu.xids.clear()
         gpu.lost = gpu.ghost = False
+
+
+class DiagnosticsOfLife:
+    """:class:`scrubber.ports.Diagnostics`; it leaves the memory as it was."""
+
+    def __init__(self, life: Life, matter: Matter) -> None:
+        self._life = life
+        self._matter = matter
+
+    async def diagnose(self, device: Device, level: Level, deadline: float) -> tuple[Check, ...]:
+        self._life.check()
+        if self._matter.holders(device.id):
+            raise Held("somebody has the device")
+        await asyncio.sleep(level.seconds / 10)
+        self._life.check()
+        return (Check("memory-pattern", 1 if self._matter.gpus[device.id].wont_clear else 0),)
 
 
 class AssignmentsOfLife:

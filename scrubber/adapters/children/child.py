@@ -1,6 +1,6 @@
 """The child's side: do what the socket asks, and never outlive the parent.
 
-Three things end a child without its help: ``PR_SET_PDEATHSIG`` kills it when the parent's thread that started it ends,
+Three things end a child, forked or started, without its help: ``PR_SET_PDEATHSIG`` kills it when the parent's thread that started it ends,
 end-of-file on the socket ends its loop, and SIGKILL ends it at a deadline. So nothing here cleans up in ``finally``
 what the kernel does not clean up by itself.
 
@@ -16,12 +16,20 @@ import select
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from scrubber.adapters.children.message import HEADER, Message, body_length, pack, unpack
 
-__all__ = ["Fault", "Link", "inherit", "serve"]
+__all__ = ["Fault", "Link", "die_with", "inherit", "inherit_as", "serve"]
 
 _PR_SET_PDEATHSIG = 1
+
+_FOR_THE_SERVICE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""A supervisor that stops the service signals everybody in its cgroup. A child that died of that would look like one that
+its device had killed; the service ends its children itself.
+"""
+
+AnyLink = TypeVar("AnyLink", bound="Link")
 
 
 class Fault(Exception):
@@ -53,7 +61,7 @@ class Link:
         rest = memoryview(pack(message))
         while rest:
             try:
-                rest = rest[os.write(self._fd, rest) :]
+                rest = rest[self._some_written(rest) :]
             except (BrokenPipeError, ConnectionResetError):
                 sys.exit(0)
 
@@ -72,7 +80,7 @@ class Link:
         parts: list[bytes] = []
         while length:
             try:
-                part = os.read(self._fd, length)
+                part = self._some_read(length)
             except ConnectionResetError:
                 return None
             if not part:
@@ -81,23 +89,44 @@ class Link:
             length -= len(part)
         return b"".join(parts)
 
+    def _some_read(self, length: int) -> bytes:
+        return os.read(self._fd, length)
+
+    def _some_written(self, data: memoryview) -> int:
+        return os.write(self._fd, data)
+
 
 def inherit() -> Link:
     """Take over what the parent left in ``argv``: socket, its PID, the nice value; then say "ready".
 
     Ends the process when the parent died before the kernel was told to watch it.
     """
+    return inherit_as(Link)
+
+
+def inherit_as(link_of: Callable[[int, Sequence[str]], AnyLink]) -> AnyLink:
+    """As :func:`inherit`, over a link of the caller's kind."""
     fd, parent, nice = (int(word) for word in sys.argv[1:4])
+    for number in _FOR_THE_SERVICE:
+        signal.signal(number, signal.SIG_IGN)
+    die_with(parent)
+    if nice:
+        os.nice(nice)
+    link = link_of(fd, sys.argv[4:])
+    link.send({"ready": True})
+    return link
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when the thread of ``parent`` that made it ends.
+
+    Ends the process at once when ``parent`` is not its parent any more.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "PR_SET_PDEATHSIG")
     if os.getppid() != parent:
         sys.exit(0)
-    if nice:
-        os.nice(nice)
-    link = Link(fd, sys.argv[4:])
-    link.send({"ready": True})
-    return link
 
 
 def serve(link: Link, handle: Callable[[Message], Message]) -> None:

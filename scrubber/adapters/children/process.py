@@ -4,7 +4,8 @@ Promise: a child never outlives the socket that it was given, a kill hits that c
 later, and a child that does not die of SIGKILL is abandoned and counted, so that nobody waits for it.
 
 Children are fresh interpreters over a socketpair (never ``multiprocessing``, never a fork of the service), in a session
-of their own, with an environment that we wrote.
+of their own, with an environment that we wrote. Those that a child of ours forks (see ``forked``) are talked to, killed
+and counted here as well.
 """
 
 from __future__ import annotations
@@ -14,24 +15,17 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import scrubber
-from scrubber.adapters.children.message import HEADER, Garbled, Message, body_length, pack, unpack
+from scrubber.adapters.children.conversation import ChildDied, Conversation
+from scrubber.adapters.children.message import Message
 from scrubber.domain.errors import Away
 
-__all__ = ["Abandoned", "Child", "ChildDied", "Children", "NotStarted"]
-
-_READ_SIZE = 64 * 1024
-
-
-class ChildDied(Away):
-    """The child ended, or spoke nonsense and cannot be talked to any more. A fresh one may do better."""
-
-    code = "child-died"
+__all__ = ["Abandoned", "Child", "ChildDied", "Children", "NotStarted", "process_over"]
 
 
 class NotStarted(Away):
@@ -83,9 +77,18 @@ class Children:
         return frozenset(child.pid for child in (*self._living, *self._abandoned))
 
     async def start(
-        self, module: str, *arguments: str, device: str | None = None, nice: int = 0, interpreter: str = sys.executable
+        self,
+        module: str,
+        *arguments: str,
+        device: str | None = None,
+        nice: int = 0,
+        environment: Mapping[str, str] | None = None,
+        interpreter: str = sys.executable,
     ) -> Child:
         """Run ``python -m module`` and wait until it is ready to be asked.
+
+        Its environment is ours alone: what the service was started with never reaches it. ``environment`` is added to
+        that, and wins.
 
         Must be called in a thread that lives as long as the service (the event loop's): the kernel kills the child
         when the *thread* that started it ends.
@@ -104,7 +107,7 @@ class Children:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
                 cwd="/",
-                env={"PATH": os.defpath, "LANG": "C.UTF-8", "PYTHONPATH": _package_root()},
+                env={"PATH": os.defpath, "LANG": "C.UTF-8", "PYTHONPATH": _package_root(), **(environment or {})},
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )
@@ -117,10 +120,23 @@ class Children:
         finally:
             theirs.close()
         try:
-            child = Child(self, process, ours, module, device)
+            pidfd: int | None = os.pidfd_open(process.pid)
+        except ProcessLookupError:  # it is over already, and was reaped by the event loop
+            pidfd = None
         except OSError as error:  # no descriptor is left for its pidfd: it ends by itself, at the end of its file
             ours.close()
             raise _not_started(module, error) from error
+        child = Child(self, process.pid, pidfd, process.wait(), ours, module, device)
+        await self.ready(child)
+        return child
+
+    async def ready(self, child: Child) -> None:
+        """Count ``child``, which has just been made, among the living, and wait until it says "ready".
+
+        Raises:
+            NotStarted: it did not within ``start_limit``; it was killed.
+        """
+        module = child.module
         self._living.add(child)
         try:
             async with asyncio.timeout(self.start_limit):
@@ -136,7 +152,6 @@ class Children:
         except BaseException:  # cancelled: nobody waits
             child.discard()
             raise
-        return child
 
     async def close(self) -> None:
         """Kill every child and wait for each as long as a kill may take."""
@@ -156,33 +171,34 @@ class Children:
 
 
 class Child:
-    """One child and the socket to it; made by :meth:`Children.start`. One conversation at a time."""
+    """One child and the socket to it; made by :meth:`Children.start`, or forked. One conversation at a time.
+
+    Args:
+        pidfd: of the process; closed once it is over. None when it was over, and reaped, before it could be opened.
+        end: returns when the process is over.
+        link: our end of its socket.
+    """
 
     def __init__(
         self,
         children: Children,
-        process: asyncio.subprocess.Process,
+        pid: int,
+        pidfd: int | None,
+        end: Coroutine[object, object, object],
         link: socket.socket,
         module: str,
         device: str | None,
     ) -> None:
-        self.pid = process.pid
+        self.pid = pid
         self.module = module
         self.device = device
         """What it works on, as far as one can say; may be set when it hangs."""
         self._children = children
-        self._link = link
-        self._link.setblocking(False)
-        self._buffer = bytearray()
-        try:
-            self._pidfd: int | None = os.pidfd_open(process.pid)
-        except ProcessLookupError:  # it is over already, and was reaped by the event loop
-            self._pidfd = None
-        self._end = asyncio.ensure_future(process.wait())
+        self._conversation = Conversation(link, f"Child {pid} ({module})")
+        self._pidfd = pidfd
+        self._end = asyncio.ensure_future(end)
         self._end.add_done_callback(self._over)
         self._killing: asyncio.Task[bool] | None = None
-        self._talking = 0
-        self._hung_up = False
 
     async def call(self, message: Message, deadline: float) -> Message:
         """Send ``message`` and wait ``deadline`` seconds for the answer.
@@ -197,33 +213,17 @@ class Child:
             await self.send(message)
             return await self.receive()
 
-    async def send(self, message: Message) -> None:
-        """Write one message.
-
-        Raises:
-            ChildDied: nobody reads any more.
-            Garbled: the message is too long for any child.
-        """
-        packed = pack(message)
-        with self._conversation():
-            await asyncio.get_running_loop().sock_sendall(self._link, packed)
+    async def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
+        """Write one message; see :meth:`Conversation.send`."""
+        await self._conversation.send(message, descriptors)
 
     async def receive(self) -> Message:
-        """The next message. What was read of one when this is cancelled is kept for the next call.
+        """The next message; see :meth:`Conversation.receive`."""
+        return await self._conversation.receive()
 
-        Raises:
-            ChildDied: end of file, or something that is no message.
-        """
-        try:
-            with self._conversation():
-                await self._buffered(HEADER)
-                length = HEADER + body_length(bytes(self._buffer[:HEADER]))
-                await self._buffered(length)
-            body = bytes(self._buffer[HEADER:length])
-            del self._buffer[:length]
-            return unpack(body)
-        except Garbled as error:
-            raise ChildDied(f"Child {self.pid} ({self.module}) makes no sense: {error}") from error
+    def take_descriptors(self) -> list[int]:
+        """What came with the messages received until now; see :meth:`Conversation.take_descriptors`."""
+        return self._conversation.take_descriptors()
 
     async def wait(self, deadline: float) -> bool:
         """Whether the process is over within ``deadline`` seconds."""
@@ -253,47 +253,28 @@ class Child:
         if self._pidfd is not None:
             with suppress(ProcessLookupError):  # dead, and reaped by the event loop before it told us
                 self._children.send_signal(self._pidfd, signal.SIGKILL)
-        # Not closed yet: the event loop may be watching the descriptor for a conversation, and its number would be
-        # given to somebody else. Shut down, it reads end-of-file on both sides, which ends the conversation.
-        with suppress(OSError):
-            self._link.shutdown(socket.SHUT_RDWR)
-        self._hung_up = True
-        self._close_when_done()
+        self._conversation.hang_up()
         dead = await self.wait(self._children.kill_limit)
         if not dead:
             self._children.abandon(self)
         return dead
 
-    def _over(self, _: asyncio.Future[int]) -> None:
+    def _over(self, _: asyncio.Future[object]) -> None:
         self._children.ended(self)
         if self._pidfd is not None:
             os.close(self._pidfd)
             self._pidfd = None
 
-    @contextmanager
-    def _conversation(self) -> Iterator[None]:
-        if self._hung_up:
-            raise ChildDied(f"Child {self.pid} ({self.module}) was ended.")
-        self._talking += 1
-        try:
-            yield
-        except OSError as error:
-            raise ChildDied(f"Child {self.pid} ({self.module}) is gone: {error}.") from error
-        finally:
-            self._talking -= 1
-            self._close_when_done()
 
-    def _close_when_done(self) -> None:
-        if self._hung_up and not self._talking:
-            self._link.close()
-
-    async def _buffered(self, length: int) -> None:
-        loop = asyncio.get_running_loop()
-        while len(self._buffer) < length:
-            part = await loop.sock_recv(self._link, _READ_SIZE)
-            if not part:
-                raise ConnectionResetError("it closed its socket")
-            self._buffer += part
+async def process_over(pidfd: int) -> None:
+    """Return when the process is over, whoever its parent is and whether or not it was waited for."""
+    loop = asyncio.get_running_loop()
+    over = asyncio.Event()
+    loop.add_reader(pidfd, over.set)
+    try:
+        await over.wait()
+    finally:
+        loop.remove_reader(pidfd)
 
 
 def _not_started(module: str, error: Exception) -> NotStarted:

@@ -2,14 +2,19 @@
 
 Promise: a device that never answers costs the others one deadline, once, and never their answer. The child that hangs
 is killed and replaced, whatever waited behind it is asked of the new one, and the stuck device is asked through a probe
-child of its own until it answers again. While the child that hung over a device does not die, that device is not asked:
-it costs one process that cannot be ended, however often somebody looks.
+child of its own until it answers the very questions that it hung over: one of its calls may hang and the others not.
+While the child that hung over a device does not die, that device is not asked: it costs one process that cannot be ended,
+however often somebody looks.
+
+A device can also be held back (:meth:`QuestionPool.hold`): for that time no child of ours has touched it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from scrubber.adapters.children.message import Garbled, Message
@@ -58,7 +63,8 @@ class _Question:
 class _Line:
     """One child and those who wait for it. ``device`` is set on the line of a stuck device.
 
-    ``hung`` is the child that was killed over that device last. The next one is started when it is dead.
+    ``hung`` is the child that was killed over that device last. The next one is started when it is dead. ``unanswered``
+    are the questions that it hung over. ``turn`` is held while a question is settled.
     """
 
     def __init__(self, device: str | None) -> None:
@@ -66,7 +72,9 @@ class _Line:
         self.waiting: asyncio.Queue[_Question] = asyncio.Queue()
         self.child: Child | None = None
         self.hung: Child | None = None
+        self.unanswered: list[Message] = []
         self.worker: asyncio.Task[None] | None = None
+        self.turn = asyncio.Lock()
 
     def drop_child(self) -> None:
         """Kill the child without waiting for its death, which may never come."""
@@ -84,24 +92,34 @@ class QuestionPool:
     Args:
         deadline: seconds that one question may take, once a child is ready for it.
         nice: the children's nice value.
+        environment: variables that the children get beside the few that every child has.
     """
 
     def __init__(
-        self, children: Children, module: str, *, arguments: tuple[str, ...] = (), deadline: float = 1.0, nice: int = 0
+        self,
+        children: Children,
+        module: str,
+        *,
+        arguments: tuple[str, ...] = (),
+        deadline: float = 1.0,
+        nice: int = 0,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._children = children
         self._module = module
         self._arguments = arguments
         self._deadline = deadline
         self._nice = nice
+        self._environment = environment
         self._shared = _Line(None)
         self._probes: dict[str, _Line] = {}
+        self._held: Counter[str] = Counter()
         self._workers: set[asyncio.Task[None]] = set()
         self._closed = False
 
     @property
     def stuck(self) -> frozenset[str]:
-        """Devices whose last question outlived its deadline."""
+        """Devices that have not answered yet what they hung over."""
         return frozenset(self._probes)
 
     async def ask(self, device: str, message: Message, *, deadline: float | None = None) -> Message:
@@ -113,14 +131,41 @@ class QuestionPool:
             Stuck: no answer within the deadline, and the child was killed and replaced; or one that hung over this
                 device before is not dead yet, and nobody was asked.
             Lost, Unreadable, Held, Away: the child answered so; Unreadable also when two children died over it, and
-                Away when none can be started.
+                Away when none can be started, or the device is held back.
         """
         if self._closed:
             raise Away("The service is stopping.")
         seconds = self._deadline if deadline is None else deadline
+        if self._held[device]:
+            raise _held_back(device)
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._enqueue(_Question(device, message, seconds, answer))
         return await answer
+
+    @asynccontextmanager
+    async def hold(self, devices: Iterable[str]) -> AsyncIterator[None]:
+        """See to it that no child of this pool has ``devices`` open, from the start of the body to its end.
+
+        The children that may have asked about them are ended, after the question each is at. Questions about other
+        devices go on with a fresh child; those about ``devices`` are answered with :class:`Away` meanwhile.
+
+        Args:
+            devices: every name under which they are asked about.
+
+        Raises:
+            Stuck: a child that asked about one of them cannot be ended.
+        """
+        held = frozenset(devices)
+        self._held.update(held)
+        try:
+            probes = dict(self._probes)
+            for line in (self._shared, *(probes[each] for each in sorted(held & probes.keys()))):
+                await _clear(line, held)
+            for line in probes.values():  # what hung over another device had asked about all of them before
+                await _end(line.hung, held)
+            yield
+        finally:
+            self._held -= Counter(held)
 
     async def close(self) -> None:
         """End every child; whoever waits for an answer gets :class:`Away`."""
@@ -148,10 +193,13 @@ class QuestionPool:
                 if line is self._shared and question.device in self._probes:
                     self._enqueue(question)
                     continue
-                await self._settle(line, question)
+                async with line.turn:
+                    if self._held[question.device]:
+                        question.fail(_held_back(question.device))
+                        continue
+                    await self._settle(line, question)
         finally:
             line.worker = None
-            child, line.child = line.child, None
             if question is not None:
                 question.fail(Away("The question was given up: the service is stopping."))
             for pending in line.drain():
@@ -159,8 +207,10 @@ class QuestionPool:
                     pending.fail(Away("The service is stopping."))
                 else:
                     self._enqueue(pending)
-            if child is not None:
-                await child.kill()
+            async with line.turn:
+                child, line.child = line.child, None
+                if child is not None:
+                    await child.kill()
 
     async def _settle(self, line: _Line, question: _Question) -> None:
         """Get ``question`` its answer or its error, and draw the consequences for its device."""
@@ -189,7 +239,9 @@ class QuestionPool:
         except ScrubberError as fault:
             question.fail(fault)
         if line is not self._shared:
-            self._probes.pop(question.device, None)  # it answers again: back to the shared child with it
+            line.unanswered = [each for each in line.unanswered if each != question.message]
+            if not line.unanswered:
+                self._probes.pop(question.device, None)  # it answers again: back to the shared child with it
 
     async def _exchange(self, line: _Line, question: _Question) -> Message:
         try:
@@ -204,7 +256,9 @@ class QuestionPool:
 
     async def _child_of(self, line: _Line) -> Child:
         if line.child is None:
-            line.child = await self._children.start(self._module, *self._arguments, device=line.device, nice=self._nice)
+            line.child = await self._children.start(
+                self._module, *self._arguments, device=line.device, nice=self._nice, environment=self._environment
+            )
         return line.child
 
     async def _replace(self, line: _Line) -> None:
@@ -225,11 +279,30 @@ class QuestionPool:
         )
         question.fail(stuck)
         probe = self._probes.setdefault(question.device, _Line(question.device))
+        if question.message not in probe.unanswered:
+            probe.unanswered.append(question.message)
         if hung is not None:
             hung.device = question.device
             probe.hung = hung
         for pending in probe.drain():  # all of them about the one device that hangs
             pending.fail(stuck)
+
+
+async def _clear(line: _Line, held: frozenset[str]) -> None:
+    """End the child of ``line``; the next question starts a fresh one."""
+    async with line.turn:
+        child, line.child = line.child, None
+        await _end(child, held)
+
+
+async def _end(child: Child | None, held: frozenset[str]) -> None:
+    """Be sure that ``child`` is over; raises :class:`Stuck` when it cannot be ended."""
+    if child is not None and not (await child.kill() or await child.wait(0.0)):
+        raise _undying(", ".join(sorted(held)), child)
+
+
+def _held_back(device: str) -> Away:
+    return Away(f"The driver is not asked about {device} now: it is being reset.")
 
 
 async def _dead(hung: Child, seconds: float) -> bool:

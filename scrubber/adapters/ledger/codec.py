@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 
 from scrubber.adapters.ledger.shapes import (
+    COUNTS,
     FLAG,
     INTEGER,
     NUMBER,
@@ -100,6 +101,7 @@ _RECORD = shape(
     must_reset=FLAG,
     watched=FLAG,
     boot=TEXT,
+    lifetime=COUNTS,
 )
 
 _FINDING = shape(Finding, step=choice(Step), code=TEXT, severity=choice(Severity), sentence=TEXT, evidence=SCALARS)
@@ -128,7 +130,7 @@ _SCRUB = shape(
     actor=TEXT,
 )
 
-RECORD: Document[DeviceRecord] = Document(_RECORD, format=1)
+RECORD: Document[DeviceRecord] = Document(_RECORD, format=2, added={2: {"lifetime": []}})
 GRANT: Document[Grant] = Document(_GRANT, format=1)
 CERTIFICATE: Document[Certificate] = Document(_CERTIFICATE, format=1)
 SCRUB: Document[ScrubRecord] = Document(_SCRUB, format=1)

@@ -13,13 +13,16 @@ from pathlib import Path
 from scrubber.adapters.ledger.failures import START_ANEW
 from scrubber.domain.errors import LedgerFailure
 
-__all__ = ["APPLICATION_ID", "SCHEMA", "create_database", "open_database"]
+__all__ = ["APPLICATION_ID", "SCHEMA", "create_database", "open_database", "take_over"]
 
 APPLICATION_ID = 0x53435242
 """``SCRB``; tells a ledger from any other database."""
 
-SCHEMA = 1
-"""``PRAGMA user_version``. Grows with every change to the tables or to a document's format."""
+SCHEMA = 2
+"""``PRAGMA user_version``. Grows with every change to the tables or to a document's format.
+
+1: the first. 2: records carry the device's lifetime counters, scrubs know diagnostics; the tables are those of 1.
+"""
 
 _BUSY_SECONDS = 2.0
 
@@ -161,6 +164,12 @@ def open_database(path: Path) -> sqlite3.Connection:
     return connection
 
 
+def take_over(connection: sqlite3.Connection) -> None:
+    """Mark an open ledger as ours: from the first commit on an older program could not read all of it any more."""
+    if connection.execute("PRAGMA user_version").fetchone() != (SCHEMA,):
+        connection.execute(f"PRAGMA user_version = {SCHEMA}")
+
+
 def _recognise(connection: sqlite3.Connection, path: Path) -> None:
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
@@ -171,7 +180,7 @@ def _recognise(connection: sqlite3.Connection, path: Path) -> None:
             f"The ledger in {path.parent} was written by a newer version of this program (schema {version}, this one "
             f"knows {SCHEMA}); upgrade, or {START_ANEW}"
         )
-    if version != SCHEMA:
+    if version < 1:
         raise LedgerFailure(f"The ledger in {path.parent} has schema {version}, which never was; {START_ANEW}")
 
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Generic, TypeAlias, TypeVar
 
 __all__ = [
+    "COUNTS",
     "FLAG",
     "INTEGER",
     "NUMBER",
@@ -144,6 +145,20 @@ def _sorted_set(values: frozenset[str]) -> Json:
     return written
 
 
+def _write_counts(counts: tuple[tuple[str, int], ...]) -> Json:
+    return [[_text(name), _integer(value)] for name, value in counts]
+
+
+def _read_counts(json: Json) -> tuple[tuple[str, int], ...]:
+    pairs = [_items(item) for item in _items(json)]
+    if any(len(pair) != 2 for pair in pairs):
+        raise Undecodable(f"{json!r} is not names with numbers")
+    return tuple((_text(name), _integer(value)) for name, value in pairs)
+
+
+COUNTS: Kind[tuple[tuple[str, int], ...]] = Kind(_write_counts, _read_counts)
+"""Pairs of a name and a whole number, in order."""
+
 unordered: Kind[frozenset[str]] = Kind(_sorted_set, lambda json: frozenset(_text(item) for item in _items(json)))
 """A frozenset of texts; written sorted, so that equal sets are equal text."""
 
@@ -208,10 +223,13 @@ class Document(Generic[T]):
 
     Attributes:
         format: grows whenever a field is added, dropped or changes its meaning.
+        added: for each later format than the first, the fields that it added and what they are in a document of an
+            earlier one.
     """
 
     kind: Kind[T]
     format: int
+    added: Mapping[int, Mapping[str, Json]] = field(default_factory=dict)
 
     def encode(self, value: T) -> str:
         """Canonical JSON of ``value``; raises :class:`Undecodable` when it would not read back."""
@@ -228,6 +246,8 @@ class Document(Generic[T]):
         if not isinstance(json_value, dict):
             raise Undecodable("not an object")
         found = json_value.pop("format", None)
-        if found != self.format or isinstance(found, bool):
-            raise Undecodable(f"in format {found!r}, this program reads format {self.format}")
+        if isinstance(found, bool) or not isinstance(found, int) or not 1 <= found <= self.format:
+            raise Undecodable(f"in format {found!r}, this program reads format {self.format} and those before it")
+        for later in range(found + 1, self.format + 1):
+            json_value.update(self.added.get(later, {}))
         return self.kind.read(json_value)

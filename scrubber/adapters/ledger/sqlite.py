@@ -21,7 +21,7 @@ from scrubber.adapters.ledger.failures import START_ANEW, contradiction, transla
 from scrubber.adapters.ledger.place import FileIdentity, Place, filesystem_magic
 from scrubber.adapters.ledger.reading import chain_report, page, state
 from scrubber.adapters.ledger.retention import MAX_AUDIT_ROWS, MAX_BYTES, Retention
-from scrubber.adapters.ledger.schema import create_database, open_database
+from scrubber.adapters.ledger.schema import create_database, open_database, take_over
 from scrubber.adapters.ledger.shapes import Undecodable
 from scrubber.adapters.ledger.transaction import store
 from scrubber.domain.errors import Fatal, LedgerFailure
@@ -156,6 +156,7 @@ class SqliteLedger:
                     f"{report.sentence} The ledger in {self._place.directory} cannot be believed; {START_ANEW}"
                 )
             found = state(connection)
+            take_over(connection)
         except BaseException:
             self._release()
             raise

@@ -12,15 +12,18 @@ from pathlib import Path
 
 from scrubber.adapters.children.process import Children
 from scrubber.adapters.children.questions import QuestionPool
+from scrubber.adapters.locks import SERVICE_LOCK
 from scrubber.adapters.sim import lease
+from scrubber.adapters.sim.diagnostician import SimDiagnostics
 from scrubber.adapters.sim.erasure import SimEraser
 from scrubber.adapters.sim.holders import SimHolders
 from scrubber.adapters.sim.inventory import SimInventory
-from scrubber.adapters.sim.layout import SERVICE_LOCK, load
+from scrubber.adapters.sim.layout import load
 from scrubber.adapters.sim.resetter import SimResetter
 from scrubber.adapters.sim.settings import SimSettings
 from scrubber.adapters.sim.signals import SignalWatch
 from scrubber.adapters.sim.telemetry import DRIVER_MODULE, SimTelemetry
+from scrubber.adapters.walker import WALKER_MODULE
 from scrubber.domain.errors import BadConfiguration, DeviceFault, SecondInstance
 
 __all__ = ["SimBackend"]
@@ -50,13 +53,14 @@ class SimBackend:
         node = str(self._directory)
         self.children = children or Children()
         self._questions = QuestionPool(self.children, DRIVER_MODULE, arguments=(node,), deadline=question_deadline)
-        self._walks = QuestionPool(self.children, DRIVER_MODULE, arguments=(node,), deadline=walk_deadline)
+        self._walks = QuestionPool(self.children, WALKER_MODULE, deadline=walk_deadline)
         self._watch = SignalWatch(self._directory)
         self.inventory = SimInventory(self._directory)
         self.holders = SimHolders(self.inventory, self._walks, self.children, settle=settle)
         self.telemetry = SimTelemetry(self.inventory, self._questions, self._watch)
         self.settings = SimSettings(self.inventory, self._questions)
         self.resetter = SimResetter(self.inventory, self.children, node)
+        self.diagnostics = SimDiagnostics(self.inventory, self.children, self._directory / "locks")
         self.eraser = SimEraser(self.inventory, self.children, self._directory / "locks")
 
     async def start(self) -> None:

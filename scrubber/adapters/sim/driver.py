@@ -1,4 +1,4 @@
-"""The child that answers for the simulated driver: snapshots, settings, resets, and who holds a file.
+"""The child that answers for the simulated driver: snapshots, settings and resets.
 
 It does what a driver's library does to its caller, bad habits included: about a stuck device it never answers. So it
 runs in a child, behind :class:`~scrubber.adapters.children.questions.QuestionPool`. Runs as
@@ -16,7 +16,7 @@ from typing import NoReturn
 from scrubber.adapters.children import child
 from scrubber.adapters.children.child import Fault
 from scrubber.adapters.children.message import Message
-from scrubber.adapters.sim import control, lease, processes
+from scrubber.adapters.sim import control, lease
 from scrubber.adapters.sim.control import Faults
 from scrubber.adapters.sim.layout import SimDevice, current_settings, read_device, write_json
 from scrubber.domain.errors import Lost, ScrubberError
@@ -27,8 +27,6 @@ __all__: list[str] = []
 def answer(node: Path, question: Message) -> Message:
     """Answer one question; the keys of ``question`` are those that the adapter's classes write."""
     ask = question.get("ask")
-    if ask == "holders":
-        return _holders(question)
     if ask not in _QUESTIONS:
         raise Fault("unreadable", f"The simulated driver knows no question {ask!r}.")
     try:
@@ -91,17 +89,6 @@ def _reset(found: SimDevice, faults: Faults, _: Message) -> Message:
     write_json(found.directory / "settings.json", dict(found.defaults))
     control.change(found.directory, Faults.after_reset)
     return {}
-
-
-def _holders(question: Message) -> Message:
-    device, inode, excluded = (question.get(key) for key in ("st_dev", "st_ino", "excluded"))
-    if not isinstance(device, int) or not isinstance(inode, int) or not isinstance(excluded, list):
-        raise Fault("unreadable", "A question about holders names a device number, an inode and PIDs.")
-    found = processes.walk(device, inode, excluded)
-    return {
-        "holders": [list(holder) for holder in found.holders],
-        "unreadable": [list(row) for row in found.unreadable],
-    }
 
 
 def _never_return() -> NoReturn:

@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
+from scrubber.adapters import locks
 from scrubber.adapters.children import child
 from scrubber.adapters.children.child import Fault, Link
 from scrubber.adapters.children.message import Message
@@ -31,7 +32,6 @@ _CHUNK = 1024 * 1024
 _BLOCK = 4096
 _ZEROS = bytes(_CHUNK)
 _PROGRESS_SECONDS = 0.05
-_LOCK_SECONDS = 1.0
 _REAPPEARING = b"\xa5" * 64
 _PUNCH_KEEPING_SIZE = 0x02 | 0x01
 
@@ -121,14 +121,14 @@ class Eraser:
             self._pass("audit", self._audit)
         if pattern:
             nonce = int.from_bytes(os.urandom(8), "big")
-            self._pass("pattern", lambda offset, size: self._write(offset, _pattern(nonce, offset, size)))
-            self._pass("pattern", lambda offset, size: self._compare(offset, _pattern(nonce, offset, size)))
+            self._pass("pattern", lambda offset, size: self._write(offset, pattern_of(nonce, offset, size)))
+            self._pass("pattern", lambda offset, size: self._compare(offset, pattern_of(nonce, offset, size)))
         self._pass("clear", self._clear, slowly=True)
         if self._control.wont_clear():
             os.pwrite(self._memory, _REAPPEARING[: self.total], self.total // 2)
         self._pass("verify", self._verify)
         if self.failed == 0:
-            _give_space_back(self._memory, self.total)
+            give_space_back(self._memory, self.total)
         self._fence.check()
 
     def _pass(self, phase: str, work: Callable[[int, int], None], *, slowly: bool = False) -> None:
@@ -198,7 +198,7 @@ class Eraser:
             self._link.send({"phase": phase, "done_bytes": done, "total_bytes": self.total})
 
 
-def _pattern(nonce: int, offset: int, size: int) -> bytes:
+def pattern_of(nonce: int, offset: int, size: int) -> bytes:
     """Content that no other block has: each 4 KiB block repeats a 64-bit mix of its number and ``nonce``."""
     parts = []
     for block in range(offset // _BLOCK, -(-(offset + size) // _BLOCK)):
@@ -229,33 +229,14 @@ def _json(path: str) -> dict[str, object]:
     return document
 
 
-def _give_space_back(memory: int, total: int) -> None:
+def give_space_back(memory: int, total: int) -> None:
     """Punch the whole file: it then reads as zeros and takes no space. Where that is not offered, it stays as it is."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
     libc.fallocate(memory, _PUNCH_KEEPING_SIZE, 0, total)
 
 
-def _lock(path: str) -> None:
-    """Take the device's lock for the rest of this process, and write down who has it."""
-    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    end = time.monotonic() + _LOCK_SECONDS
-    while True:  # a service that asks whether the lock is free has it for a moment
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError as error:
-            if time.monotonic() > end:
-                raise Fault("held", "Another eraser still works on the device.") from error
-            time.sleep(0.002)
-    with open("/proc/self/stat", "rb") as file:
-        text = file.read()
-    started = int(text[text.rindex(b")") + 2 :].split()[19])
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, f"{os.getpid()} {started}\n".encode(), 0)
-
-
-def _open(path: str, inode: int) -> int:
+def open_memory(path: str, inode: int) -> int:
     try:
         memory = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except BlockingIOError as error:
@@ -268,7 +249,7 @@ def _open(path: str, inode: int) -> int:
     return memory
 
 
-def _mend(memory: int, total: int) -> str | None:
+def mend(memory: int, total: int) -> str | None:
     """Put back size and mode, which whoever had the device could change; a sentence when they were not right."""
     found = os.fstat(memory)
     wrong = []
@@ -286,11 +267,12 @@ def erase(link: Link, request: Message) -> Message:
     total, inode, paths = request["bytes"], request["inode"], request["control"]
     if not isinstance(total, int) or not isinstance(inode, int) or not isinstance(paths, list):
         raise Fault("unreadable", "A request to erase names bytes, inode and control files.")
-    _lock(str(request["lock"]))
-    memory = _open(str(request["memory"]), inode)
+    if not locks.take(str(request["lock"])):
+        raise Fault("held", "Another eraser still works on the device.")
+    memory = open_memory(str(request["memory"]), inode)
     try:
         eraser = Eraser(link, memory, total, Control(paths))
-        mended = _mend(memory, total)
+        mended = mend(memory, total)
         fence_broken = False
         try:
             eraser.run(audit=request["audit"] is True, pattern=request["pattern"] is True)

@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
+from scrubber.adapters.children.erasing import byte_count, listen, seconds_by_phase
 from scrubber.adapters.children.message import Message
+from scrubber.adapters.children.orphans import end_holder
 from scrubber.adapters.children.process import Child, ChildDied, Children
-from scrubber.adapters.children.questions import answer_of
+from scrubber.adapters.locks import lock_holder, lock_path
 from scrubber.adapters.sim.inventory import SimInventory
-from scrubber.adapters.sim.layout import SimDevice, lock_path
-from scrubber.adapters.sim.orphans import end_holder, lock_holder
+from scrubber.adapters.sim.layout import SimDevice
 from scrubber.domain.device import Device
 from scrubber.domain.errors import Away, Stuck, Unreadable
 from scrubber.ports.eraser import EraseReport, EraseRequest, Progress
@@ -37,7 +38,7 @@ class SimEraser:
             async with asyncio.timeout(request.deadline):
                 child = await self._children.start(_MODULE, device=device.id, nice=_NICE)
                 await child.send(self._order(found, request))
-                report = _report(found, await _listen(child, progress))
+                report = _report(found, await listen(child, progress))
         except TimeoutError as error:
             if child is None:  # it has not touched the device
                 raise Away(
@@ -79,41 +80,20 @@ class SimEraser:
         return lock_path(self._locks, device.id)
 
 
-async def _listen(child: Child, progress: Callable[[Progress], None]) -> Message:
-    """Pass on how far it is until it has a result."""
-    while "phase" in (message := await child.receive()):
-        phase = message["phase"]
-        if not isinstance(phase, str):
-            raise Unreadable("The eraser's progress makes no sense.")
-        progress(Progress(phase, _bytes(message, "done_bytes"), _bytes(message, "total_bytes")))
-    return answer_of(message)
-
-
 def _report(found: SimDevice, answer: Message) -> EraseReport:
-    total = _bytes(answer, "total_bytes")
+    total = byte_count(answer, "total_bytes")
     if total != found.device.memory_bytes:
         raise Unreadable(f"The eraser worked on {total} bytes instead of {found.device.memory_bytes}.")
-    mended, rows = answer.get("mended"), answer.get("seconds_by_phase")
-    if not isinstance(mended, str | None) or not isinstance(rows, list):
+    mended = answer.get("mended")
+    if not isinstance(mended, str | None):
         raise Unreadable("The eraser's report makes no sense.")
-    try:
-        seconds = tuple((str(phase), float(duration)) for phase, duration in rows)
-    except (TypeError, ValueError) as error:
-        raise Unreadable("The eraser's report makes no sense.") from error
     return EraseReport(
         total_bytes=total,
-        cleared_bytes=_bytes(answer, "cleared_bytes"),
-        verified_bytes=_bytes(answer, "verified_bytes"),
-        residue_bytes=None if answer.get("residue_bytes") is None else _bytes(answer, "residue_bytes"),
-        failed_bytes=_bytes(answer, "failed_bytes"),
+        cleared_bytes=byte_count(answer, "cleared_bytes"),
+        verified_bytes=byte_count(answer, "verified_bytes"),
+        residue_bytes=None if answer.get("residue_bytes") is None else byte_count(answer, "residue_bytes"),
+        failed_bytes=byte_count(answer, "failed_bytes"),
         fence_broken=answer.get("fence_broken") is not False,
         mended=mended,
-        seconds_by_phase=seconds,
+        seconds_by_phase=seconds_by_phase(answer),
     )
-
-
-def _bytes(message: Message, key: str) -> int:
-    value = message.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise Unreadable(f"The eraser's report makes no sense: {key!r} is {value!r}.")
-    return value

@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 
-from scrubber.adapters.children.message import Message
 from scrubber.adapters.children.process import Children
 from scrubber.adapters.children.questions import QuestionPool
 from scrubber.adapters.sim import control, lease
 from scrubber.adapters.sim.inventory import SimInventory
 from scrubber.adapters.sim.layout import SimDevice
-from scrubber.adapters.sim.processes import Found
+from scrubber.adapters.walk import File, Found
+from scrubber.adapters.walker import about, read_walk
 from scrubber.domain.device import Device
-from scrubber.domain.errors import Lost, Unreadable
+from scrubber.domain.errors import Lost
 from scrubber.domain.telemetry import Holder, HolderKind, HolderReport
 
-__all__ = ["SimHolders", "read_walk"]
+__all__ = ["SimHolders"]
 
 _GHOST = Holder(pid=0, started=0, kind=HolderKind.GHOST)
 
@@ -25,7 +25,7 @@ class SimHolders:
     """:class:`scrubber.ports.Holders` by write lease, then by device and inode.
 
     Args:
-        walks: a pool of its own, so that a long walk does not keep telemetry waiting.
+        walks: asks children that walk (:mod:`scrubber.adapters.walker`).
         settle: seconds that a ghost or an unkillable holder must stay one before it is called so. A process that is
             just ending looks like both for a moment, and either takes a device out of service.
     """
@@ -68,36 +68,10 @@ class SimHolders:
             target = os.stat(found.memory)
         except FileNotFoundError as error:
             raise Lost(f"{found.memory} is gone.") from error
-        question: Message = {
-            "ask": "holders",
-            "st_dev": target.st_dev,
-            "st_ino": target.st_ino,
-            "excluded": sorted({os.getpid(), *self._children.pids()}),
-        }
+        question = about(File(target.st_dev, target.st_ino), excluded={os.getpid(), *self._children.pids()})
         return read_walk(await self._walks.ask(device.id, question))
 
 
 def _holder(found: Found, *, stays: bool) -> Holder:
     kind = HolderKind.UNKILLABLE if stays else HolderKind.PROCESS
     return Holder(found.pid, found.started, kind, found.command)
-
-
-def read_walk(answer: Message) -> tuple[list[Found], tuple[str, ...]]:
-    """The holders in a child's answer, and what it could not look at, in sentences for a certificate.
-
-    Raises:
-        Unreadable: the answer makes no sense.
-    """
-    rows, unreadable = answer.get("holders"), answer.get("unreadable")
-    if not isinstance(rows, list) or not isinstance(unreadable, list):
-        raise Unreadable("The walk over /proc answered no list of holders.")
-    try:
-        holding = [Found(*row) for row in rows]
-        closed = {int(uid): int(count) for uid, count in unreadable}
-    except (TypeError, ValueError) as error:
-        raise Unreadable("The walk over /proc answered something that makes no sense.") from error
-    if not closed:
-        return holding, ()
-    users = ", ".join(str(uid) for uid in sorted(closed))
-    sentence = f"holders: {sum(closed.values())} process(es) of uid {users} could not be looked into"
-    return holding, (sentence,)

@@ -21,26 +21,24 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
+from scrubber.adapters.locks import SERVICE_LOCK, is_id
 from scrubber.domain.device import Access, AccessKind, Device
 from scrubber.domain.errors import BadConfiguration, Lost, ScrubberError, Unreadable
 
 __all__ = [
     "DRIVER",
     "FORMAT",
-    "SERVICE_LOCK",
     "SimDevice",
     "SimNode",
     "current_settings",
     "device_directories",
     "load",
-    "lock_path",
     "read_device",
     "read_json",
     "write_json",
@@ -48,11 +46,6 @@ __all__ = [
 
 FORMAT = 1
 DRIVER = "sim-1"
-SERVICE_LOCK = "service"
-"""Among the locks of the devices, so no device may be called so."""
-
-_ID = re.compile(r"[A-Za-z0-9:._-]{1,128}")
-_NO_ID = frozenset({".", "..", SERVICE_LOCK})
 _MOST_BYTES = 1 << 46
 _MOST_INODE = (1 << 64) - 1
 _MOST_NUMA_NODE = 1023
@@ -137,17 +130,6 @@ def load(directory: Path) -> SimNode:
         except ScrubberError as error:
             broken[index] = str(error)
     return SimNode(name, driver, model, tuple(found.values()), broken)
-
-
-def lock_path(locks: Path, id_: str) -> Path:
-    """The lock file of the device ``id_`` in the directory ``locks``.
-
-    Raises:
-        Unreadable: ``id_`` is no id, and might lead elsewhere.
-    """
-    if not _is_id(id_):
-        raise Unreadable(f"{id_!r} is no id of a device, so its lock is not looked for.")
-    return locks / id_
 
 
 def device_directories(directory: Path) -> list[tuple[str, Path]]:
@@ -279,16 +261,12 @@ def _text(path: Path, document: Mapping[str, object], key: str) -> str:
 
 def _device_id(path: Path, document: Mapping[str, object]) -> str:
     value = _text(path, document, "id")
-    if not _is_id(value):
+    if not is_id(value):
         raise Unreadable(
             f"{path}: 'id' must be 1 to 128 letters, digits, colons, dots, underscores or hyphens, and not "
             f"{SERVICE_LOCK!r} or dots alone."
         )
     return value
-
-
-def _is_id(text: str) -> bool:
-    return _ID.fullmatch(text) is not None and text not in _NO_ID
 
 
 def _count(path: Path, document: Mapping[str, object], key: str, most: int) -> int:

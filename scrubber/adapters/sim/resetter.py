@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from scrubber.adapters.children.process import ChildDied, Children
 from scrubber.adapters.children.questions import answer_of
+from scrubber.adapters.sim import lease
 from scrubber.adapters.sim.inventory import SimInventory
 from scrubber.adapters.sim.telemetry import DRIVER_MODULE, about
 from scrubber.domain.device import Device
 from scrubber.domain.errors import Stuck, Unreadable
+from scrubber.domain.reset import ResetPlan
 
 __all__ = ["SimResetter"]
 
@@ -20,10 +22,25 @@ class SimResetter:
         self._children = children
         self._node = node
 
-    async def unavailable(self, device: Device) -> str | None:
-        if device.parent is None:
-            return None
-        return f"Device {device.index} is an instance: only its whole GPU can be reset, and others may be using it."
+    async def plan(self, device: Device) -> ResetPlan:
+        """Read from the node's files: it asks nobody who may hang."""
+        found = self._inventory.find(device)
+        unavailable = None
+        if device.parent is not None:
+            unavailable = (
+                f"Device {device.index} is an instance: only its whole GPU can be reset, and others may be using it."
+            )
+        held = lease.held(found.memory, found.inode)  # not a ghost: a reset is its cure
+        return ResetPlan(
+            device=device.id,
+            method="the simulated driver",
+            acts=(
+                f"Let the simulated driver reset device {device.index}: its faults and errors end, its memory stays.",
+                "Bring its settings back to the driver's defaults.",
+            ),
+            unavailable=unavailable,
+            blockers=(f"Somebody holds device {device.index}; scrubber devices shows who has it.",) if held else (),
+        )
 
     async def reset(self, device: Device, deadline: float) -> None:
         question = about(self._inventory.find(device), "reset")

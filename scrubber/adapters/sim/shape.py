@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from scrubber.adapters.locks import lock_path
 from scrubber.adapters.sim import lease
-from scrubber.adapters.sim.layout import DRIVER, FORMAT, SimDevice, SimNode, load, lock_path, write_json
+from scrubber.adapters.sim.layout import DRIVER, FORMAT, SimDevice, SimNode, load, write_json
 from scrubber.domain.device import find_device
 from scrubber.domain.errors import BadConfiguration, Held, InvalidRequest, Unreadable
 

@@ -1,16 +1,12 @@
-"""Events of the simulated driver: what a change of the node's files means, told within milliseconds.
-
-Edges only, and told to whoever listens at that time: a consumer reads a snapshot for each. Equal signals that nobody
-has read yet are one, so a consumer that is slow loses no kind of event and a flood takes no memory.
-"""
+"""Events of the simulated driver: what a change of the node's files means, told within milliseconds."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from scrubber.adapters.signals import Signals, SignalStream
 from scrubber.adapters.sim import control
 from scrubber.adapters.sim.control import Faults
 from scrubber.adapters.sim.inotify import Inotify
@@ -18,7 +14,7 @@ from scrubber.adapters.sim.layout import device_directories, load
 from scrubber.domain.errors import BadConfiguration, ScrubberError, Unreadable
 from scrubber.domain.telemetry import Signal
 
-__all__ = ["SignalStream", "SignalWatch", "meaning"]
+__all__ = ["SignalWatch", "meaning"]
 
 _STRUCTURE = frozenset({"node.json", "device.json", "memory", "devices", "instances", ""})
 
@@ -41,48 +37,13 @@ def meaning(device: str, before: Faults | None, after: Faults | None) -> tuple[S
     return tuple(raised) or (Signal(device, "changed"),)
 
 
-class SignalStream:
-    """The signals since :meth:`SignalWatch.listen`, for one consumer."""
-
-    def __init__(self, watch: SignalWatch) -> None:
-        self._watch = watch
-        self._waiting: dict[Signal, None] = {}
-        self._news = asyncio.Event()
-        self._closed = False
-
-    def __aiter__(self) -> SignalStream:
-        return self
-
-    async def __anext__(self) -> Signal:
-        while not self._waiting:
-            if self._closed:
-                raise StopAsyncIteration
-            self._news.clear()
-            await self._news.wait()
-        signal = next(iter(self._waiting))
-        del self._waiting[signal]
-        return signal
-
-    async def aclose(self) -> None:
-        self.close()
-
-    def tell(self, signals: Iterable[Signal]) -> None:
-        self._waiting.update((signal, None) for signal in signals)
-        self._news.set()
-
-    def close(self) -> None:
-        self._closed = True
-        self._news.set()
-        self._watch.forget(self)
-
-
 class SignalWatch:
     """Watches the node in ``directory`` from :meth:`start` to :meth:`close`."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory.absolute()
         self._inotify: Inotify | None = None
-        self._streams: set[SignalStream] = set()
+        self._signals = Signals()
         self._faults: dict[Path, Faults | None] = {}
         self._ids: dict[Path, str] = {}
         self._driver_absent = False
@@ -106,17 +67,11 @@ class SignalWatch:
             asyncio.get_running_loop().remove_reader(self._inotify.fileno())
             self._inotify.close()
             self._inotify = None
-        for stream in tuple(self._streams):
-            stream.close()
+        self._signals.close()
 
     def listen(self) -> SignalStream:
         """Signals from now on."""
-        stream = SignalStream(self)
-        self._streams.add(stream)
-        return stream
-
-    def forget(self, stream: SignalStream) -> None:
-        self._streams.discard(stream)
+        return self._signals.listen()
 
     def _changed(self) -> None:
         if self._inotify is None:
@@ -130,9 +85,7 @@ class SignalWatch:
                 signals += self._look_at_node() if place == self._directory else self._look_at(place)
             elif name in ("device.json", "memory"):
                 signals += [Signal(id_, "changed") for id_ in self._concerned(place)]
-        if signals:
-            for stream in self._streams:
-                stream.tell(signals)
+        self._signals.tell(signals)
 
     def _look_at_everything(self) -> list[Signal]:
         """Watch what is there now, and say what became of it since the last time."""

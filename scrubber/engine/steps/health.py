@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scrubber.domain.evidence import Path, Severity, Step, StepResult, Verdict
-from scrubber.domain.signals import snapshot_findings
+from scrubber.domain.signals import lifetime_findings, snapshot_findings
 from scrubber.engine.steps.work import Work
 
 __all__ = ["check_health"]
@@ -14,7 +14,10 @@ async def check_health(work: Work) -> StepResult:
     start = work.instruments.clock.monotonic()
     fresh = work.plan.path is Path.SLOW
     snapshot = await (work.instruments.telemetry.snapshot(work.device) if fresh else work.one_snapshot())
-    findings = snapshot_findings(snapshot, work.policy)
+    findings = (
+        *snapshot_findings(snapshot, work.policy),
+        *lifetime_findings(snapshot, dict(work.record.lifetime)),
+    )
     bad = any(finding.severity is Severity.FAULT for finding in findings)
     verdict = Verdict.FAILED if bad else Verdict.PASSED
     return StepResult(

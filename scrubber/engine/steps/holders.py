@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scrubber.domain.errors import Unreadable
+from scrubber.domain.errors import DeviceFault, Unreadable
 from scrubber.domain.evidence import Finding, Severity, Step, StepResult, Verdict
 from scrubber.domain.leftover import PodState
 from scrubber.domain.policy import Enforcement
@@ -28,6 +28,7 @@ async def clear_holders(work: Work) -> StepResult:
     instruments, clock = work.instruments, work.instruments.clock
     start = clock.monotonic()
     findings: list[Finding] = []
+    uncovered: list[str] = []
     ended = 0
 
     orphan = await instruments.eraser.orphan(work.device)
@@ -51,7 +52,14 @@ async def clear_holders(work: Work) -> StepResult:
         more, ended = await _end_leftovers(work)
         findings += more
     if not any(finding.severity in (Severity.DIRTY, Severity.FAULT) for finding in findings):
-        findings += await _holders_left(work)
+        try:
+            findings += await _holders_left(work, uncovered)
+        except DeviceFault as fault:
+            if Step.RESET not in work.plan.steps:
+                raise
+            # It may answer nothing until it is reset, and a reset is refused while anybody has it.
+            findings.append(Finding(Step.HOLDERS, "holders-unreadable", Severity.NOTE, str(fault)))
+            uncovered.append("holders: the device did not answer who has it before it was reset")
 
     bad = any(finding.severity in (Severity.DIRTY, Severity.FAULT) for finding in findings)
     return StepResult(
@@ -60,7 +68,7 @@ async def clear_holders(work: Work) -> StepResult:
         clock.monotonic() - start,
         tuple(findings),
         {"leftovers_ended": ended, "earlier_pods": len(work.record.open_grants)},
-        instruments.containers.not_covered(),
+        (*instruments.containers.not_covered(), *uncovered),
     )
 
 
@@ -111,14 +119,20 @@ def _still_there(pod: object, processes: int) -> str:
     return f"The earlier pod {name} is not over: {what}."
 
 
-async def _holders_left(work: Work) -> list[Finding]:
-    """Whoever holds the device once every earlier pod is over: nobody of them may be ended."""
-    if not await work.instruments.holders.held(work.device):
-        return []
+async def _holders_left(work: Work, uncovered: list[str]) -> list[Finding]:
+    """Whoever holds the device once every earlier pod is over: nobody of them may be ended.
+
+    They are looked for even if the quick question says that there is nobody: who has a device open and does nothing
+    with it yet may show up in a walk only.
+    """
     report = await work.instruments.holders.holders(work.device)
-    return [await _about(work, holder) for holder in report.holders] or [
-        work.dirty(Step.HOLDERS, "held", "The device was held a moment ago; it is looked at again.")
-    ]
+    uncovered += report.not_covered
+    found = [await _about(work, holder) for holder in report.holders]
+    if not any(holder.kind is not HolderKind.INFRASTRUCTURE for holder in report.holders) and (
+        await work.instruments.holders.held(work.device)
+    ):
+        found.append(work.dirty(Step.HOLDERS, "held", "Somebody has just opened the device; it is looked at again."))
+    return found
 
 
 async def _about(work: Work, holder: Holder) -> Finding:
@@ -127,6 +141,9 @@ async def _about(work: Work, holder: Holder) -> Finding:
         cured = Step.RESET in work.plan.steps
         sentence = "Something holds the device and no process can be found for it."
         return Finding(Step.HOLDERS, "ghost", Severity.NOTE if cured else Severity.FAULT, sentence)
+    if holder.kind is HolderKind.INFRASTRUCTURE:
+        sentence = f"PID {holder.pid} ({holder.command or 'unknown'}) of the node's infrastructure has the device open."
+        return Finding(Step.HOLDERS, "infrastructure", Severity.NOTE, sentence, {"pid": holder.pid})
     if holder.kind is HolderKind.UNKILLABLE:
         sentence = f"PID {holder.pid} holds the device and cannot be ended (uninterruptible)."
         return Finding(Step.HOLDERS, "unkillable", Severity.FAULT, sentence, {"pid": holder.pid})

@@ -14,8 +14,9 @@ async def clear_memory(work: Work) -> StepResult:
     """Clear all of it. The seconds count from the moment that an eraser slot was free."""
     instruments = work.instruments
     limit = work.policy.limits.memory_deadline(work.device.memory_bytes)
+    rule = work.policy.memory
     request = EraseRequest(
-        work.scrub, audit=work.policy.memory.audit, pattern=work.policy.memory.pattern, deadline=limit
+        work.scrub, audit=rule.audit, pattern=rule.pattern, deadline=limit, on_chip=Step.ON_CHIP in work.plan.steps
     )
     async with instruments.slots.slot(work.urgent):
         start = instruments.clock.monotonic()
@@ -28,14 +29,18 @@ async def clear_memory(work: Work) -> StepResult:
             sentence = f"The memory was not cleared within {limit:.0f} s: {stuck}"
             finding = Finding(Step.MEMORY, "erase-timeout", Severity.FAULT, sentence)
             return StepResult(Step.MEMORY, Verdict.FAILED, instruments.clock.monotonic() - start, (finding,))
+        work.erased.append(report)
         return _judge(work, report, instruments.clock.monotonic() - start)
 
 
-def _unaccounted(report: EraseReport) -> bool:
-    """Whether bytes are neither proved clear nor counted as not covered, with a sentence that says which they are."""
+def _unaccounted(report: EraseReport, max_uncovered: int) -> bool:
+    """Whether bytes are neither proved clear nor counted as not covered, with a sentence that says which they are, or
+    whether too many are not covered: somebody else has them then.
+    """
     reached = report.total_bytes - report.not_covered_bytes
     unnamed = report.not_covered_bytes > 0 and not report.not_covered
-    return reached <= 0 or min(report.cleared_bytes, report.verified_bytes) < reached or unnamed
+    short = reached <= 0 or min(report.cleared_bytes, report.verified_bytes) < reached
+    return short or unnamed or report.not_covered_bytes - report.reserved_bytes > max_uncovered
 
 
 def _judge(work: Work, report: EraseReport, seconds: float) -> StepResult:
@@ -48,13 +53,20 @@ def _judge(work: Work, report: EraseReport, seconds: float) -> StepResult:
         sentence = f"{report.failed_bytes} bytes did not read back as zeros."
         evidence = {"failed_bytes": report.failed_bytes}
         findings.append(Finding(Step.MEMORY, "verification-failed", Severity.FAULT, sentence, evidence))
-    elif _unaccounted(report):
-        sentence = f"{report.cleared_bytes} cleared and {report.verified_bytes} verified of {report.total_bytes} bytes."
+    elif _unaccounted(report, work.policy.memory.max_uncovered):
+        sentence = (
+            f"{report.cleared_bytes} cleared and {report.verified_bytes} verified of {report.total_bytes} bytes, "
+            f"{report.not_covered_bytes} out of reach; the driver reserves {report.reserved_bytes}."
+        )
         findings.append(Finding(Step.MEMORY, "not-all-cleared", Severity.FAULT, sentence))
     if report.residue_bytes:
         sentence = f"{report.residue_bytes} bytes of residue were found and cleared."
         evidence = {"residue_bytes": report.residue_bytes}
         findings.append(Finding(Step.MEMORY, "residue", Severity.NOTE, sentence, evidence))
+    if report.unsettled_bytes:
+        sentence = f"{report.unsettled_bytes} bytes stay in use although nobody has the device any more."
+        evidence = {"unsettled_bytes": report.unsettled_bytes}
+        findings.append(Finding(Step.MEMORY, "memory-not-back", Severity.FAULT, sentence, evidence))
     if report.mended is not None:
         findings.append(Finding(Step.MEMORY, "size-mended", Severity.NOTE, report.mended))
     bad = any(finding.severity in (Severity.DIRTY, Severity.FAULT) for finding in findings)
@@ -63,6 +75,9 @@ def _judge(work: Work, report: EraseReport, seconds: float) -> StepResult:
         "cleared_bytes": report.cleared_bytes,
         "verified_bytes": report.verified_bytes,
         "residue_bytes": report.residue_bytes,
+        "reserved_bytes": report.reserved_bytes,
+        "not_covered_bytes": report.not_covered_bytes,
+        "residue_map": " ".join(map(str, report.residue_map)) if report.residue_bytes else "",
         **{f"{phase}_seconds": round(duration, 6) for phase, duration in report.seconds_by_phase},
     }
     return StepResult(

@@ -1,9 +1,13 @@
-"""Reset: when a recovery or the policy needs it. Precondition: the holders step showed the device free."""
+"""Reset: when a recovery or the policy needs it. Precondition: the holders step showed the device free.
+
+Devices that are reset with it stay still meanwhile: none of them may be in use, and none is granted until it is over.
+"""
 
 from __future__ import annotations
 
 from scrubber.domain.errors import DeviceFault, Held
 from scrubber.domain.evidence import Finding, Severity, Step, StepResult, Verdict
+from scrubber.domain.policy import ResetUse
 from scrubber.engine.steps.work import Work
 
 __all__ = ["reset_device"]
@@ -13,15 +17,22 @@ async def reset_device(work: Work) -> StepResult:
     instruments = work.instruments
     start = instruments.clock.monotonic()
 
-    def done(verdict: Verdict, *findings: Finding) -> StepResult:
-        return StepResult(Step.RESET, verdict, instruments.clock.monotonic() - start, findings)
+    def done(verdict: Verdict, *findings: Finding, not_covered: tuple[str, ...] = ()) -> StepResult:
+        return StepResult(Step.RESET, verdict, instruments.clock.monotonic() - start, findings, not_covered=not_covered)
 
-    why_not = await instruments.resetter.unavailable(work.device)
-    if why_not is not None:
-        sentence = f"A reset is required and cannot be done here: {why_not}"
-        return done(Verdict.FAILED, Finding(Step.RESET, "reset-unavailable", Severity.FAULT, sentence))
+    plan = await instruments.resetter.plan(work.device)
+    if plan.unavailable is not None:
+        if work.plan.reset is ResetUse.REQUIRED:
+            sentence = f"A reset is required and cannot be done here: {plan.unavailable}"
+            return done(Verdict.FAILED, Finding(Step.RESET, "reset-unavailable", Severity.FAULT, sentence))
+        sentence = f"A reset would help and cannot be done here: {plan.unavailable}"
+        note = Finding(Step.RESET, "reset-unavailable", Severity.NOTE, sentence)
+        return done(Verdict.NOT_COVERED, note, not_covered=(f"reset: {plan.unavailable}",))
+    if plan.blockers:
+        return done(Verdict.FAILED, work.dirty(Step.RESET, "held", " ".join(plan.blockers)))
     try:
-        await instruments.resetter.reset(work.device, work.policy.limits.reset)
+        async with work.still(plan.together):
+            await instruments.resetter.reset(work.device, work.policy.limits.reset)
     except Held as held:  # a ghost, say, that is a descriptor in flight: no reset ends it, and the device is well
         return done(Verdict.FAILED, work.dirty(Step.RESET, "held", str(held)))
     except DeviceFault as fault:

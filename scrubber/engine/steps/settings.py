@@ -22,25 +22,20 @@ async def check_settings(work: Work) -> StepResult:
 
 
 async def restore_settings(work: Work) -> StepResult:
-    """Bring back whatever is off. A setting that does not come back is the device's fault."""
+    """Bring all of them back, also those that cannot be read. One that does not come back is the device's fault."""
     instruments = work.instruments
     start = instruments.clock.monotonic()
     snapshot = await instruments.telemetry.snapshot(work.device)
     off = settings_off(snapshot, work.policy)
+    wanted = wanted_settings(snapshot, work.policy)
+    after = await instruments.settings.restore(work.device, wanted)
     findings = [
-        Finding(Step.SETTINGS, "settings-restored", Severity.NOTE, f"{name} was {found}, is {wanted} again.")
-        for name, (found, wanted) in sorted(off.items())
+        Finding(Step.SETTINGS, "settings-stay", Severity.FAULT, f"{name} stays {after.get(name)}, not {wanted[name]}.")
+        for name in sorted(name for name in wanted if after.get(name) != wanted[name])
+    ] or [
+        Finding(Step.SETTINGS, "settings-restored", Severity.NOTE, f"{name} was {found}, is {value} again.")
+        for name, (found, value) in sorted(off.items())
     ]
-    if off:
-        wanted = wanted_settings(snapshot, work.policy)
-        after = await instruments.settings.restore(work.device, wanted)
-        stay = sorted(name for name in off if after.get(name) != wanted[name])
-        findings = [
-            Finding(
-                Step.SETTINGS, "settings-stay", Severity.FAULT, f"{name} stays {after.get(name)}, not {wanted[name]}."
-            )
-            for name in stay
-        ] or findings
     bad = any(finding.severity is Severity.FAULT for finding in findings)
     return StepResult(
         Step.SETTINGS,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
 from scrubber.domain.device import Device
@@ -12,7 +13,7 @@ from scrubber.domain.policy import Plan, Policy
 from scrubber.domain.record import DeviceRecord, Grant
 from scrubber.domain.telemetry import Snapshot
 from scrubber.engine.instruments import Instruments
-from scrubber.ports import Progress
+from scrubber.ports import EraseReport, Progress
 
 __all__ = ["Work"]
 
@@ -25,6 +26,8 @@ class Work:
         standings: where the pod of each open grant stands now.
         urgent: whether somebody waits for this scrub now.
         progress: receives how far the eraser is.
+        still: keeps other devices, by id, out of use while it is open; raises ``Held`` when one is in use.
+        erased: what the eraser reported, for the steps that judge parts of it.
     """
 
     scrub: str
@@ -36,6 +39,8 @@ class Work:
     standings: Callable[[], Awaitable[list[tuple[Grant, Standing]]]]
     urgent: Callable[[], bool]
     progress: Callable[[Progress], None]
+    still: Callable[[Iterable[str]], AbstractAsyncContextManager[None]]
+    erased: list[EraseReport] = field(default_factory=list)
     answers: dict[str, Snapshot] = field(default_factory=dict)
 
     async def one_snapshot(self) -> Snapshot:

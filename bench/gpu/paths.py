@@ -1,0 +1,107 @@
+"""The two paths of a hand-over on a GPU, timed part by part from the outside, through the ports that the engine uses.
+
+Promise: what is timed is what ships. The slow path is every act between the request and what a certificate is made of;
+the fast path is its two questions. Storing the certificate is the ledger's, which ``make bench`` measures.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from bench.figures import Quantiles
+from scrubber.domain.device import Device
+from scrubber.ports import Eraser, EraseReport, EraseRequest, Holders, Settings, Telemetry
+
+__all__ = ["Ports", "SlowPath", "fast_path", "rates", "slow_path"]
+
+_DEADLINE = 60.0
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """What a scrub needs of a backend."""
+
+    holders: Holders
+    telemetry: Telemetry
+    settings: Settings
+    eraser: Eraser
+
+
+@dataclass(frozen=True, slots=True)
+class SlowPath:
+    """One slow path. ``parts`` are seconds by name, in order; ``passes`` those that the eraser told, by phase."""
+
+    seconds: float
+    parts: Mapping[str, float]
+    passes: Mapping[str, float]
+    report: EraseReport
+
+
+async def slow_path(ports: Ports, device: Device, wanted: Mapping[str, str], *, pattern: bool = False) -> SlowPath:
+    """Holders, health, memory with the processors, settings, health again, holders again.
+
+    Args:
+        wanted: the settings to restore. None are touched when it is empty.
+
+    Raises:
+        ScrubberError: as the ports do.
+    """
+    parts: dict[str, float] = {}
+    begun = time.perf_counter()
+
+    async def timed(name: str, work: Awaitable[_T]) -> _T:
+        start = time.perf_counter()
+        result = await work
+        parts[name] = parts.get(name, 0.0) + time.perf_counter() - start
+        return result
+
+    await timed("holders", ports.holders.holders(device))
+    await timed("health", ports.telemetry.snapshot(device))
+    request = EraseRequest("bench", audit=True, pattern=pattern, deadline=_DEADLINE)
+    report = await timed("memory", ports.eraser.erase(device, request, lambda _: None))
+    if wanted:
+        await timed("settings", ports.settings.restore(device, wanted))
+    await timed("health", ports.telemetry.snapshot(device))
+    await timed("held", ports.holders.held(device))
+    seconds = time.perf_counter() - begun
+    passes = dict(report.seconds_by_phase)
+    parts["memory, outside its passes"] = parts["memory"] - sum(passes.values())
+    return SlowPath(seconds, parts, passes, report)
+
+
+def rates(path: SlowPath, limits: Mapping[str, float]) -> dict[str, float]:
+    """Bytes per second of each pass, and its share of what the device did at best in the same run.
+
+    Args:
+        limits: bytes per second by ``read`` and ``write``.
+    """
+    bounds = {"audit": limits["read"], "clear": limits["write"], "verify": limits["read"]}
+    found: dict[str, float] = {}
+    for phase, bound in bounds.items():
+        seconds = path.passes.get(phase)
+        if seconds:
+            rate = path.report.cleared_bytes / seconds
+            found |= {f"{phase}_bytes_per_second": rate, f"{phase}_share": rate / bound}
+    return found
+
+
+async def fast_path(
+    ports: Ports, device: Device, samples: int, beside: Callable[[], Awaitable[object]]
+) -> tuple[Quantiles, Quantiles | None]:
+    """Its two questions ``samples`` times, and ``beside`` once for every twenty of them, in turn."""
+    seconds: list[float] = []
+    reference: list[float] = []
+    for sample in range(samples):
+        start = time.perf_counter()
+        await ports.telemetry.snapshot(device)
+        await ports.holders.held(device)
+        seconds.append(time.perf_counter() - start)
+        if sample % 20 == 0:
+            start = time.perf_counter()
+            if await beside() is not None:
+                reference.append(time.perf_counter() - start)
+    return Quantiles.of(seconds), Quantiles.of(reference) if reference else None

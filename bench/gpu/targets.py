@@ -1,0 +1,78 @@
+"""What was promised for a scrub on a GPU, compared with what was measured, in one table.
+
+The targets are those of the H200; on another model a missed one is a figure, no fault. What was not measured is said to
+be unmeasured, and is neither met nor missed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+__all__ = ["TARGETS", "Judged", "Target", "judge"]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A promise about one figure.
+
+    Attributes:
+        figure: ``<result>:<figure>`` as the check names it.
+        least, most: the bounds that hold; None for none.
+        unit: ``share`` is printed as a percentage.
+    """
+
+    sentence: str
+    figure: str
+    unit: str
+    least: float | None = None
+    most: float | None = None
+
+    def met(self, measured: float) -> bool:
+        return (self.least is None or measured >= self.least) and (self.most is None or measured <= self.most)
+
+
+TARGETS = (
+    Target("audit pass against the run's read limit", "bench.passes:audit_share", "share", least=0.90),
+    Target("clear pass against the run's write limit", "bench.passes:clear_share", "share", least=0.90),
+    Target("verify pass against the run's read limit", "bench.passes:verify_share", "share", least=0.90),
+    Target("cleared and verified of total - reserved", "coverage:share", "share", least=0.995),
+    Target("request to certificate: audit, clear, verify, on-chip", "bench.slow-path:seconds", "s", most=1.0),
+    Target("secret found in global memory after the scrub", "attack.global-memory.after:found_bytes", "B", most=0),
+    Target("secret found in shared memory after the scrub", "attack.shared-memory.after:found_bytes", "B", most=0),
+    Target("secret found in registers after the scrub", "attack.registers.after:found_bytes", "B", most=0),
+    Target("secret found in a MIG instance after the scrub", "attack.mig-instance.after:found_bytes", "B", most=0),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A target and its figure; ``measured`` is None when it was not measured."""
+
+    target: Target
+    measured: float | None
+
+    @property
+    def met(self) -> bool | None:
+        return None if self.measured is None else self.target.met(self.measured)
+
+    @property
+    def row(self) -> str:
+        bound = "at least" if self.target.least is not None else "at most"
+        limit = self.target.least if self.target.least is not None else self.target.most
+        verdict = {None: "unmeasured", True: "met", False: "MISSED"}[self.met]
+        return (
+            f"{verdict:<10} {self.target.sentence}: {_said(self.measured, self.target.unit)} "
+            f"({bound} {_said(limit, self.target.unit)})"
+        )
+
+
+def judge(figure: Callable[[str], float | None]) -> tuple[Judged, ...]:
+    """Every target with the number that ``figure`` gives for it."""
+    return tuple(Judged(target, figure(target.figure)) for target in TARGETS)
+
+
+def _said(value: float | None, unit: str) -> str:
+    if value is None:
+        return "not measured"
+    return f"{100 * value:.2f} %" if unit == "share" else f"{value:,.4g} {unit}"

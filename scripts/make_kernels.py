@@ -1,0 +1,128 @@
+"""Compile each ``.cu`` file of ours to the PTX text that is shipped beside it.
+
+Promise: the text loads on every driver of CUDA 12 and on every GPU from Volta on (``.version`` 7.8 at most, ``.target
+sm_70``), its first line names the source that it was made of, and the same source gives the same bytes on every machine.
+So the image needs no compiler, and ``tests/unit/test_kernels_ptx.py`` holds each file to its source.
+
+The compiler is NVRTC 11.8, the last whose output those drivers load without complaint; it comes with the development
+dependencies (nvidia-cuda-nvrtc-cu11) and needs no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import hashlib
+import locale
+import re
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, files
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = (Path("scrubber/adapters/cuda/kernels.cu"), Path("tests/gpu/attacks.cu"))
+OPTIONS = (b"--gpu-architecture=compute_70", b"--std=c++14")
+NEWEST_VERSION = (7, 8)
+TARGET = "sm_70"
+
+_PACKAGE = "nvidia-cuda-nvrtc-cu11"
+_LIBRARY = "libnvrtc.so.11.2"
+
+
+class Refused(Exception):
+    """The source does not compile, or what came out is not what drivers load; says which."""
+
+
+def heading(source: Path) -> bytes:
+    """The first line of the PTX text made of ``source``: whose text it is."""
+    return f"// {source.name} sha256:{hashlib.sha256(source.read_bytes()).hexdigest()}\n".encode()
+
+
+def ptx(source: Path) -> bytes:
+    """The PTX text of ``source``, with its heading.
+
+    Raises:
+        Refused: with the compiler's own words, or with what is wrong about the text.
+    """
+    text = _compile(source)
+    _check(source, text.decode("ascii"))
+    return heading(source) + text
+
+
+def _check(source: Path, text: str) -> None:
+    version = re.search(r"^\.version (\d+)\.(\d+)$", text, re.MULTILINE)
+    target = re.search(r"^\.target (\S+)$", text, re.MULTILINE)
+    if version is None or (int(version[1]), int(version[2])) > NEWEST_VERSION:
+        raise Refused(f"{source.name}: {version and version[0]} is newer than drivers of CUDA 12 load.")
+    if target is None or target[1] != TARGET:
+        raise Refused(f"{source.name}: {target and target[0]} instead of .target {TARGET}.")
+
+
+def _library() -> ctypes.CDLL:
+    try:
+        found = [file for file in files(_PACKAGE) or [] if file.name == _LIBRARY]
+    except PackageNotFoundError:
+        found = []
+    if not found:
+        raise Refused(f"{_LIBRARY} is missing; install the development dependencies ({_PACKAGE}).")
+    library = ctypes.CDLL(str(found[0].locate()))
+    library.nvrtcGetErrorString.restype = ctypes.c_char_p
+    return library
+
+
+def _compile(source: Path) -> bytes:
+    nvrtc = _library()
+    before = locale.setlocale(locale.LC_ALL)
+
+    def must(status: int, *, log: ctypes.c_void_p | None = None) -> None:
+        if status != 0:
+            said = _text(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, log).decode() if log else ""
+            raise Refused(f"{source.name}: {nvrtc.nvrtcGetErrorString(status).decode()}\n{said}".rstrip())
+
+    program = ctypes.c_void_p()
+    must(nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.read_bytes(), source.name.encode(), 0, None, None))
+    try:
+        options = (ctypes.c_char_p * len(OPTIONS))(*OPTIONS)
+        must(nvrtc.nvrtcCompileProgram(program, len(OPTIONS), options), log=program)
+        return _text(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program)
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+        locale.setlocale(locale.LC_ALL, before)  # the compiler sets it to "C", for the whole process
+
+
+def _text(size_of: ctypes._NamedFuncPointer, get: ctypes._NamedFuncPointer, program: ctypes.c_void_p) -> bytes:
+    size = ctypes.c_size_t()
+    size_of(program, ctypes.byref(size))
+    buffer = ctypes.create_string_buffer(size.value)
+    get(program, buffer)
+    return buffer.value
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the PTX text of each source, or say with ``--check`` which is not up to date; 1 when one is not."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--check", action="store_true", help="compare, and write nothing")
+    parser.add_argument("source", type=Path, nargs="*", help="a .cu file (default: all of the tree)")
+    arguments = parser.parse_args(argv)
+    stale = False
+    for source in arguments.source or [ROOT / path for path in SOURCES]:
+        try:
+            text = ptx(source)
+        except Refused as refused:
+            print(refused, file=sys.stderr)
+            return 1
+        shipped = source.with_suffix(".ptx")
+        if shipped.is_file() and shipped.read_bytes() == text:
+            continue
+        stale = True
+        if arguments.check:
+            print(f"{shipped} is not what {source.name} compiles to: make kernels", file=sys.stderr)
+        else:
+            shipped.write_bytes(text)
+            print(shipped)
+    return 1 if stale and arguments.check else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

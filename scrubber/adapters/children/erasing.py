@@ -1,0 +1,58 @@
+"""What an eraser child and its parent agree on: how far it is, and how its numbers are read.
+
+Promise: a number that makes no sense is refused and never rounded to one that does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from scrubber.adapters.children.message import Message
+from scrubber.adapters.children.process import Child
+from scrubber.adapters.children.questions import answer_of
+from scrubber.domain.errors import Unreadable
+from scrubber.ports.eraser import Progress
+
+__all__ = ["byte_count", "listen", "seconds_by_phase"]
+
+
+async def listen(child: Child, progress: Callable[[Progress], None]) -> Message:
+    """Pass on how far ``child`` is until it has a result, and answer that.
+
+    Raises:
+        ScrubberError: the fault that it answers instead; Unreadable for what makes no sense.
+        ChildDied: there is none.
+    """
+    while "phase" in (message := await child.receive()):
+        phase = message["phase"]
+        if not isinstance(phase, str):
+            raise Unreadable("The eraser's progress makes no sense.")
+        progress(Progress(phase, byte_count(message, "done_bytes"), byte_count(message, "total_bytes")))
+    return answer_of(message)
+
+
+def byte_count(message: Message, key: str) -> int:
+    """A number of bytes (or of anything else that is counted) in a report.
+
+    Raises:
+        Unreadable: it is none.
+    """
+    value = message.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise Unreadable(f"The eraser's report makes no sense: {key!r} is {value!r}.")
+    return value
+
+
+def seconds_by_phase(message: Message) -> tuple[tuple[str, float], ...]:
+    """How long each pass of a report took.
+
+    Raises:
+        Unreadable: it does not say so.
+    """
+    rows = message.get("seconds_by_phase")
+    if not isinstance(rows, list):
+        raise Unreadable("The eraser's report makes no sense.")
+    try:
+        return tuple((str(phase), float(duration)) for phase, duration in rows)
+    except (TypeError, ValueError) as error:
+        raise Unreadable("The eraser's report makes no sense.") from error

@@ -1,0 +1,63 @@
+"""Programs that outlived the service that started them, told by the lock of the device that each works on.
+
+Promise: nothing happens to a device while somebody holds its lock, and a process is signalled only when it is the one
+that the lock names: same PID, same start time, and the lock file open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+from scrubber.adapters.children.process import process_over
+from scrubber.adapters.locks import UNNAMED, lock_holder
+
+__all__ = ["end_holder"]
+
+_PATIENCE = 2.0
+_POLL = 0.02
+
+
+async def end_holder(lock: Path, deadline: float) -> bool:
+    """Wait for whoever holds ``lock``, then end it if it is an eraser; True once the lock is free.
+
+    An orphan stops by itself at its next chunk, so it gets half of ``deadline`` (2 s at most) for that. A holder that
+    is not proved to be an eraser is only waited for.
+    """
+    loop = asyncio.get_running_loop()
+    end = loop.time() + deadline
+    kill_at = loop.time() + min(deadline / 2, _PATIENCE)
+    while (pid := lock_holder(lock)) is not None:
+        if loop.time() >= end:
+            return False
+        pidfd = _open_holder(lock, pid)
+        if pidfd is None:
+            await asyncio.sleep(min(_POLL, max(0.0, end - loop.time())))
+            continue
+        try:
+            if loop.time() >= kill_at:
+                with suppress(ProcessLookupError, PermissionError):  # gone, or another user's: then only time helps
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(kill_at if loop.time() < kill_at else end):
+                    await process_over(pidfd)
+        finally:
+            os.close(pidfd)
+    return True
+
+
+def _open_holder(lock: Path, pid: int) -> int | None:
+    """A pidfd of the eraser ``pid``: opened first, then proved, so that it cannot be a later process of that PID."""
+    if pid == UNNAMED:
+        return None
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
+    if lock_holder(lock) == pid:
+        return pidfd
+    os.close(pidfd)
+    return None

@@ -1,0 +1,78 @@
+"""Which systemd unit a process belongs to: how the node's own daemons are known, and never by what they call themselves.
+
+Anybody can name a program ``nvidia-persistenced``. Nobody without privilege over the whole node can move into a cgroup
+below ``system.slice``, so the kernel's word about the cgroup is taken, and only that of a unit's own cgroup: what runs in
+a cgroup below it, or in a PID namespace of its own, is a container that the unit started.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from scrubber.adapters.containers.procfs import Proc
+
+__all__ = ["unit_in", "unit_of"]
+
+_INIT = "/init.scope"
+_SYSTEMDS = ("", "name=systemd")
+"""The hierarchies in which systemd keeps its units: v2, and its own of v1. A hybrid node has both."""
+
+
+def unit_of(pid: int, *, proc: Path = Path("/proc")) -> str | None:
+    """The service of the node's systemd that ``pid`` belongs to (``nvidia-persistenced.service``).
+
+    None for everybody else: users' services, containers, a process that is gone or may not be looked at, and everybody
+    on a node whose first process is not systemd.
+    """
+    node = Proc(proc)
+    first, before = node.stat(1), node.living(pid)
+    if first is None or before is None or not _among_the_node_s_own(proc, pid):
+        return None
+    unit = unit_in(node.cgroup(before) or "", node.cgroup(first) or "")
+    after = node.living(pid)
+    return unit if after is not None and after.started == before.started else None
+
+
+def unit_in(cgroups: str, of_init: str) -> str | None:
+    """The unit that ``cgroups``, the text of ``/proc/PID/cgroup``, puts a process in.
+
+    Args:
+        of_init: the same of PID 1. It is in ``init.scope`` at the top, wherever the top is as seen from the cgroup
+            namespace of whoever asks: a service in a container sees ``/../../..`` in front of everything.
+    """
+    theirs, tops = _paths(cgroups), _paths(of_init)
+    units = {
+        _unit(theirs.get(each, ""), tops[each].removesuffix(_INIT))
+        for each in _SYSTEMDS
+        if tops.get(each, "").endswith(_INIT)
+    }
+    return units.pop() if len(units) == 1 else None
+
+
+def _paths(cgroups: str) -> Mapping[str, str]:
+    """The path in each hierarchy, by its controllers; v2 has none."""
+    lines = (line.split(":", 2) for line in cgroups.splitlines())
+    return {line[1]: line[2] for line in lines if len(line) == 3}
+
+
+def _unit(path: str, top: str) -> str | None:
+    """``/system.slice/x.service``, or deeper in slices of ``system.slice``; nothing below the service itself."""
+    components = path.removeprefix(f"{top}/").split("/") if path.startswith(f"{top}/") else []
+    if len(components) < 2 or components[0] != "system.slice":
+        return None
+    *slices, unit = components[1:]
+    return unit if unit.endswith(".service") and all(_is_slice_of_system(each) for each in slices) else None
+
+
+def _is_slice_of_system(name: str) -> bool:
+    return name.startswith("system-") and name.endswith(".slice")
+
+
+def _among_the_node_s_own(proc: Path, pid: int) -> bool:
+    """Whether ``pid`` is in the PID namespace of this service, which is the node's."""
+    try:
+        return os.readlink(proc / str(pid) / "ns" / "pid") == os.readlink(proc / "self" / "ns" / "pid")
+    except OSError:
+        return False

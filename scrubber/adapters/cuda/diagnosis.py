@@ -1,0 +1,264 @@
+"""What a forked child does to one GPU, or one instance of it, to see whether it works.
+
+Promise: every result is compared with one that came about in another way: memory with a pattern that knows its own
+address, a matrix product with the same product of another kernel, what was sent to the device with what a kernel finds
+there, what comes back with what the device had made. Nothing that a tenant left is looked at, and zeros are left behind,
+which were read back. Killed in between it leaves its pattern: whoever asked for it has to treat the device as dirty.
+
+A program of the zygote (:mod:`scrubber.adapters.cuda.zygote`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy
+from cupy.cuda import runtime
+
+from scrubber.adapters.children.checking import Allotment, Tally
+from scrubber.adapters.children.child import Fault, Link
+from scrubber.adapters.children.message import Message
+from scrubber.adapters.cuda.gpu import Counters, Gpu, Piece, take_device, translated
+
+__all__ = ["run"]
+
+_SLICE = 1 << 30
+"""Bytes between two looks at the clock and at the parent: a fraction of a millisecond of the fastest memory."""
+
+_HOST_BUFFER = 32 << 20
+_SMALLEST_MATRIX, _LARGEST_MATRIX = 64, 4096
+_ENOUGH_ROUNDS = 8
+_TILE = 16
+_BAD, _FIRST, _COUNTERS = 0, 1, 2
+
+
+class Diagnosis:
+    """The checks of one device, in order. All sizes are bytes."""
+
+    def __init__(self, link: Link, gpu: Gpu) -> None:
+        self._link = link
+        self._gpu = gpu
+        gpu.load()
+        self._counters = Counters(gpu, _COUNTERS)
+        self._pieces = gpu.take_all(self._between)
+        self._slices = [part for piece in self._pieces for part in _cut(piece, _SLICE)]
+        self._next = 0
+        self.pattern = Tally("memory-pattern", "bytes", time.monotonic)
+        self.product = Tally("matrix-product", "operations", time.monotonic)
+        self.to_device = Tally("host-to-device", "bytes", time.monotonic)
+        self.to_host = Tally("device-to-host", "bytes", time.monotonic)
+
+    def run(self, allotment: Allotment) -> list[Message]:
+        """All checks, then zeros everywhere.
+
+        Raises:
+            Fault: the device failed at its work.
+        """
+        self._pattern_round(allotment)
+        while not allotment.over("memory-pattern"):
+            self._pattern_round(allotment)
+        self._products(allotment)
+        self._transfers(allotment)
+        self._leave_zeros()
+        self._gpu.free(self._pieces)
+        return [each.message() for each in (self.pattern, self.product, self.to_device, self.to_host)]
+
+    # --- memory
+
+    def _pattern_round(self, allotment: Allotment) -> None:
+        """Write as much as half of the time allows, or everything; then check it all. The next round goes on behind
+        the last slice of this one, so that a short time reaches all of a large memory in the end.
+        """
+        nonce = numpy.uint64(int.from_bytes(os.urandom(8), "big"))
+        half_over = allotment.half("memory-pattern")
+        written: list[Piece] = []
+        for part in (*self._slices[self._next :], *self._slices[: self._next]):
+            self._between()
+            with self._device_time(self.pattern):
+                self._gpu.launch("fill_pattern", *_place(part), numpy.uint64(part.offset), nonce)
+            written.append(part)
+            if half_over():
+                break
+        self._next = (self._next + len(written)) % len(self._slices)
+        for part in written:
+            self._between()
+            with self._device_time(self.pattern):
+                self._check_pattern(part, nonce)
+            self.pattern.done += 2 * part.size
+        self.pattern.errors += self._found()
+
+    def _leave_zeros(self) -> None:
+        for part in self._slices:
+            self._between()
+            self._gpu.launch("fill_zero", *_place(part))
+            self._gpu.wait()
+        for part in self._slices:
+            self._between()
+            counted = (self._counters.at(_BAD), self._counters.at(_FIRST), numpy.uint64(0), numpy.uint64(0))
+            self._gpu.launch("count_nonzero", *_place(part), numpy.uint64(part.offset), *counted)
+            self._gpu.wait()
+        self.pattern.errors += self._found()
+
+    # --- arithmetic
+
+    def _products(self, allotment: Allotment) -> None:
+        """One product of whole numbers by two kernels, in the largest size of which the time allows some: a small one
+        keeps the device waiting instead of working, so only the last size counts for the rate.
+        """
+        largest = min(_LARGEST_MATRIX, self._largest_matrix())
+        size = min(_SMALLEST_MATRIX, largest)
+        while True:
+            before = self.product.seconds
+            self._product(size)
+            if allotment.over("matrix-product"):
+                return
+            next_takes = 8 * (self.product.seconds - before)
+            if 2 * size <= largest and _ENOUGH_ROUNDS * next_takes <= allotment.left("matrix-product"):
+                size *= 2
+                self.product.done, self.product.seconds = 0, 0.0
+
+    def _product(self, size: int) -> None:
+        self._between()
+        cells = size * size
+        room = max(self._slices, key=lambda part: part.size).pointer
+        a, b, one, other = (numpy.uint64(room + 4 * cells * index) for index in range(4))
+        for matrix, seed in ((a, 1), (b, 2)):
+            self._gpu.launch("fill_u32_mix", matrix, numpy.uint64(cells), numpy.uint64(seed + self.product.done))
+        with translated("Memory could not be set"):  # to what differs, so that a kernel that does nothing shows
+            runtime.memsetAsync(int(one), 0x00, 4 * cells, self._gpu.stream.ptr)
+            runtime.memsetAsync(int(other), 0xFF, 4 * cells, self._gpu.stream.ptr)
+        with self._device_time(self.product):
+            for name, product in (("matmul_tiled", one), ("matmul_naive", other)):
+                self._multiply(name, a, b, product, size)
+        self._gpu.launch("compare_u32", one, other, numpy.uint64(cells), self._counters.at(_BAD))
+        self.product.errors += self._found()
+        self.product.done += 2 * 2 * size**3
+
+    def _multiply(self, name: str, a: numpy.uint64, b: numpy.uint64, product: numpy.uint64, size: int) -> None:
+        with translated(f"{name} could not be started"):
+            tiles = size // _TILE
+            self._gpu.kernel(name)(
+                (tiles, tiles), (_TILE, _TILE), (a, b, product, numpy.uint32(size)), stream=self._gpu.stream
+            )
+
+    def _largest_matrix(self) -> int:
+        """Rows of the largest of four matrices of 32-bit numbers that fit side by side."""
+        return math.isqrt(max(part.size for part in self._slices) // 16) // _TILE * _TILE
+
+    # --- the way to and from the host
+
+    def _transfers(self, allotment: Allotment) -> None:
+        room = max(self._slices, key=lambda part: part.size)
+        part = Piece(room.pointer, 0, min(room.size, _HOST_BUFFER))
+        nonce = int.from_bytes(os.urandom(8), "big")
+        wanted = pattern(part.size, nonce)
+        with pinned(part.size) as (address, buffer):
+            self._transfer(part, nonce, wanted, address, buffer)
+            while not allotment.over("transfers"):
+                self._transfer(part, nonce, wanted, address, buffer)
+
+    def _transfer(self, part: Piece, nonce: int, wanted: numpy.ndarray, address: int, buffer: numpy.ndarray) -> None:
+        """There: the device's own kernel looks at what came. Back: the host looks at what the device had made."""
+        self._between()
+        buffer[:] = wanted
+        self._gpu.launch("fill_zero", *_place(part))
+        with self._device_time(self.to_device):
+            self._copy(part.pointer, address, part.size, runtime.memcpyHostToDevice)
+        self._check_pattern(part, numpy.uint64(nonce))
+        self.to_device.errors += self._found()
+        self.to_device.done += part.size
+        buffer[:] = 0
+        self._gpu.launch("fill_pattern", *_place(part), numpy.uint64(0), numpy.uint64(nonce))
+        with self._device_time(self.to_host):
+            self._copy(address, part.pointer, part.size, runtime.memcpyDeviceToHost)
+        self.to_host.errors += int(numpy.count_nonzero(buffer != wanted))
+        self.to_host.done += part.size
+
+    def _copy(self, to: int, from_: int, size: int, kind: int) -> None:
+        with translated("A transfer could not be started"):
+            runtime.memcpyAsync(to, from_, size, kind, self._gpu.stream.ptr)
+
+    # --- what all of them need
+
+    def _check_pattern(self, part: Piece, nonce: numpy.uint64) -> None:
+        counted = (self._counters.at(_BAD), self._counters.at(_FIRST))
+        self._gpu.launch("check_pattern", *_place(part), numpy.uint64(part.offset), nonce, *counted)
+
+    def _found(self) -> int:
+        """What the kernels have counted since it was asked last."""
+        found = self._counters.read()[_BAD]
+        self._counters.zero()
+        return found
+
+    @contextmanager
+    def _device_time(self, tally: Tally) -> Iterator[None]:
+        """Count the seconds that the device needs for what is launched inside; waits for it."""
+        timing = self._gpu.time()
+        yield
+        self._gpu.wait()
+        tally.seconds += timing.seconds()
+
+    def _between(self) -> None:
+        if self._link.parent_gone():
+            sys.exit(0)
+
+
+def pattern(size: int, nonce: int) -> numpy.ndarray:
+    """``size`` bytes as the kernel ``fill_pattern`` writes them from offset 0 on, in 64-bit words."""
+    with numpy.errstate(over="ignore"):
+        mixed = (numpy.arange(0, size, 16, dtype=numpy.uint64) ^ numpy.uint64(nonce)) * numpy.uint64(0x9E3779B97F4A7C15)
+        mixed ^= mixed >> numpy.uint64(32)
+        mixed *= numpy.uint64(0xD6E8FEB86659FD93)
+        mixed ^= mixed >> numpy.uint64(32)
+    words = numpy.empty(2 * mixed.size, dtype=numpy.uint64)
+    words[0::2] = mixed
+    words[1::2] = ((mixed << numpy.uint64(32)) | (mixed >> numpy.uint64(32))) ^ numpy.uint64(0xA5A5A5A55A5A5A5A)
+    return words
+
+
+@contextmanager
+def pinned(size: int) -> Iterator[tuple[int, numpy.ndarray]]:
+    """``size`` bytes of the host's memory that the device can reach by itself: the address, and 64-bit words there."""
+    with translated("Memory of the host could not be pinned"):
+        address = int(runtime.hostAlloc(size, 0))
+    try:
+        yield address, numpy.frombuffer(memoryview((ctypes.c_ubyte * size).from_address(address)), dtype=numpy.uint64)
+    finally:
+        with translated("Memory of the host could not be given back"):
+            runtime.freeHost(address)
+
+
+def _place(part: Piece) -> tuple[numpy.uint64, numpy.uint64]:
+    """A piece as kernels take it: its address, and its units of 16 bytes."""
+    return numpy.uint64(part.pointer), numpy.uint64(part.size // 16)
+
+
+def _cut(piece: Piece, size: int) -> Iterator[Piece]:
+    for start in range(0, piece.size, size):
+        yield Piece(piece.pointer + start, piece.offset + start, min(size, piece.size - start))
+
+
+def diagnose(link: Link, request: Message) -> Message:
+    """Do what ``request`` (written by :class:`scrubber.adapters.cuda.diagnostician.CudaDiagnostics`) says."""
+    until = request.get("until")
+    if not isinstance(until, int | float):
+        raise Fault("unreadable", "A request to diagnose says until when there is time.")
+    allotment = Allotment(until, time.monotonic)
+    return {"checks": Diagnosis(link, take_device(request)).run(allotment)}
+
+
+def run(link: Link) -> None:
+    """What the zygote forks: one request, one answer."""
+    request = link.receive()
+    if request is None:
+        return
+    try:
+        link.send({"ok": diagnose(link, request)})
+    except Fault as fault:
+        link.send({"fault": fault.code, "sentence": fault.sentence})

@@ -1,0 +1,192 @@
+"""What a forked child does to one GPU, or one instance of it, to clear it and prove it.
+
+Promise: it says "cleared" and "verified" only of bytes that this run wrote and, when all of them were written, read
+back as zeros in another launch; every other byte of the device is counted as not covered. It stops between two pieces
+of memory as soon as its parent is gone. Residue is counted, never kept.
+
+Who it is stands in the device's lock file, which it holds from before the first context to its end. The processors come
+first and last: first, because what is counted there must not be what our own kernels left; last, because the audit
+carried what it read through them.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from secrets import randbits
+
+import numpy
+
+from scrubber.adapters.children.child import Fault, Link
+from scrubber.adapters.children.message import Message
+from scrubber.adapters.cuda.gpu import Counters, Gpu, Piece, take_device
+from scrubber.adapters.cuda.processors import Processors
+
+__all__ = ["run"]
+
+_PROGRESS_SECONDS = 0.05
+_MAP_PARTS = 64
+_UNIT = 16
+
+_WITNESS_BYTES = 16
+_COUNT, _FIRST, _WITNESS, _MAP = 0, 1, 2, 4
+"""Where the counters of a pass stand: bytes, the first one's offset, two words that are not zero, and bytes by part."""
+
+
+class Eraser:
+    """One scrub, pass by pass; what it counted is what the report says. All counts are bytes."""
+
+    def __init__(self, link: Link, gpu: Gpu) -> None:
+        self._link = link
+        self._told = 0.0
+        self._gpu = gpu
+        self._gpu.load()
+        self._processors = Processors(self._gpu, self._between)
+        self._counters = Counters(self._gpu, _MAP + _MAP_PARTS)
+        self._pieces: list[Piece] = []
+        self._map_part = 0
+        self.covered = 0
+        self.cleared = 0
+        self.residue: int | None = None
+        self.residue_map: list[int] = []
+        self.pattern_failed = 0
+        self.left_over = 0
+        self.on_chip: Message | None = None
+        self.seconds: dict[str, float] = {}
+
+    def run(self, *, audit: bool, pattern: bool, on_chip: bool) -> None:
+        """All passes, in order; the memory is given back when they are over."""
+        before = self._clear_processors() if on_chip else {}
+        self._pieces = self._gpu.take_all(self._between)
+        self.covered = self._pieces[-1].end
+        self._map_part = -(-self.covered // (_MAP_PARTS * _UNIT)) * _UNIT
+        if audit:
+            self.residue = self._nonzero("audit")
+            self.residue_map = self._counters.read()[_MAP:] if self.residue else []
+        if pattern:
+            self._pattern(randbits(64))
+        self._pass("clear", lambda piece: self._gpu.launch("fill_zero", *_place(piece)))
+        self.cleared = self.covered
+        self.left_over = self._nonzero("verify")
+        if on_chip:
+            self.on_chip = {**self._clear_processors(), "residue_bytes": before["residue_bytes"]}
+        self._gpu.free(self._pieces)
+
+    def _pattern(self, nonce: int) -> None:
+        """Fill the memory with numbers made of their own addresses, and compare."""
+        seed = numpy.uint64(nonce)
+        fill, check = "fill_pattern", "check_pattern"
+        self._reset()
+        self._pass("pattern", lambda piece: self._gpu.launch(fill, *_place(piece), numpy.uint64(piece.offset), seed))
+        self._pass(
+            "pattern",
+            lambda piece: self._gpu.launch(
+                check,
+                *_place(piece),
+                numpy.uint64(piece.offset),
+                seed,
+                self._counters.at(_COUNT),
+                self._counters.at(_FIRST),
+            ),
+        )
+        self.pattern_failed = self._counters.read()[_COUNT]
+
+    def _nonzero(self, phase: str) -> int:
+        """Count what is not zero; the counters then say where. That none was found proves something only of a reader that
+        can see: it is also shown a witness, bytes beside the memory that are not zero.
+        """
+        self._reset()
+        self._counters.fill_with_ones(_WITNESS, 2)
+        self._pass(
+            phase,
+            lambda piece: self._count_nonzero(
+                *_place(piece), piece.offset, self._counters.at(_MAP), numpy.uint64(self._map_part)
+            ),
+        )
+        nowhere = numpy.uint64(0)
+        self._count_nonzero(self._counters.at(_WITNESS), numpy.uint64(1), self.covered, nowhere, nowhere)
+        found = self._counters.read()[_COUNT] - _WITNESS_BYTES
+        if found < 0:
+            raise Fault("unreadable", f"The {phase} did not find what it was shown, so that it found no more means nothing.")
+        return found
+
+    def _count_nonzero(
+        self, address: numpy.uint64, n16: numpy.uint64, offset: int, map_: numpy.uint64, map_part: numpy.uint64
+    ) -> None:
+        counted = (self._counters.at(_COUNT), self._counters.at(_FIRST), map_, map_part)
+        self._gpu.launch("count_nonzero", address, n16, numpy.uint64(offset), *counted)
+
+    def _reset(self) -> None:
+        self._counters.zero()
+        self._counters.fill_with_ones(_FIRST)
+
+    def _pass(self, phase: str, work: Callable[[Piece], None]) -> None:
+        """Do ``work`` on each piece, one piece ahead of the device, and wait until it is through with all of them."""
+        self._tell(phase, 0, self.covered, always=True)
+        timing = self._gpu.time()
+        under_way: tuple[Piece, Callable[[], None]] | None = None
+        for piece in self._pieces:
+            self._between()
+            work(piece)
+            if under_way is not None:
+                self._finish(phase, *under_way)
+            under_way = (piece, self._gpu.mark())
+        if under_way is not None:
+            self._finish(phase, *under_way)
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + timing.seconds()
+
+    def _finish(self, phase: str, piece: Piece, wait: Callable[[], None]) -> None:
+        wait()
+        self._tell(phase, piece.end, self.covered, always=piece.end == self.covered)
+
+    def _clear_processors(self) -> Message:
+        size = self._processors.cleared_bytes
+        self._tell("on-chip", 0, size, always=True)
+        start = time.monotonic()
+        found = self._processors.clear()
+        self.seconds["on-chip"] = self.seconds.get("on-chip", 0.0) + time.monotonic() - start
+        self._tell("on-chip", size, size, always=True)
+        return found
+
+    def _between(self) -> None:
+        if self._link.parent_gone():
+            sys.exit(0)  # abandoned: nobody would hear the report, and the ledger reads dirty
+
+    def _tell(self, phase: str, done: int, total: int, *, always: bool) -> None:
+        now = time.monotonic()
+        if always or now - self._told >= _PROGRESS_SECONDS:
+            self._told = now
+            self._link.send({"phase": phase, "done_bytes": done, "total_bytes": total})
+
+
+def _place(piece: Piece) -> tuple[numpy.uint64, numpy.uint64]:
+    """Address and size as kernels take them."""
+    return numpy.uint64(piece.pointer), numpy.uint64(piece.size // _UNIT)
+
+
+def erase(link: Link, request: Message) -> Message:
+    """Do what ``request`` (written by :class:`scrubber.adapters.cuda.erasure.CudaEraser`) says; answers the counts."""
+    eraser = Eraser(link, take_device(request))
+    eraser.run(audit=request["audit"] is True, pattern=request["pattern"] is True, on_chip=request["on_chip"] is True)
+    return {
+        "covered_bytes": eraser.covered,
+        "cleared_bytes": eraser.cleared,
+        "verified_bytes": eraser.covered - eraser.left_over,
+        "failed_bytes": eraser.left_over + eraser.pattern_failed,
+        "residue_bytes": eraser.residue,
+        "residue_map": eraser.residue_map,
+        "on_chip": eraser.on_chip,
+        "seconds_by_phase": [list(row) for row in eraser.seconds.items()],
+    }
+
+
+def run(link: Link) -> None:
+    """What the zygote calls in the child that it forked."""
+    request = link.receive()
+    if request is None:
+        return
+    try:
+        link.send({"ok": erase(link, request)})
+    except Fault as fault:
+        link.send({"fault": fault.code, "sentence": fault.sentence})

@@ -1,0 +1,138 @@
+"""Clearing an NVIDIA device: one eraser per scrub, and a report in which every byte of the device is accounted for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from scrubber.adapters.children.erasing import byte_count, listen, seconds_by_phase
+from scrubber.adapters.children.message import Message
+from scrubber.adapters.cuda.programs import ERASER
+from scrubber.adapters.cuda.workplace import Done, Work, Workplace
+from scrubber.domain.device import Device
+from scrubber.domain.errors import Unreadable
+from scrubber.ports.eraser import EraseReport, EraseRequest, OnChip, Progress
+
+__all__ = ["CudaEraser"]
+
+_MAP_PARTS = 64
+_NOT_GOT = "the eraser did not get: its own context's, rounding, and what anybody else may have had"
+_NOT_FENCED = (
+    "fence: this device has no compute mode, so that nobody opened it meanwhile rests on the looks before and after"
+)
+_ON_CHIP_LEFT = (
+    "on-chip: L1 and constant caches, uniform registers, tensor memory, the system's 1 KiB of shared memory a processor "
+    "and 16 of 256 registers a thread"
+)
+_ON_CHIP_NOT_ASKED = "on-chip: shared memory and registers, which nobody asked to clear"
+
+
+class CudaEraser:
+    """:class:`scrubber.ports.Eraser` on a GPU or an instance of one.
+
+    Args:
+        settle_limit: seconds to wait, when the eraser is gone, until the driver has taken its memory back.
+    """
+
+    def __init__(self, workplace: Workplace, *, settle_limit: float = 5.0) -> None:
+        self._workplace = workplace
+        self._settle_limit = settle_limit
+
+    async def erase(self, device: Device, request: EraseRequest, progress: Callable[[Progress], None]) -> EraseReport:
+        gpu = self._workplace.gpu
+        total, reserved, _ = await gpu.memory(device)
+        if total != device.memory_bytes:
+            raise Unreadable(
+                f"Device {device.index} has {total} bytes of memory; it was found with {device.memory_bytes}."
+            )
+        order: Message = {
+            "scrub": request.scrub,
+            "audit": request.audit,
+            "pattern": request.pattern,
+            "on_chip": request.on_chip,
+        }
+        work = Work(ERASER, "eraser", order, lambda child: listen(child, progress), request.deadline)
+        done = await self._workplace.do(device, work)
+        unsettled = await gpu.settled(device, self._settle_limit)
+        _answers(request, done.report)
+        return _report(device, done, reserved, unsettled)
+
+    async def orphan(self, device: Device) -> int | None:
+        return await self._workplace.orphan(device)
+
+    async def end_orphan(self, device: Device, deadline: float) -> bool:
+        return await self._workplace.end_orphan(device, deadline)
+
+
+def _answers(request: EraseRequest, answer: Message) -> None:
+    """That every pass was made that was asked for, and no other is told of.
+
+    Raises:
+        Unreadable: it was not.
+    """
+    asked = {"audit": request.audit, "pattern": request.pattern, "on-chip": request.on_chip}
+    wanted = {"clear", "verify", *(phase for phase, wanted in asked.items() if wanted)}
+    made = {phase for phase, _ in seconds_by_phase(answer)}
+    counted = {"audit": answer.get("residue_bytes"), "on-chip": answer.get("on_chip")}
+    if made != wanted or any((value is not None) != asked[phase] for phase, value in counted.items()):
+        raise Unreadable(
+            f"The eraser's report makes no sense: it was asked for {', '.join(sorted(wanted))} and tells of "
+            f"{', '.join(sorted(made))}."
+        )
+
+
+def _report(device: Device, done: Done, reserved: int, unsettled: int) -> EraseReport:
+    """What was measured, against all the memory that the device has."""
+    answer = done.report
+    total, covered = device.memory_bytes, byte_count(answer, "covered_bytes")
+    cleared, verified, failed = (byte_count(answer, f"{each}_bytes") for each in ("cleared", "verified", "failed"))
+    if not max(cleared, verified) <= covered <= total or verified + failed < covered:
+        raise Unreadable(
+            f"The eraser's report makes no sense: of {total} bytes it covered {covered}, cleared {cleared}, verified "
+            f"{verified} and failed at {failed}."
+        )
+    residue = None if answer.get("residue_bytes") is None else byte_count(answer, "residue_bytes")
+    left = total - covered
+    reserved = min(reserved, left)
+    on_chip = _on_chip(answer.get("on_chip"))
+    uncovered = [
+        f"memory: {reserved} bytes reserved by the driver" if reserved else "",
+        f"memory: {left - reserved} bytes that {_NOT_GOT}" if left > reserved else "",
+        _ON_CHIP_NOT_ASKED if on_chip is None else _ON_CHIP_LEFT,
+        "" if done.fenced else _NOT_FENCED,
+    ]
+    return EraseReport(
+        total_bytes=total,
+        cleared_bytes=cleared,
+        verified_bytes=verified,
+        residue_bytes=residue,
+        failed_bytes=failed,
+        fence_broken=done.fence_broken,
+        seconds_by_phase=seconds_by_phase(answer),
+        not_covered=tuple(each for each in uncovered if each),
+        not_covered_bytes=left,
+        reserved_bytes=reserved,
+        residue_map=_map(answer.get("residue_map"), residue or 0),
+        unsettled_bytes=unsettled,
+        on_chip=on_chip,
+    )
+
+
+def _map(rows: object, residue: int) -> tuple[int, ...]:
+    """Where ``residue`` bytes were."""
+    if (
+        not isinstance(rows, list)
+        or len(rows) > _MAP_PARTS
+        or not all(isinstance(each, int) and each >= 0 for each in rows)
+        or sum(rows) != residue
+    ):
+        raise Unreadable("The eraser's report makes no sense: it has no map of the residue.")
+    return tuple(rows)
+
+
+def _on_chip(found: object) -> OnChip | None:
+    if found is None:
+        return None
+    if not isinstance(found, dict):
+        raise Unreadable("The eraser's report makes no sense: it does not say what it did on the processors.")
+    names = ("units", "units_seen", "shared_bytes", "register_bytes", "residue_bytes", "failed_bytes")
+    return OnChip(**{name: byte_count(found, name) for name in names})

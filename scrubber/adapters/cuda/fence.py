@@ -1,0 +1,122 @@
+"""The fence around a device that is worked on: exclusive-process mode, and a note of what it was before.
+
+Promise: the note is on the disk before the fence stands, and is removed only when it does not stand any more. So a fence
+whose maker was killed is known to whoever comes next, and is taken down; and while its maker may still be at work it
+is left.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Protocol
+
+from scrubber.adapters.locks import lock_path
+from scrubber.domain.device import Device
+from scrubber.domain.errors import Away, Unreadable
+
+__all__ = ["Fence", "Gpu"]
+
+_NOTES = "fences"
+_EXCLUSIVE = "exclusive-process"
+_LONGEST = 64
+
+
+class Gpu(Protocol):
+    """What has to be asked of the driver around a piece of work. Raises as :meth:`scrubber.ports.Telemetry.snapshot`."""
+
+    async def compute_mode(self, device: Device) -> str | None:
+        """Its compute mode now, in words that :meth:`unfence` takes (``exclusive-process`` while it is fenced); None when it
+        has none (an instance).
+        """
+
+    async def fence(self, device: Device) -> None:
+        """Set exclusive-process mode: who has a context keeps it, and nobody gets a second one."""
+
+    async def unfence(self, device: Device, compute_mode: str) -> None:
+        """Set the mode that there was before."""
+
+    async def memory(self, device: Device) -> tuple[int, int, int]:
+        """Bytes in all, reserved by the driver (0 where it does not say), and in use, of those in all."""
+
+    async def settled(self, device: Device, deadline: float) -> int:
+        """Bytes in use above the idle level, once there are none or ``deadline`` seconds are over."""
+
+
+class Fence:
+    """Fences of all devices; their notes lie in a directory beside the locks."""
+
+    def __init__(self, gpu: Gpu, locks: Path) -> None:
+        self._gpu = gpu
+        self._notes = locks / _NOTES
+
+    async def put_up(self, device: Device) -> bool:
+        """Let nobody else open a context on ``device``; False when it cannot be fenced.
+
+        Raises:
+            Away: the note cannot be written; the device is as it was.
+            ScrubberError: as the driver says; :meth:`take_down` does what is left to do.
+        """
+        mode = await self._gpu.compute_mode(device)
+        if mode is None:
+            return False
+        self._write(device, mode)
+        await self._gpu.fence(device)
+        return True
+
+    async def stands(self, device: Device) -> bool:
+        """Whether nobody took it down since it was put up. Raises as :meth:`put_up`."""
+        return await self._gpu.compute_mode(device) == _EXCLUSIVE
+
+    async def take_down(self, device: Device) -> None:
+        """Put back what the note says, if there is one. Precondition: nobody of ours works on ``device``.
+
+        Raises:
+            Away: the note cannot be read, or not be removed.
+            ScrubberError: as the driver says; the note stays, and whoever comes next tries again.
+        """
+        mode = self._read(device)
+        if mode is None:
+            return
+        await self._gpu.unfence(device, mode)
+        try:
+            self._note(device).unlink(missing_ok=True)
+        except OSError as error:
+            raise Away(f"{self._note(device)} cannot be removed: {error.strerror}. It is tried again.") from error
+
+    def _note(self, device: Device) -> Path:
+        return lock_path(self._notes, device.id)
+
+    def _read(self, device: Device) -> str | None:
+        note = self._note(device)
+        try:
+            with note.open("rb") as file:
+                mode = file.read(_LONGEST + 1).decode("ascii", "replace").strip()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise Away(f"{note} cannot be read, so the fence of {device.id} stays: {error.strerror}.") from error
+        if not mode or len(mode) > _LONGEST:
+            raise Unreadable(
+                f"{note} does not say which compute mode {device.id} had: set it by hand and remove the file."
+            )
+        return mode
+
+    def _write(self, device: Device, mode: str) -> None:
+        """Durable, and in one step: a note that is there is whole."""
+        note = self._note(device)
+        fresh = note.with_name(f".{device.id}.new")
+        try:
+            self._notes.mkdir(mode=0o700, exist_ok=True)
+            with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "w") as file:
+                file.write(f"{mode}\n")
+                file.flush()
+                os.fsync(file.fileno())
+            fresh.replace(note)
+            directory = os.open(self._notes, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
+        except OSError as error:
+            raise Away(f"{note} cannot be written, and without it no device is fenced: {error.strerror}.") from error

@@ -1,0 +1,277 @@
+"""The one GPU, or instance of one, that this process sees: its context, its memory in pieces, and kernels on it.
+
+Promise: every failure of CUDA leaves here as a :class:`Fault` with the device's or the driver's name on it, and a piece
+of memory is what CUDA gave for good, at an offset that no other piece of this process shares.
+
+Only ever imported in what the zygote forks, and in the zygote itself: importing it touches no device, making a
+:class:`Gpu` opens a context.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import cupy
+import numpy
+from cupy.cuda import runtime
+
+from scrubber.adapters import locks
+from scrubber.adapters.children.child import Fault
+from scrubber.adapters.children.message import Message
+from scrubber.adapters.cuda.status import MEMORY_FULL, fault_of
+
+__all__ = ["KERNELS", "Counters", "Gpu", "Piece", "Timing", "take_device", "translated"]
+
+KERNELS = Path(__file__).with_name("kernels.ptx")
+"""Made of ``kernels.cu`` beside it; the driver compiles it once and keeps the result."""
+
+_LARGEST = 8 << 30
+_SMALLEST = 2 << 20
+_UNIT = 16
+_DESK = 4096
+"""Bytes for all counters together. They are the first of a smallest piece, whose rest is memory like any other."""
+_EXCLUSIVE_PROCESS = 3
+_THREADS = 256
+_BLOCKS_PER_SM = 8
+
+
+@contextmanager
+def translated(doing: str) -> Iterator[None]:
+    """Turn what CUDA says meanwhile into a :class:`Fault`."""
+    try:
+        yield
+    except RuntimeError as error:  # CUDARuntimeError and CUDADriverError have a status; a library not found has none
+        raise fault_of(getattr(error, "status", None), str(error), doing) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Bytes of the device's memory that are ours.
+
+    Attributes:
+        offset: where it begins among all pieces, in the order in which they were given. Not a physical address.
+    """
+
+    pointer: int
+    offset: int
+    size: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.size
+
+
+class Timing:
+    """Seconds between two points of a stream, by the device's own clock."""
+
+    def __init__(self, stream: object) -> None:
+        self._stream = stream
+        with translated("Time could not be taken"):
+            self._start, self._end = cupy.cuda.Event(), cupy.cuda.Event()
+            self._start.record(stream)
+
+    def seconds(self) -> float:
+        """Until what was launched last is over; waits for it."""
+        with translated("The device failed at its work"):
+            self._end.record(self._stream)
+            self._end.synchronize()
+            return float(cupy.cuda.get_elapsed_time(self._start, self._end)) / 1000
+
+
+class Gpu:
+    """The device in the environment's ``CUDA_VISIBLE_DEVICES``, with a context on it.
+
+    Raises:
+        Fault: ``held`` when somebody else has it, ``away`` without a driver, ``unreadable`` when it does not work.
+    """
+
+    def __init__(self) -> None:
+        with translated("No context could be opened"):
+            if (visible := runtime.getDeviceCount()) != 1:
+                raise Fault("unreadable", f"CUDA shows {visible} devices to a program that may see one.")
+            runtime.setDevice(0)
+            self.stream = cupy.cuda.Stream(non_blocking=True)
+            self.processors = self._attribute("cudaDevAttrMultiProcessorCount")
+        self._kernels = None
+        self._desk: Piece | None = None
+        self._desk_used = 0
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether nobody else can open a context, as CUDA itself sees it."""
+        return self._attribute("cudaDevAttrComputeMode") == _EXCLUSIVE_PROCESS
+
+    @property
+    def shared_limit(self) -> int:
+        """The most shared memory in bytes that a block may have: nearly all that a processor has."""
+        return self._attribute("cudaDevAttrMaxSharedMemoryPerBlockOptin")
+
+    def load(self) -> None:
+        """Have the kernels compiled, or fetched from the driver's cache, before the memory is full."""
+        with translated("The kernels could not be loaded"):
+            self._kernels = cupy.RawModule(path=str(KERNELS))
+            self.kernel("fill_zero")
+
+    def kernel(self, name: str) -> Callable[..., None]:
+        """The kernel ``name``, for those that need more than :meth:`launch`."""
+        if self._kernels is None:
+            self.load()
+        found: Callable[..., None] = self._kernels.get_function(name)  # type: ignore[attr-defined]
+        return found
+
+    def launch(self, name: str, *arguments: object) -> None:
+        """Start a kernel of any grid on the whole device; the next :meth:`wait` says whether it went well."""
+        with translated(f"{name} could not be started"):
+            grid = (self.processors * _BLOCKS_PER_SM,)
+            self.kernel(name)(grid, (_THREADS,), arguments, stream=self.stream)
+
+    def mark(self) -> Callable[[], None]:
+        """A point in the stream: calling the answer waits until everything before it is over.
+
+        The call raises :class:`Fault` when something before it failed on the device.
+        """
+        with translated("The device failed at its work"):
+            event = cupy.cuda.Event(disable_timing=True)
+            event.record(self.stream)
+
+        def wait() -> None:
+            with translated("The device failed at its work"):
+                event.synchronize()
+
+        return wait
+
+    def wait(self) -> None:
+        """Return when the device is idle.
+
+        Raises:
+            Fault: something that was launched failed.
+        """
+        with translated("The device failed at its work"):
+            self.stream.synchronize()
+
+    def time(self) -> Timing:
+        """Start to measure, from what is launched next on."""
+        return Timing(self.stream)
+
+    def take_all(self, between: Callable[[], None]) -> list[Piece]:
+        """All memory that there is, in as few pieces as it comes in; but for the desk, on which counters lie.
+
+        Args:
+            between: called before each piece; may raise to stop.
+
+        Raises:
+            Fault: not even the desk can be had, or the device failed.
+        """
+        desk = self._desk_piece()
+        pieces = [Piece(desk.pointer + _DESK, 0, desk.size - _DESK)]
+        size = _LARGEST
+        while size >= _SMALLEST:
+            between()
+            if (piece := self.take(size, pieces[-1].end if pieces else 0)) is None:
+                size //= 2
+            else:
+                pieces.append(piece)
+        if not pieces:
+            raise Fault(
+                "held", f"Not even {_SMALLEST} bytes of the device's memory are free: something holds all of it."
+            )
+        return pieces
+
+    def take(self, size: int, offset: int = 0) -> Piece | None:
+        """``size`` bytes (a multiple of 16); None when there are not as many in one piece."""
+        if size % _UNIT:
+            raise ValueError(f"{size} bytes are no multiple of {_UNIT}")
+        with translated(f"{size} bytes could not be taken"):
+            try:
+                return Piece(int(runtime.malloc(size)), offset, size)
+            except runtime.CUDARuntimeError as error:
+                if error.status != MEMORY_FULL:
+                    raise
+                return None
+
+    def free(self, pieces: Sequence[Piece]) -> None:
+        """Give memory back. The desk stays, with zeros on it, until the end of the process."""
+        desk = self._desk_piece()
+        with translated("Memory could not be given back"):
+            runtime.memsetAsync(desk.pointer, 0, _DESK, self.stream.ptr)
+            self.stream.synchronize()
+            for piece in pieces:
+                if not desk.pointer <= piece.pointer < desk.pointer + desk.size:
+                    runtime.free(piece.pointer)
+
+    def on_desk(self, size: int) -> int:
+        """The address of ``size`` bytes for counters, zeros at first; they are ours to the end of the process."""
+        desk = self._desk_piece()
+        at, self._desk_used = self._desk_used, self._desk_used + -(-size // _UNIT) * _UNIT
+        if self._desk_used > _DESK:
+            raise ValueError(f"{size} bytes are more than is left of the desk")
+        return desk.pointer + at
+
+    def _desk_piece(self) -> Piece:
+        if self._desk is None:
+            if (taken := self.take(_SMALLEST)) is None:
+                raise Fault("held", "The device's memory is full before anything of ours is in it: something holds it.")
+            with translated("Counters could not be set"):
+                runtime.memsetAsync(taken.pointer, 0, _DESK, self.stream.ptr)
+            self._desk = taken
+        return self._desk
+
+    def _attribute(self, name: str) -> int:
+        with translated(f"The device does not say its {name}"):
+            return int(runtime.deviceGetAttribute(getattr(runtime, name), 0))
+
+
+def take_device(request: Message) -> Gpu:
+    """The device of a piece of work (:class:`scrubber.adapters.cuda.workplace.Work`): its lock, and a context on it.
+
+    Raises:
+        Fault: as :class:`Gpu`; ``held`` when another program of ours has the lock, ``away`` when it cannot be taken or
+            the fence that the request speaks of does not stand: others could be at work on the device as well.
+    """
+    try:
+        taken = locks.take(str(request["lock"]))
+    except OSError as error:
+        raise Fault("away", f"The device's lock cannot be taken: {error.strerror}.") from error
+    if not taken:
+        raise Fault("held", "Another program of ours still works on the device.")
+    gpu = Gpu()
+    if request["fenced"] is True and not gpu.exclusive:
+        raise Fault("away", "The device was fenced and CUDA does not find it so: nothing was done. It is tried again.")
+    return gpu
+
+
+class Counters:
+    """Numbers of 64 bits on the device, which kernels add to or lower; all zero at first."""
+
+    def __init__(self, gpu: Gpu, count: int) -> None:
+        self._gpu = gpu
+        self._count = count
+        self._pointer = gpu.on_desk(8 * count)
+
+    def at(self, index: int) -> numpy.uint64:
+        """The address of one of them, as kernels take it."""
+        return numpy.uint64(self._pointer + 8 * index)
+
+    def zero(self, first: int = 0, count: int | None = None) -> None:
+        """Set ``count`` of them (all) from ``first`` on to 0, in the order of the stream."""
+        self._set(first, self._count - first if count is None else count, 0)
+
+    def fill_with_ones(self, first: int, count: int = 1) -> None:
+        """Set ``count`` of them from ``first`` on to the largest number there is."""
+        self._set(first, count, 0xFF)
+
+    def read(self) -> list[int]:
+        """All of them, once the device is idle."""
+        self._gpu.wait()
+        values = (ctypes.c_uint64 * self._count)()
+        with translated("Results could not be read"):
+            runtime.memcpy(ctypes.addressof(values), self._pointer, ctypes.sizeof(values), runtime.memcpyDeviceToHost)
+        return list(values)
+
+    def _set(self, first: int, count: int, byte: int) -> None:
+        with translated("Counters could not be set"):
+            runtime.memsetAsync(self._pointer + 8 * first, byte, 8 * count, self._gpu.stream.ptr)

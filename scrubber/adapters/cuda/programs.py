@@ -1,0 +1,115 @@
+"""Programs that see one device: forked from the CUDA zygote into an environment that is ours and names that device.
+
+Promise: nothing of the service's environment reaches CUDA. The way to an MPS server leads into an empty directory that
+only we may write to (left unset it would be ``/tmp``, where anybody's server may sit), compiled kernels are kept where
+no tenant can put one, and no other device of the node is visible.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from scrubber.adapters.children.forked import Zygote
+from scrubber.adapters.children.process import Child, Children
+from scrubber.domain.device import Device
+from scrubber.domain.errors import Away
+
+__all__ = ["DIAGNOSIS", "ERASER", "Programs", "make_private"]
+
+ERASER = "scrubber.adapters.cuda.eraser"
+DIAGNOSIS = "scrubber.adapters.cuda.diagnosis"
+
+_ZYGOTE = "scrubber.adapters.cuda.zygote"
+_NICE = 19
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+_CACHE, _NO_MPS = "cuda-cache", "no-mps"
+
+
+class Programs:
+    """Starts them; a zygote is started with the first, or by :meth:`warm`.
+
+    Args:
+        state: a directory of ours, where two more are made.
+        libraries: directories of the driver's libraries; empty when the loader finds them by itself.
+        environment: more variables, for the zygote and all that it forks.
+        modules: what can be started.
+    """
+
+    def __init__(
+        self,
+        children: Children,
+        state: Path,
+        *,
+        libraries: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        modules: Sequence[str] = (ERASER, DIAGNOSIS),
+    ) -> None:
+        self._cache, self._no_mps = state / _CACHE, state / _NO_MPS
+        found = {"LD_LIBRARY_PATH": ":".join(libraries)} if libraries else {}
+        self.zygote = Zygote(
+            children,
+            _ZYGOTE,
+            programs=modules,
+            nice=_NICE,
+            environment={**_ONE_THREAD, **found, **(environment or {})},
+        )
+
+    async def warm(self) -> None:
+        """Have CuPy loaded.
+
+        Raises:
+            Away: it cannot be; the sentence says what to install.
+        """
+        await self.zygote.warm()
+
+    async def start(self, module: str, device: Device) -> Child:
+        """A child that runs ``module``, ready to be asked, and sees ``device`` alone. It has touched nothing yet.
+
+        Raises:
+            Away: there is none.
+        """
+        for directory in (self._cache, self._no_mps):
+            make_private(directory)
+        try:
+            left = os.listdir(self._no_mps)
+        except OSError as error:
+            raise Away(f"{self._no_mps} cannot be looked into, and it has to be empty: {error.strerror}.") from error
+        if left:
+            raise Away(
+                f"{self._no_mps} has to be empty and holds {left[0]!r}: somebody may serve MPS in it. Remove it."
+            )
+        environment = {
+            "CUDA_VISIBLE_DEVICES": device.id,
+            "CUDA_MPS_PIPE_DIRECTORY": str(self._no_mps),
+            "CUDA_CACHE_PATH": str(self._cache),
+            "CUDA_MODULE_LOADING": "EAGER",
+        }
+        return await self.zygote.fork(module, device=device.id, environment=environment)
+
+    async def died_with_zygote(self, child: Child) -> bool:
+        """See :meth:`Zygote.took_along`."""
+        return await self.zygote.took_along(child)
+
+    async def close(self) -> None:
+        """End the zygote, and with it what it forked; nothing can be started any more."""
+        await self.zygote.close()
+
+
+def make_private(directory: Path) -> None:
+    """Have ``directory`` exist, ours and nobody else's to enter.
+
+    Raises:
+        Away: it cannot be so.
+    """
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = os.stat(directory, follow_symlinks=False)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            raise Away(f"{directory} is no directory of this user's, so no program is given it: remove it.")
+        if found.st_mode & 0o077:
+            directory.chmod(0o700)
+    except OSError as error:
+        raise Away(f"{directory} cannot be made, and a device is not cleared without it: {error.strerror}.") from error

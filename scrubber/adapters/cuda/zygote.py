@@ -1,0 +1,51 @@
+"""The process that has CuPy imported and no CUDA touched: a piece of work on a device then pays for a context only.
+
+Promise: it never opens a device itself, so it holds none and blocks no reset; where CuPy cannot be had it says what to
+install. What it forks sees one device, by its environment (:mod:`scrubber.adapters.cuda.programs`).
+
+Runs as ``python -m scrubber.adapters.cuda.zygote PROGRAM…``; numerical libraries must have been told by the environment
+to start no threads (``OPENBLAS_NUM_THREADS=1``).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+
+from scrubber.adapters.children import child
+from scrubber.adapters.children.child import Link
+from scrubber.adapters.children.forking import ForkLink, serve_forks
+
+__all__: list[str] = []
+
+
+def _load(programs: Sequence[str]) -> Mapping[str, Callable[[Link], None]]:
+    """CuPy and the programs, each a module with a function ``run(link)``."""
+    importlib.import_module("cupy")
+    return {name: importlib.import_module(name).run for name in programs}
+
+
+def _cannot_load(link: ForkLink, error: Exception) -> None:
+    """Answer the next request with what is missing, and end: it may be there when the next zygote is started."""
+    sentence = (
+        f"CuPy cannot be imported ({error}), so no GPU can be cleared: install it beside the service, with "
+        "`pip install gpu-scrubber[cuda12]` (or cuda13, as the driver's version asks)."
+    )
+    if link.receive() is not None:
+        link.send({"fault": "away", "sentence": sentence})
+
+
+def main() -> None:
+    link = child.inherit_as(ForkLink)
+    try:
+        programs = _load(link.arguments)
+    except ImportError as error:
+        _cannot_load(link, error)
+        return
+    run = serve_forks(link, programs)
+    if run is not None:
+        run()
+
+
+if __name__ == "__main__":
+    main()

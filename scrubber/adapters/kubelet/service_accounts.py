@@ -1,0 +1,136 @@
+"""Under which service account a pod runs, by the token that the kubelet itself put into the pod's volume.
+
+The kubelet writes the token that it was given for the pod into a projected volume; its payload names pod, namespace and
+account. The signature is not checked: no key of the API server is on the node, and the file is the kubelet's.
+
+But a pod's author can lay out projected volumes too, with a file of that name and any content. So a token counts only in
+a pod of the very namespace, name and UID that the kubelet made a log directory for: what an author can claim falsely is
+then only another account of a namespace that he may start pods in, and any of those he could have asked for.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import stat
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from scrubber.adapters.kubelet.pod_logs import read_pod_logs
+
+__all__ = ["ServiceAccount", "ServiceAccounts", "account_in"]
+
+_PROJECTED = Path("volumes", "kubernetes.io~projected")
+_TOKEN = "token"
+_MOST_BYTES = 64 * 1024
+_MOST_VOLUMES = 64
+
+
+class ServiceAccount(NamedTuple):
+    """An account of the cluster."""
+
+    namespace: str
+    name: str
+
+
+class _Named(BaseModel):
+    model_config = ConfigDict(strict=True)
+    name: str = Field(min_length=1)
+
+
+class _Identified(_Named):
+    uid: str = Field(min_length=1)
+
+
+class _Claims(BaseModel):
+    model_config = ConfigDict(strict=True)
+    namespace: str = Field(min_length=1)
+    pod: _Identified
+    account: _Named = Field(alias="serviceaccount")
+
+
+class _Payload(BaseModel):
+    model_config = ConfigDict(strict=True)
+    kubernetes: _Claims = Field(alias="kubernetes.io")
+
+
+class ServiceAccounts:
+    """The accounts of this node's pods.
+
+    Args:
+        kubelet_dir: the kubelet's directory (``/var/lib/kubelet``).
+        pod_logs: where it makes a directory for each pod's logs.
+    """
+
+    def __init__(self, kubelet_dir: Path, pod_logs: Path = Path("/var/log/pods")) -> None:
+        self._pods = kubelet_dir / "pods"
+        self._pod_logs = pod_logs
+
+    def of(self, pod_uid: str) -> ServiceAccount | None:
+        """The account that the pod with this UID runs under.
+
+        None when it has no token, when its tokens disagree or make no sense, and when no log directory bears it out.
+        """
+        if not pod_uid or "/" in pod_uid or pod_uid in (".", ".."):
+            return None
+        told = read_pod_logs(self._pod_logs).names.get(pod_uid)
+        if told is None:
+            return None
+        accounts = {account_in(token, pod_uid, told) for token in _tokens(self._pods / pod_uid / _PROJECTED)}
+        return accounts.pop() if len(accounts) == 1 else None
+
+
+def account_in(token: bytes, pod_uid: str, pod: tuple[str, str]) -> ServiceAccount | None:
+    """The account that ``token`` names.
+
+    Args:
+        pod: namespace and name, by the kubelet. A token that is another pod's names nobody.
+    """
+    parts = token.strip().split(b".")
+    if len(parts) != 3:
+        return None
+    try:
+        text = base64.urlsafe_b64decode(parts[1] + b"=" * (-len(parts[1]) % 4))
+        claims = _Payload.model_validate_json(text).kubernetes
+    except (binascii.Error, ValueError, ValidationError):
+        return None
+    if (claims.pod.uid, claims.namespace, claims.pod.name) != (pod_uid, *pod):
+        return None
+    return ServiceAccount(claims.namespace, claims.account.name)
+
+
+def _tokens(volumes: Path) -> list[bytes]:
+    """What the files called ``token`` hold; one that cannot be read whole counts as a token that says nothing."""
+    try:
+        names = sorted(os.listdir(volumes))[:_MOST_VOLUMES]
+    except OSError:
+        return []
+    return [found for name in names if (found := _token(volumes / name)) is not None]
+
+
+def _token(volume: Path) -> bytes | None:
+    """The token in ``volume``: None when there is none, nothing when what is there is not to be read.
+
+    The kubelet writes a volume by exchanging a link in it, so links are followed, but never out of it.
+    """
+    if not os.path.lexists(volume / _TOKEN):
+        return None
+    try:
+        place = (volume / _TOKEN).resolve(strict=True)
+        if not place.is_relative_to(volume.resolve(strict=True)) or volume.is_symlink():
+            return b""
+        descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, RuntimeError):  # gone meanwhile, or links that lead in a circle
+        return b""
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_BYTES:
+            return b""
+        return os.read(descriptor, _MOST_BYTES)
+    except OSError:
+        return b""
+    finally:
+        os.close(descriptor)

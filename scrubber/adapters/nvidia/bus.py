@@ -1,0 +1,141 @@
+"""Which GPUs the kernel knows, read from sysfs and /proc alone: no GPU is attached, and nothing here can hang on one."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from scrubber.adapters.nvidia.places import Places
+
+__all__ = ["BusGpu", "fingerprint", "gpus_on", "mig_minors", "numa_node"]
+
+_VENDOR = 0x10DE
+_DISPLAY = 0x03
+_DRIVER = "nvidia"
+
+
+@dataclass(frozen=True, slots=True)
+class BusGpu:
+    """One GPU on the PCI bus.
+
+    Attributes:
+        address: as sysfs writes it (``0000:3b:00.0``).
+        unusable: why the driver cannot be asked about it: a sentence; None when it can.
+    """
+
+    address: str
+    unusable: str | None = None
+
+
+def gpus_on(places: Places) -> tuple[BusGpu, ...]:
+    """All of NVIDIA's GPUs, in the order of their addresses, whichever driver has them."""
+    named = _named(places.proc_driver / "gpus")
+    addresses = {*named, *(each for each in _named(places.pci_devices) if _is_gpu(places.pci_devices / each))}
+    return tuple(
+        BusGpu(address, _unusable(places, address, named=address in named)) for address in sorted(addresses, key=_order)
+    )
+
+
+def numa_node(places: Places, address: str) -> int | None:
+    """The NUMA node that the GPU at ``address`` is attached to.
+
+    Read from sysfs: NVML's ``GetNumaNodeId`` is another thing, the node that a coherent GPU's own memory is.
+    """
+    try:
+        node = int((places.pci_devices / address / "numa_node").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+    return None if node < 0 else node
+
+
+def mig_minors(places: Places) -> Mapping[str, int]:
+    """Minor numbers of the capability nodes by name (``gpu0/gi1/ci0/access``); empty where there is no MIG."""
+    try:
+        lines = places.mig_minors.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return {}
+    rows = (line.split() for line in lines)
+    return {row[0]: int(row[1]) for row in rows if len(row) == 2 and row[1].isdecimal()}
+
+
+def fingerprint(places: Places) -> str:
+    """A text that changes whenever a GPU or an instance comes or goes, changes its driver, or the driver is loaded anew."""
+    digest = hashlib.sha256()
+    for line in _marks(places):
+        digest.update(line.encode() + b"\n")
+    return digest.hexdigest()
+
+
+def _marks(places: Places) -> Iterator[str]:
+    version = places.proc_driver / "version"
+    yield f"driver {_inode(version.parent)} {_read(version)}"
+    for gpu in gpus_on(places):
+        place = places.pci_devices / gpu.address
+        yield f"gpu {gpu.address} {_inode(place)} {_driver_of(place)} {gpu.unusable}"
+    capabilities = places.proc_driver / "capabilities"
+    yield from sorted(str(path.relative_to(capabilities)) for path in capabilities.glob("gpu*/mig/gi*"))
+    yield from sorted(str(path.relative_to(capabilities)) for path in capabilities.glob("gpu*/mig/gi*/ci*"))
+    yield _read(places.mig_minors)
+
+
+def _unusable(places: Places, address: str, *, named: bool) -> str | None:
+    driver = _driver_of(places.pci_devices / address)
+    if driver is not None and driver != _DRIVER:
+        return f"The GPU at {address} is bound to {driver}: it is passed through to something else, and not ours to hand out."
+    if not named and driver is None:
+        return f"No driver is bound to the GPU at {address}."
+    if _excluded(places.proc_driver / "gpus" / address / "information"):
+        return f"The GPU at {address} is excluded by an option of the nvidia module (NVreg_ExcludedGpus)."
+    return None
+
+
+def _excluded(information: Path) -> bool:
+    rows = (line.partition(":") for line in _read(information).splitlines())
+    return any(name.strip() == "GPU Excluded" and value.strip().lower() == "yes" for name, _, value in rows)
+
+
+def _is_gpu(place: Path) -> bool:
+    """A display controller of NVIDIA's; the GPU's audio and USB functions have other classes."""
+    try:
+        vendor, kind = (int((place / each).read_text(encoding="ascii"), 16) for each in ("vendor", "class"))
+    except (OSError, ValueError):
+        return False
+    return vendor == _VENDOR and kind >> 16 == _DISPLAY
+
+
+def _driver_of(place: Path) -> str | None:
+    try:
+        return (place / "driver").readlink().name
+    except OSError:
+        return None
+
+
+def _named(directory: Path) -> frozenset[str]:
+    try:
+        return frozenset(path.name for path in directory.iterdir())
+    except OSError:
+        return frozenset()
+
+
+def _order(address: str) -> tuple[int, ...]:
+    """Domain, bus, device, function: the order in which NVML counts."""
+    try:
+        return tuple(int(part, 16) for part in address.replace(".", ":").split(":"))
+    except ValueError:
+        return ()
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return None

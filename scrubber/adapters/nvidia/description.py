@@ -1,0 +1,194 @@
+"""From what the driver says about a GPU to the devices that can be handed out: pure, so that every shape can be tried."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+
+from scrubber.adapters.children.message import Message
+from scrubber.adapters.nvidia.question import count, listed, optional_count, optional_text, text
+from scrubber.domain.device import Access, AccessKind, Device
+
+__all__ = ["GpuDescription", "InstanceDescription", "devices_of", "peers_of", "profile_name", "read", "unfit"]
+
+_GIB = 1024**3
+_NAMED_PROFILE = re.compile(r"\bMIG ([0-9]+c\.)?([0-9]+g\.[0-9]+gb\S*)")
+_HOSTS_OF_VGPUS = ("host-vgpu", "host-vsga")
+_SHARED_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
+_TRAITS = ("architecture", "compute_capability", "serial", "vbios", "inforom", "gsp_firmware", "virtualization")
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceDescription:
+    """A MIG instance; ``index`` is NVML's among its GPU's, ``total`` its memory in bytes."""
+
+    uuid: str
+    index: int
+    gi: int
+    ci: int
+    total: int
+    profile: str
+
+
+@dataclass(frozen=True, slots=True)
+class GpuDescription:
+    """A GPU; ``total`` is its memory in bytes, ``links`` has the far end of each active NVLink: address and kind."""
+
+    uuid: str
+    name: str
+    minor: int
+    total: int
+    mig: bool
+    traits: tuple[tuple[str, str], ...]
+    links: tuple[tuple[str | None, str | None], ...] = ()
+    instances: tuple[InstanceDescription, ...] = ()
+
+
+def read(answer: Message) -> GpuDescription:
+    """The answer to ``describe``.
+
+    Raises:
+        Unreadable: it makes no sense.
+    """
+    total = count(answer, "total")
+    traits = {name: optional_text(answer, name) for name in _TRAITS}
+    return GpuDescription(
+        uuid=text(answer, "uuid"),
+        name=text(answer, "name"),
+        minor=count(answer, "minor"),
+        total=total,
+        mig=bool(answer.get("mig")),
+        traits=tuple((name, value) for name, value in traits.items() if value is not None),
+        links=tuple((optional_text(each, "remote"), optional_text(each, "kind")) for each in listed(answer, "links")),
+        instances=tuple(_instance(each, total) for each in listed(answer, "instances")),
+    )
+
+
+def unfit(gpu: GpuDescription, address: str) -> str | None:
+    """Why nothing of ``gpu`` is handed out: a sentence; None when something is."""
+    mode = dict(gpu.traits).get("virtualization")
+    if mode in _HOSTS_OF_VGPUS:
+        return f"The GPU at {address} is a host of vGPUs ({mode}): virtual machines share it, and it is not ours to hand out."
+    if gpu.mig and not gpu.instances:
+        return f"The GPU at {address} is in MIG mode and has no instances: create some, or turn MIG mode off."
+    return None
+
+
+def peers_of(gpus: Mapping[str, GpuDescription]) -> Mapping[str, frozenset[str]]:
+    """UUIDs of the GPUs that each of ``gpus`` (by address) is joined to by NVLink, by UUID.
+
+    All that hang on switches are joined to each other. A GPU in MIG mode is joined to nobody.
+    """
+    whole = {address: gpu for address, gpu in gpus.items() if not gpu.mig}
+    switched = {gpu.uuid for gpu in whole.values() if any(_to_switch(link, gpus) for link in gpu.links)}
+    peers: dict[str, set[str]] = {gpu.uuid: set() for gpu in whole.values()}
+    for gpu in whole.values():
+        direct = {whole[remote].uuid for remote, _ in gpu.links if remote in whole}
+        for peer in direct | (switched if gpu.uuid in switched else set()):
+            peers[gpu.uuid].add(peer)
+            peers[peer].add(gpu.uuid)
+    return {uuid: frozenset(found - {uuid}) for uuid, found in peers.items()}
+
+
+def devices_of(
+    gpu: GpuDescription,
+    address: str,
+    index: int,
+    *,
+    numa_node: int | None,
+    peers: frozenset[str],
+    minors: Mapping[str, int],
+    nodes: Path,
+    traits: Iterable[tuple[str, str]] = (),
+) -> tuple[Device, ...]:
+    """What is handed out of ``gpu``: itself, or its instances.
+
+    Args:
+        minors: of the capability nodes, by name.
+        nodes: the host's directory with the device nodes.
+        traits: what is to be said of each device besides.
+    """
+    shared = (f"nvidia{gpu.minor}", *_SHARED_NODES)
+    modeset = ("nvidia-modeset",) if (nodes / "nvidia-modeset").exists() else ()
+    described = (("pci_address", address), ("minor", str(gpu.minor)), *gpu.traits, *traits)
+    if not gpu.mig:
+        return (
+            Device(
+                id=gpu.uuid,
+                index=str(index),
+                model=gpu.name,
+                memory_bytes=gpu.total,
+                numa_node=numa_node,
+                peers=peers,
+                access=tuple(_node(nodes, each) for each in (*shared, *modeset)),
+                traits=described,
+            ),
+        )
+    return tuple(
+        Device(
+            id=each.uuid,
+            index=f"{index}:{each.index}",
+            model=gpu.name,
+            memory_bytes=each.total,
+            parent=gpu.uuid,
+            numa_node=numa_node,
+            access=tuple(_node(nodes, name) for name in (*shared, *_capabilities(gpu, each, minors), *modeset)),
+            profile=each.profile,
+            traits=(*described, ("gpu_instance", str(each.gi)), ("compute_instance", str(each.ci))),
+        )
+        for each in gpu.instances
+    )
+
+
+def profile_name(slices: int, compute_slices: int, mebibytes: int, total: int) -> str:
+    """The name of an instance's kind, as NVIDIA's tools write it (``1g.10gb``, ``1c.2g.20gb``).
+
+    Args:
+        mebibytes: the instance's memory.
+        total: the GPU's memory in bytes. Instances get eighths of it, and names round them to the GPU's own GiB.
+    """
+    eighths = ceil(mebibytes * 1024**2 / total * 8)
+    gigabytes = int(eighths / 8 * ceil(total / _GIB) + 0.5)
+    whole = f"{slices}g.{gigabytes}gb"
+    return whole if compute_slices == slices else f"{compute_slices}c.{whole}"
+
+
+def _instance(row: Mapping[str, object], total: int) -> InstanceDescription:
+    return InstanceDescription(
+        uuid=text(row, "uuid"),
+        index=count(row, "index"),
+        gi=count(row, "gi"),
+        ci=count(row, "ci"),
+        total=count(row, "total"),
+        profile=_profile(row, total),
+    )
+
+
+def _profile(row: Mapping[str, object], total: int) -> str:
+    """The driver's own word; made up after the same rule where it says none."""
+    named = _NAMED_PROFILE.search(optional_text(row, "name") or "" if row.get("name") else "")
+    if named is not None:
+        return (named[1] or "") + named[2]
+    slices, compute, mebibytes = (optional_count(row, key) for key in ("slices", "compute_slices", "mebibytes"))
+    if slices is None or compute is None or mebibytes is None:
+        return "unknown"
+    return profile_name(slices, compute, mebibytes, total)
+
+
+def _to_switch(link: tuple[str | None, str | None], gpus: Mapping[str, GpuDescription]) -> bool:
+    """A driver that does not say what is at the far end means a switch, unless it is a GPU that we know."""
+    remote, kind = link
+    return kind == "switch" or (kind is None and remote not in gpus)
+
+
+def _capabilities(gpu: GpuDescription, instance: InstanceDescription, minors: Mapping[str, int]) -> tuple[str, ...]:
+    place = f"gpu{gpu.minor}/gi{instance.gi}"
+    names = (f"{place}/access", f"{place}/ci{instance.ci}/access")
+    return tuple(f"nvidia-caps/nvidia-cap{minors[name]}" for name in names if name in minors)
+
+
+def _node(nodes: Path, name: str) -> Access:
+    return Access(AccessKind.NODE, str(nodes / name), f"/dev/{name}")

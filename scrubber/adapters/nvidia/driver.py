@@ -1,0 +1,228 @@
+"""The child that asks NVML: what there is, how it is, who uses it, and how it is set.
+
+Every call here may hang in the kernel, so it runs behind
+:class:`~scrubber.adapters.children.questions.QuestionPool`. A question names its GPU by PCI address and by UUID: a GPU
+that was exchanged is never taken for the one that was asked about. Runs as ``python -m scrubber.adapters.nvidia.driver
+PROC_DRIVER PCI_DEVICES``.
+
+====================  ==============================  =====================================================
+question              besides pci, gpu, instance      answer
+====================  ==============================  =====================================================
+``identity``          (none of those)                 ``driver``, ``nvml``, ``cuda``
+``describe``          (``pci`` alone)                 see :mod:`scrubber.adapters.nvidia.driver_description`
+``snapshot``                                          health, settings, used memory
+``used``                                              ``total``, ``reserved``, ``used``, ``processes``: rows of
+                                                      PID, bytes or None, list
+``restore``           ``wanted``                      ``values``
+``compute_mode``                                      ``mode``; None for instances
+``fence``                                             ``before``: as ``compute_mode`` would have answered
+``unfence``           ``mode``                        nothing
+``persistence``       ``mode`` (optional: to set)     ``mode``: ``enabled``, ``disabled`` or None
+====================  ==============================  =====================================================
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from scrubber.adapters.children import child
+from scrubber.adapters.children.child import Fault
+from scrubber.adapters.children.message import Message
+from scrubber.adapters.nvidia import driver_health as health
+from scrubber.adapters.nvidia.driver_description import describe
+from scrubber.adapters.nvidia.driver_settings import (
+    COMPUTE_MODE,
+    PERSISTENCE_MODE,
+    Setting,
+    defaults_and_values,
+    restore,
+)
+from scrubber.adapters.nvidia.errors import RESET_REQUIRED, DriverAway, NvmlFault
+from scrubber.adapters.nvidia.nvml import Gpu, Instance, Memory, ProcessEntry, Session
+
+__all__: list[str] = []
+
+_DRIVER_GONE = frozenset({1, 9, 18})
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a question is about: a GPU, or one instance of it."""
+
+    gpu: Gpu
+    instance: Instance | None
+
+    def memory(self) -> Memory:
+        return (self.instance or self.gpu).memory()
+
+    def processes(self) -> tuple[ProcessEntry, ...]:
+        """Those of the GPU or the instance. One that the driver ties to no instance counts for each of them."""
+        everything = self.gpu.processes()
+        if self.instance is None:
+            return everything
+        gi, ci = self.instance.ids()
+        return tuple(each for each in everything if each.gi in (None, gi) and each.ci in (None, ci))
+
+
+class Driver:
+    """Answers questions with NVML.
+
+    Args:
+        proc_driver: what the kernel module says about itself.
+        pci_devices: the PCI devices in sysfs.
+        monotonic: seconds that never go backwards.
+    """
+
+    def __init__(self, proc_driver: Path, pci_devices: Path, monotonic: Callable[[], float]) -> None:
+        self._proc_driver = proc_driver
+        self._session = Session(proc_driver, pci_devices)
+        self._inforom = health.Inforom(monotonic)
+        self._about_a_device: Mapping[object, Callable[[Target, Message], Message]] = {
+            "snapshot": self._snapshot,
+            "used": _used,
+            "restore": _restore,
+            "compute_mode": _compute_mode,
+            "fence": _fence,
+            "unfence": _unfence,
+            "persistence": _persistence,
+        }
+
+    def answer(self, question: Message) -> Message:
+        """Answer one question.
+
+        Raises:
+            Fault: there is no answer; its code and its sentence go to the parent.
+        """
+        ask = question.get("ask")
+        if ask == "identity":
+            return self._identity()
+        if ask == "describe":
+            return describe(self._session.gpu(_text(question, "pci")))
+        if ask not in self._about_a_device:
+            raise Fault("unreadable", f"NVML's child knows no question {ask!r}.")
+        try:
+            return self._about_a_device[ask](self._target(question), question)
+        except (DriverAway, NvmlFault) as fault:
+            if ask == "snapshot" and fault.number == RESET_REQUIRED:
+                return self._unresponsive()
+            if fault.number in _DRIVER_GONE or isinstance(fault, DriverAway):
+                # A node without a driver is away; a device without one is a device that nobody can vouch for.
+                raise Fault("unreadable", fault.sentence) from fault
+            raise
+
+    def _identity(self) -> Message:
+        cuda = self._session.system_optional("nvmlSystemGetCudaDriverVersion")
+        nvml = self._session.system_optional("nvmlSystemGetNVMLVersion")
+        return {
+            "driver": str(self._session.system("nvmlSystemGetDriverVersion")),
+            "nvml": None if nvml is None else str(nvml),
+            "cuda": None if cuda is None else f"{int(cuda) // 1000}.{int(cuda) % 1000 // 10}",
+        }
+
+    def _target(self, question: Message) -> Target:
+        address, wanted, instance = _text(question, "pci"), _text(question, "gpu"), question.get("instance")
+        gpu = self._session.gpu(address)
+        there = gpu.uuid()
+        if there != wanted:
+            raise Fault("lost", f"GPU {address} is another one now ({there}, not {wanted}).")
+        if instance is None:
+            return Target(gpu, None)
+        for each in gpu.instances():
+            if each.uuid() == instance:
+                return Target(gpu, each)
+        raise Fault("lost", f"GPU {address} has no MIG instance {instance} any more.")
+
+    def _snapshot(self, target: Target, _: Message) -> Message:
+        gpu = target.gpu
+        counters = health.counters(gpu)
+        conditions = dict(health.conditions(gpu, counters, self._inforom))
+        conditions.update(health.scrub_on_free_disabled(self._proc_driver))
+        # An instance has no settings of its own, and whoever has the next one may live by its GPU's.
+        defaults, values = ({}, {}) if target.instance is not None else defaults_and_values(gpu)
+        return {
+            **health.vitals(gpu),
+            "used_bytes": target.memory().used,
+            "conditions": conditions,
+            "counters": dict(counters),
+            "settings": values,
+            "defaults": defaults,
+        }
+
+    def _unresponsive(self) -> Message:
+        conditions = {**health.reset_required(), **health.scrub_on_free_disabled(self._proc_driver)}
+        nothing = dict.fromkeys(("ecc_uncorrected", "temperature_celsius", "recovery", "used_bytes"))
+        return {**nothing, "conditions": conditions, "counters": {}, "settings": {}, "defaults": {}}
+
+
+def _used(target: Target, _: Message) -> Message:
+    memory = target.memory()
+    return {
+        "total": memory.total,
+        "reserved": memory.reserved,
+        "used": memory.used,
+        "processes": [[each.pid, each.memory, each.kind] for each in target.processes()],
+    }
+
+
+def _restore(target: Target, question: Message) -> Message:
+    wanted = question.get("wanted")
+    if not isinstance(wanted, dict):
+        raise Fault("unreadable", "Settings to restore must be an object.")
+    if target.instance is not None:
+        return {"values": {}}
+    return {"values": restore(target.gpu, {str(name): str(value) for name, value in wanted.items()})}
+
+
+def _compute_mode(target: Target, _: Message) -> Message:
+    """To be written down before the fence: what a killed eraser leaves behind has to be undone."""
+    found = None if target.instance is not None else COMPUTE_MODE.read(target.gpu)
+    return {"mode": None if found is None else found[0]}
+
+
+def _fence(target: Target, question: Message) -> Message:
+    """One process at most from now on."""
+    before = _compute_mode(target, question)["mode"]
+    if before is not None:
+        COMPUTE_MODE.write(target.gpu, "exclusive-process")
+    return {"before": before}
+
+
+def _unfence(target: Target, question: Message) -> Message:
+    mode = _text(question, "mode")
+    if target.instance is None:
+        _set(target.gpu, COMPUTE_MODE, mode)
+    return {}
+
+
+def _persistence(target: Target, question: Message) -> Message:
+    if question.get("mode") is not None:
+        _set(target.gpu, PERSISTENCE_MODE, _text(question, "mode"))
+    found = PERSISTENCE_MODE.read(target.gpu)
+    return {"mode": None if found is None else found[0]}
+
+
+def _set(gpu: Gpu, setting: Setting, mode: str) -> None:
+    try:
+        setting.write(gpu, mode)
+    except ValueError as error:
+        raise Fault("unreadable", f"{gpu.about}: {mode!r} is no value of {setting.name}: {error}.") from error
+
+
+def _text(question: Message, key: str) -> str:
+    found = question.get(key)
+    if not isinstance(found, str):
+        raise Fault("unreadable", f"A question to NVML names {key!r}.")
+    return found
+
+
+def main() -> None:
+    link = child.inherit()
+    proc_driver, pci_devices = (Path(each) for each in link.arguments[:2])
+    child.serve(link, Driver(proc_driver, pci_devices, time.monotonic).answer)
+
+
+if __name__ == "__main__":
+    main()

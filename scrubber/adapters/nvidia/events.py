@@ -1,0 +1,109 @@
+"""The child that waits for one GPU's events: XIDs, uncorrected memory errors, changes of its MIG layout.
+
+One a GPU, because registering attaches the GPU and can hang: a sick one costs only its own child. NVML hands events to
+whoever has registered and keeps none, so this child does nothing but wait, and says every few seconds that it does.
+Runs as ``python -m scrubber.adapters.nvidia.events PROC_DRIVER PCI_DEVICES ADDRESS``.
+
+====================================================  ===================================================
+message                                               meaning
+====================================================  ===================================================
+``registered``: types                                 from now on nothing of these types is missed
+``watching``: true                                    nothing came, and the driver still answers
+``event``: type, ``data``, ``gi``, ``ci``             one event; the last two are None for the whole GPU
+``fault``: code, ``sentence``                         no more events; this process ends
+====================================================  ===================================================
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pynvml
+
+from scrubber.adapters.children import child
+from scrubber.adapters.children.child import Fault, Link
+from scrubber.adapters.children.message import Message
+from scrubber.adapters.nvidia.errors import NvmlFault
+from scrubber.adapters.nvidia.nvml import Gpu, Session
+
+__all__ = ["WAIT_SECONDS", "watch"]
+
+WAIT_SECONDS = 0.5
+"""How long one wait in the driver takes at most: this long after its parent is gone, the child is."""
+
+_HEARTBEAT_SECONDS = 5.0
+_TIMEOUT = 10
+_NO_INSTANCE = 0xFFFFFFFF
+
+# These come with ordinary work, up to thousands a second, and say nothing about health. Corrected errors are read from
+# their counters; a storm of them has a type of its own.
+_OF_NO_CONCERN = (
+    pynvml.nvmlEventTypePState
+    | pynvml.nvmlEventTypeClock
+    | pynvml.nvmlEventTypePowerSourceChange
+    | pynvml.nvmlEventTypeSingleBitEccError
+)
+
+
+def watch(gpu: Gpu, link: Link, monotonic: Callable[[], float]) -> None:
+    """Tell the parent about every event of ``gpu`` until the parent is gone.
+
+    Raises:
+        Fault: there will be no more events.
+    """
+    types = int(gpu.optional("nvmlDeviceGetSupportedEventTypes") or 0) & ~_OF_NO_CONCERN
+    if not types:
+        raise Fault("not-applicable", f"{gpu.about} reports no events.")
+    events = _checked(gpu, pynvml.nvmlEventSetCreate)
+    gpu.call("nvmlDeviceRegisterEvents", types, events)
+    link.send({"registered": types})
+    told = monotonic()
+    while not link.parent_gone():
+        message = _next(gpu, events)
+        if message is None and monotonic() - told < _HEARTBEAT_SECONDS:
+            continue
+        link.send(message or {"watching": True})
+        told = monotonic()
+
+
+def _next(gpu: Gpu, events: Any) -> Message | None:
+    """The next event, None when there is none for :data:`WAIT_SECONDS`."""
+    try:
+        found = _checked(gpu, pynvml.nvmlEventSetWait_v2, events, int(WAIT_SECONDS * 1000))
+    except NvmlFault as fault:
+        if fault.number == _TIMEOUT:
+            return None
+        raise
+    return {
+        "event": int(found.eventType),
+        "data": int(found.eventData),
+        "gi": _instance(found.gpuInstanceId),
+        "ci": _instance(found.computeInstanceId),
+    }
+
+
+def _checked(gpu: Gpu, function: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return function(*arguments)
+    except pynvml.NVMLError as error:
+        raise NvmlFault(int(error.value), f"{gpu.about}, {function.__name__}") from error
+
+
+def _instance(number: int) -> int | None:
+    return None if int(number) == _NO_INSTANCE else int(number)
+
+
+def main() -> None:
+    link = child.inherit()
+    proc_driver, pci_devices, address = link.arguments[:3]
+    try:
+        watch(Session(Path(proc_driver), Path(pci_devices)).gpu(address), link, time.monotonic)
+    except Fault as fault:
+        link.send({"fault": fault.code, "sentence": fault.sentence})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,220 @@
+"""Which GPUs and MIG instances this node hands out, and why it does not hand out the others.
+
+Promise: a GPU that hangs, is lost or answers nonsense costs itself and no other. Each GPU is described by a child of its
+own, which ends with its answer: nothing is left that has the GPU attached and would block its reset. A GPU that was seen
+stays in the list until the PCI bus says that it is gone; out of order it is for the keepers to say, not for the capacity.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import MappingProxyType
+
+from scrubber.adapters.children.message import Message
+from scrubber.adapters.children.process import Children
+from scrubber.adapters.children.questions import QuestionPool
+from scrubber.adapters.nvidia import bus, description
+from scrubber.adapters.nvidia.description import GpuDescription
+from scrubber.adapters.nvidia.places import Places
+from scrubber.adapters.nvidia.question import DRIVER_MODULE, driver_arguments, optional_text, text
+from scrubber.domain.device import Device, NodeIdentity
+from scrubber.domain.errors import Away, ScrubberError, Stuck
+
+__all__ = ["NvidiaInventory"]
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_THE_DRIVER = "the node's driver"
+
+
+class NvidiaInventory:
+    """:class:`scrubber.ports.Inventory` of the node's NVIDIA GPUs.
+
+    Args:
+        node: the node's name, as certificates carry it.
+        deadline: seconds that the description of one GPU may take; the first one initialises the GPU, which takes
+            seconds where nothing keeps it awake.
+        again: seconds after which a GPU that could not be described is worth another try.
+        monotonic: seconds that never go backwards.
+    """
+
+    def __init__(
+        self,
+        places: Places,
+        children: Children,
+        *,
+        node: str,
+        deadline: float = 30.0,
+        again: float = 30.0,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._places = places
+        self._children = children
+        self._node = node
+        self._deadline = deadline
+        self._again = again
+        self._monotonic = monotonic
+        self._failed_at: float | None = None
+        self._asking: dict[str, QuestionPool] = {}
+        self._round = asyncio.Lock()
+        self._known: dict[str, GpuDescription] = {}
+        self._indexes: dict[str, int] = {}
+        self._held: set[str] = set()
+        self._not_advertised: Mapping[str, str] = MappingProxyType({})
+
+    @property
+    def not_advertised(self) -> Mapping[str, str]:
+        """GPUs that nothing is handed out of, by PCI address, each with the reason; as of the last :meth:`devices`."""
+        return self._not_advertised
+
+    async def devices(self) -> tuple[Device, ...]:
+        async with self._round:
+            versions = await self._versions()
+            refused = await self._look()
+            found = self._compose(versions, refused)
+            self._not_advertised = MappingProxyType(refused)
+            return found
+
+    async def identity(self) -> NodeIdentity:
+        async with self._round:
+            versions = await self._versions()
+        boot = _BOOT_ID.read_text(encoding="ascii").strip()
+        return NodeIdentity(self._node, boot, text(versions, "driver"))
+
+    async def fingerprint(self) -> str:
+        """Changes when a GPU or an instance comes or goes, and now and then while some GPU could not be described.
+
+        Asks nobody but the kernel's own files.
+        """
+        rounds = 0 if self._failed_at is None else int((self._monotonic() - self._failed_at) / self._again)
+        return f"{bus.fingerprint(self._places)} {rounds}"
+
+    @asynccontextmanager
+    async def hold(self, addresses: Collection[str]) -> AsyncIterator[None]:
+        """Leave the GPUs at ``addresses`` alone meanwhile, as a reset demands: they are listed as they were last seen.
+
+        Begins when the round that is under way is over. What is the address of no GPU is ignored.
+        """
+        async with self._round:
+            self._held.update(addresses)
+        try:
+            yield
+        finally:
+            self._held.difference_update(addresses)
+
+    async def close(self) -> None:
+        """End every child that still describes something."""
+        pools = list(self._asking.values())
+        self._asking.clear()
+        await asyncio.gather(*(pool.close() for pool in pools))
+
+    async def _versions(self) -> Message:
+        """
+        Raises:
+            Away: whatever it is that keeps the driver from answering.
+        """
+        try:
+            return await self._ask(_THE_DRIVER, {"ask": "identity"})
+        except Away:
+            raise
+        except ScrubberError as error:
+            raise Away(str(error)) from error
+
+    async def _look(self) -> dict[str, str]:
+        """Describe every GPU on the bus; answers why some are not handed out."""
+        there = bus.gpus_on(self._places)
+        refused = {gpu.address: gpu.unusable for gpu in there if gpu.unusable is not None}
+        usable = [gpu.address for gpu in there if gpu.unusable is None]
+        for address in self._known.keys() - set(usable):
+            del self._known[address]
+        self._number(usable)
+        asked = [address for address in usable if address not in self._held]
+        answers = await asyncio.gather(*(self._described(each) for each in asked))
+        for address, found in zip(asked, answers, strict=True):
+            if isinstance(found, GpuDescription):
+                self._known[address] = found
+            elif address not in self._known:
+                refused[address] = f"The GPU at {address} could not be described and is not handed out: {found}"
+        if all(isinstance(found, GpuDescription) for found in answers):
+            self._failed_at = None
+        elif self._failed_at is None:
+            self._failed_at = self._monotonic()
+        for address, gpu in self._known.items():
+            why = description.unfit(gpu, address)
+            if why is not None:
+                refused[address] = why
+        return refused
+
+    async def _described(self, address: str) -> GpuDescription | ScrubberError:
+        try:
+            return description.read(await self._ask(address, {"ask": "describe", "pci": address}))
+        except ScrubberError as error:
+            return error
+
+    def _number(self, addresses: Collection[str]) -> None:
+        """In the order of the bus, as NVML counts. A number once given stays: others come and go beside it."""
+        for position, address in enumerate(addresses):
+            if address not in self._indexes:
+                taken = set(self._indexes.values())
+                free = (number for number in range(len(taken) + 1) if number not in taken)
+                self._indexes[address] = position if position not in taken else next(free)
+
+    def _compose(self, versions: Message, refused: Mapping[str, str]) -> tuple[Device, ...]:
+        peers = description.peers_of(self._known)
+        minors = bus.mig_minors(self._places)
+        said = tuple((name, value) for name in ("nvml", "cuda") if (value := optional_text(versions, name)) is not None)
+        found: dict[str, Device] = {}
+        for address, gpu in self._known.items():
+            if address in refused:
+                continue
+            for device in description.devices_of(
+                gpu,
+                address,
+                self._indexes[address],
+                numa_node=bus.numa_node(self._places, address),
+                peers=peers.get(gpu.uuid, frozenset()),
+                minors=minors,
+                nodes=self._places.dev,
+                traits=(*said, *_device_number(self._places.dev / f"nvidia{gpu.minor}")),
+            ):
+                found[device.id] = device
+        return tuple(sorted(found.values(), key=_order))
+
+    async def _ask(self, key: str, message: Message) -> Message:
+        """Ask in a child for this one question. A child that hangs is remembered: no second one is hung up beside it."""
+        pool = self._asking.get(key)
+        if pool is None:
+            pool = self._asking[key] = QuestionPool(
+                self._children,
+                DRIVER_MODULE,
+                arguments=driver_arguments(self._places),
+                deadline=self._deadline,
+                environment=self._places.environment(),
+            )
+        stuck = False
+        try:
+            return await pool.ask(key, message)
+        except Stuck:
+            stuck = True
+            raise
+        finally:
+            if not stuck:
+                self._asking.pop(key, None)
+                await pool.close()
+
+
+def _device_number(node: Path) -> tuple[tuple[str, str], ...]:
+    """Major and minor number of the GPU's node, by which its holders are recognised; nothing where there is no node."""
+    try:
+        number = node.stat().st_rdev
+    except OSError:
+        return ()
+    return (("device_number", f"{os.major(number)}:{os.minor(number)}"),)
+
+
+def _order(device: Device) -> tuple[int, ...]:
+    return tuple(int(part) for part in device.index.split(":"))

@@ -1,0 +1,334 @@
+"""NVML, typed and kept honest: the only way from a child to pynvml's functions.
+
+Promise: asking about one GPU attaches that GPU and no other, every error becomes one
+:class:`~scrubber.adapters.nvidia.errors.NvmlFault`, and a value that does not apply is None, never a number.
+
+Functions are named by text, because an older pynvml lacks some and an older driver lacks others: both are the same
+"not applicable". Runs in children only, and loads nothing that they need not have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pynvml
+
+from scrubber.adapters.children.child import Fault
+from scrubber.adapters.nvidia.errors import DriverAway, NvmlFault
+
+__all__ = ["Gpu", "Instance", "Memory", "ProcessEntry", "Session"]
+
+_FUNCTION_NOT_FOUND = 13
+_INVALID_ARGUMENT = 2
+_INSUFFICIENT_SIZE = 7
+_NOT_FOUND = 6
+_STALE = frozenset({1, 9, 18})
+"""What NVML answers when the driver that it was initialised with is gone."""
+_UNLISTED = frozenset({_INVALID_ARGUMENT, _NOT_FOUND, 28})
+"""What it answers about a GPU that was not there when it was initialised."""
+_NO_INSTANCE = 0xFFFFFFFF
+_NO_GPUS = 1
+"""``NVML_INIT_FLAG_NO_GPUS``: a driver that has no GPU, as when all are passed through, is no error.
+
+A GPU is initialised by whoever asks for its handle, and not before. ``NVML_INIT_FLAG_NO_ATTACH`` must not be set: with it
+drivers up to 610 know no GPU at all, and later ones none until it is taken back.
+"""
+_TRIES = 4
+
+_PROCESS_LISTS: Mapping[str, tuple[str, ...]] = {
+    "compute": ("nvmlDeviceGetComputeRunningProcesses_v2", "nvmlDeviceGetComputeRunningProcesses_v3"),
+    "graphics": ("nvmlDeviceGetGraphicsRunningProcesses_v2", "nvmlDeviceGetGraphicsRunningProcesses_v3"),
+    "mps": ("nvmlDeviceGetMPSComputeRunningProcesses_v2", "nvmlDeviceGetMPSComputeRunningProcesses_v3"),
+}
+"""The older ones first: their rows are the same in every driver. Those of the newer ones are longer in drivers 535.43 to
+535.86, which no version says, so that every PID but the first would be read from the wrong place.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes. ``reserved`` is what the driver keeps for itself; None where it does not say, and is then in ``used``."""
+
+    total: int
+    reserved: int | None
+    used: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessEntry:
+    """One row of a process list. ``memory`` is None where the driver cannot say; so are ``gi`` and ``ci`` without MIG."""
+
+    pid: int
+    memory: int | None
+    kind: str
+    gi: int | None
+    ci: int | None
+
+
+class _Subject:
+    """Something with a handle. ``about`` names it in the sentences."""
+
+    def __init__(self, handle: Any, about: str) -> None:
+        self.handle = handle
+        self.about = about
+
+    def call(self, function: str, *arguments: Any) -> Any:
+        """What ``function`` answers for this handle.
+
+        Raises:
+            NvmlFault: anything but success.
+        """
+        return _call(self.about, function, self.handle, *arguments)
+
+    def optional(self, function: str, *arguments: Any) -> Any:
+        """As :meth:`call`; None where it does not apply."""
+        try:
+            return self.call(function, *arguments)
+        except NvmlFault as fault:
+            if fault.not_applicable:
+                return None
+            raise
+
+    def checked(self, function: str, *arguments: Any) -> None:
+        """Call the library itself, for functions whose Python wrapper drops the error."""
+        try:
+            status = int(pynvml._nvmlGetFunctionPointer(function)(self.handle, *arguments))
+        except pynvml.NVMLError as error:
+            status = int(error.value)
+        if status:
+            raise NvmlFault(status, f"{self.about}, {function}")
+
+    def uuid(self) -> str:
+        return str(self.call("nvmlDeviceGetUUID"))
+
+    def memory(self) -> Memory:
+        with_reserved = self.optional("nvmlDeviceGetMemoryInfo", getattr(pynvml, "nvmlMemory_v2", None))
+        if with_reserved is not None:
+            reserved = getattr(with_reserved, "reserved", None)
+            return Memory(
+                int(with_reserved.total), None if reserved is None else int(reserved), int(with_reserved.used)
+            )
+        plain = self.call("nvmlDeviceGetMemoryInfo")
+        return Memory(int(plain.total), None, int(plain.used))
+
+
+class Instance(_Subject):
+    """A MIG instance: a compute instance of a GPU instance."""
+
+    def __init__(self, handle: Any, about: str, index: int) -> None:
+        super().__init__(handle, about)
+        self.index = index
+
+    def ids(self) -> tuple[int, int]:
+        """Of its GPU instance and its compute instance."""
+        return int(self.call("nvmlDeviceGetGpuInstanceId")), int(self.call("nvmlDeviceGetComputeInstanceId"))
+
+
+class Gpu(_Subject):
+    """One GPU, by its address on the PCI bus."""
+
+    def __init__(self, handle: Any, address: str) -> None:
+        super().__init__(handle, f"GPU {address}")
+        self.address = address
+
+    def instances(self) -> tuple[Instance, ...]:
+        """Its MIG instances, in NVML's order; none where MIG is off or unknown."""
+        most = self.optional("nvmlDeviceGetMaxMigDeviceCount") or 0
+        found: list[Instance] = []
+        for index in range(int(most)):
+            try:
+                handle = self.optional("nvmlDeviceGetMigDeviceHandleByIndex", index)
+            except NvmlFault as fault:
+                if fault.number not in (_NOT_FOUND, _INVALID_ARGUMENT):
+                    raise
+                handle = None
+            if handle is not None:
+                found.append(Instance(handle, f"{self.about}, MIG instance {index}", index))
+        return tuple(found)
+
+    def fields(self, wanted: Iterable[int]) -> dict[int, int | None]:
+        """Several values in one call, by field id; None for those that do not apply."""
+        ids = list(wanted)
+        answers = self.optional("nvmlDeviceGetFieldValues", ids)
+        if answers is None:
+            return dict.fromkeys(ids)
+        values: dict[int, int | None] = {}
+        for each, answer in zip(ids, answers, strict=True):
+            values[each] = _field_value(f"{self.about}, field {each}", answer)
+        return values
+
+    def processes(self) -> tuple[ProcessEntry, ...]:
+        """Everybody in any of its three lists. A list that this driver does not keep is skipped, but never all of them."""
+        lists = {kind: self._processes(functions) for kind, functions in _PROCESS_LISTS.items()}
+        if lists["compute"] is None:
+            raise Fault("unreadable", f"{self.about}: the driver does not list the processes that use it.")
+        return tuple(_entry(kind, row) for kind, rows in lists.items() if rows is not None for row in rows)
+
+    def _processes(self, functions: Sequence[str]) -> Sequence[Any] | None:
+        for function in functions:
+            rows = self._settled_list(function)
+            if rows is not None:
+                return rows
+        return None
+
+    def _settled_list(self, function: str) -> Sequence[Any] | None:
+        """The list grows between the two calls that read it while processes start: then both are made again."""
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                rows: Sequence[Any] | None = self.optional(function)
+            except NvmlFault as fault:
+                if fault.number != _INSUFFICIENT_SIZE or not tries_left:
+                    raise
+            else:
+                return rows
+        return None
+
+
+class Session:
+    """NVML in this process. Initialising it attaches no GPU; asking for one does.
+
+    It is initialised anew when the driver was loaded anew, and when a GPU was taken off the bus and found again: the
+    handles of before are those of something that is gone.
+    """
+
+    def __init__(self, proc_driver: Path, pci_devices: Path) -> None:
+        self._proc_driver = proc_driver
+        self._pci_devices = pci_devices
+        self._driver: int | None = None
+        self._open = False
+        self._attached: dict[str, int | None] = {}
+        self._missing: dict[str, int | None] = {}
+
+    def open(self) -> None:
+        """Initialise NVML, if it is not.
+
+        Raises:
+            DriverAway: the driver is not there, or not the one that its library belongs to.
+        """
+        driver = _inode(self._proc_driver)
+        if self._open and driver != self._driver:
+            self.close()
+        if self._open:
+            return
+        try:
+            pynvml.nvmlInitWithFlags(_NO_GPUS)
+        except pynvml.NVMLError as error:
+            raise DriverAway(int(error.value)) from error
+        self._open, self._driver = True, driver
+
+    def close(self) -> None:
+        """Let go of every GPU."""
+        if self._open:
+            with suppress(pynvml.NVMLError):  # of a driver that is gone already
+                pynvml.nvmlShutdown()
+        self._open = False
+        self._attached.clear()
+
+    def system(self, function: str) -> Any:
+        """What a function answers that is about no GPU."""
+        self.open()
+        return _call("The driver", function)
+
+    def system_optional(self, function: str) -> Any:
+        try:
+            return self.system(function)
+        except NvmlFault as fault:
+            if fault.not_applicable:
+                return None
+            raise
+
+    def gpu(self, address: str) -> Gpu:
+        """The GPU at ``address``, attached if it was not.
+
+        Raises:
+            DriverAway: as :meth:`open`.
+            NvmlFault: there is none, it is lost, or it needs a reset.
+        """
+        place = _inode(self._pci_devices / address)
+        if self._attached.get(address, place) != place:
+            self.close()
+        self.open()
+        try:
+            handle = _handle(address)
+        except NvmlFault as fault:
+            if not self._worth_another_try(fault, address, place):
+                raise
+            self.close()
+            self.open()
+            handle = _handle(address)
+            self._missing.pop(address, None)
+        self._attached[address] = place
+        return Gpu(handle, address)
+
+    def _worth_another_try(self, fault: NvmlFault, address: str, place: int | None) -> bool:
+        """Once for each time that the device appears: initialising again costs the other GPUs their attachment."""
+        if fault.number in _STALE:
+            return True
+        if fault.number not in _UNLISTED or self._missing.get(address, -1) == place:
+            return False
+        self._missing[address] = place
+        return True
+
+
+def _handle(address: str) -> Any:
+    return _call(f"GPU {address}", "nvmlDeviceGetHandleByPciBusId", address.encode("ascii"))
+
+
+def _call(about: str, function: str, *arguments: Any) -> Any:
+    wrapper = getattr(pynvml, function, None)
+    if wrapper is None:
+        raise NvmlFault(_FUNCTION_NOT_FOUND, f"{about}, {function}")
+    try:
+        return wrapper(*arguments)
+    except pynvml.NVMLError as error:
+        raise NvmlFault(int(error.value), f"{about}, {function}") from error
+    except UnicodeDecodeError as error:
+        raise Fault("unreadable", f"{about}, {function}: the driver answers with what is no text.") from error
+
+
+def _field_value(about: str, answer: Any) -> int | None:
+    if answer.nvmlReturn:
+        fault = NvmlFault(int(answer.nvmlReturn), about)
+        if fault.not_applicable or fault.number == _INVALID_ARGUMENT:  # a field that this driver does not know
+            return None
+        raise fault
+    member = {
+        pynvml.NVML_VALUE_TYPE_DOUBLE: "dVal",
+        pynvml.NVML_VALUE_TYPE_UNSIGNED_INT: "uiVal",
+        pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG: "ulVal",
+        pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG: "ullVal",
+        pynvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG: "sllVal",
+        pynvml.NVML_VALUE_TYPE_SIGNED_INT: "siVal",
+        getattr(pynvml, "NVML_VALUE_TYPE_UNSIGNED_SHORT", 6): "usVal",
+    }.get(int(answer.valueType))
+    if member is None:
+        raise Fault("unreadable", f"{about}: the driver answers with a type that this service does not know.")
+    return int(getattr(answer.value, member))
+
+
+def _entry(kind: str, row: Any) -> ProcessEntry:
+    memory = row.usedGpuMemory
+    return ProcessEntry(
+        int(row.pid),
+        None if memory is None else int(memory),
+        kind,
+        _id(row, "gpuInstanceId"),
+        _id(row, "computeInstanceId"),
+    )
+
+
+def _id(row: Any, name: str) -> int | None:
+    found = int(getattr(row, name, _NO_INSTANCE))
+    return None if found == _NO_INSTANCE else found
+
+
+def _inode(path: Path) -> int | None:
+    """Which one it is: what is made anew by the kernel has another inode."""
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return None

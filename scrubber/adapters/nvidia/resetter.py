@@ -1,0 +1,290 @@
+"""Resets of NVIDIA GPUs: everything that has the GPU open lets go of it, ``nvidia-smi`` resets it, all of it comes back.
+
+Promise: whatever happens, and also when the caller is gone, persistence mode and the watch for events are put back; a
+reset that cannot be done now touches nothing; and no other GPU goes unasked or unwatched meanwhile.
+
+NVML has no call for a reset. ``nvidia-smi`` refuses one while anybody has the GPU open, this service included, so its
+own handles are closed first: the events' child, and every child that has asked about the GPU.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
+from typing import Any, Protocol
+
+from scrubber.adapters.children.process import Abandoned, ChildDied, Children
+from scrubber.adapters.children.questions import QuestionPool, answer_of
+from scrubber.adapters.nvidia.places import Places
+from scrubber.adapters.nvidia.question import DRIVER_MODULE, about, driver_arguments, gpu_of, pci_address_of, text
+from scrubber.adapters.nvidia.resetfacts import Erasers, ResetSurvey, linked, persistence
+from scrubber.adapters.nvidia.resetplan import ResetFacts, plan, targets
+from scrubber.adapters.nvidia.smi import NvidiaSmi
+from scrubber.domain.device import Device
+from scrubber.domain.errors import Away, DeviceFault, Held, Lost, ScrubberError, Stuck, Unreadable
+from scrubber.domain.reset import ResetPlan
+from scrubber.ports import Holders
+
+__all__ = ["Erasers", "EventChildren", "Holding", "NvidiaResetter"]
+
+_PUT_BACK = 10.0
+"""Seconds that each act of putting things back may take: it is not cut short by the reset's own deadline."""
+_DESCRIBED = 10.0
+"""Seconds that the driver gets to describe a GPU that was just reset."""
+_PATIENCE = 1.0
+"""Seconds that a daemon which was told to let go of the GPU gets for it."""
+_POLL = 0.1
+_SHORTEST = 1.0
+"""Seconds without which no reset is begun: to break one off is worse than not to begin it."""
+
+
+class EventChildren(Protocol):
+    """The children that wait for events, one a GPU; each has its GPU open."""
+
+    async def pause(self, gpu: str) -> None:
+        """End the child of ``gpu`` (a UUID) and wait for its end; nobody starts another until :meth:`resume`.
+
+        Raises:
+            Stuck: it cannot be ended.
+        """
+
+    async def resume(self, gpu: str) -> None: ...
+
+    def forget(self, device: str) -> None:
+        """The XIDs seen of ``device`` so far were cured by a reset."""
+
+
+class Holding(Protocol):
+    """Whatever has children that open GPUs: a pool of questions, the inventory."""
+
+    def hold(self, devices: Collection[str], /) -> AbstractAsyncContextManager[None]:
+        """While this is open none of its children has ``devices`` open (UUIDs and PCI addresses; others are ignored)."""
+
+
+class NvidiaResetter:
+    """:class:`scrubber.ports.Resetter` by ``nvidia-smi --gpu-reset``.
+
+    Args:
+        devices: all devices as they were last listed; asked anew each time, and never anybody who may hang.
+        questions: the pool of the driver's children; it is asked, and lets go of the GPU.
+        holdings: whoever else has to let go of it.
+        children: starts the one that switches persistence mode.
+        uid: the user that this service runs as.
+    """
+
+    def __init__(
+        self,
+        *,
+        devices: Callable[[], Sequence[Device]],
+        holders: Holders,
+        erasers: Erasers,
+        events: EventChildren,
+        questions: QuestionPool,
+        holdings: Sequence[Holding] = (),
+        children: Children,
+        places: Places,
+        uid: Callable[[], int] = os.geteuid,
+    ) -> None:
+        self._survey = ResetSurvey(
+            devices=devices, holders=holders, erasers=erasers, questions=questions, places=places, uid=uid
+        )
+        self._devices = devices
+        self._events = events
+        self._questions = questions
+        self._holdings: tuple[Holding, ...] = (questions, *holdings)
+        self._children = children
+        self._places = places
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._smi = NvidiaSmi(places, kill_limit=children.kill_limit)
+
+    @property
+    def abandoned(self) -> tuple[Abandoned, ...]:
+        """Runs of nvidia-smi that could not be ended."""
+        return self._smi.abandoned
+
+    async def plan(self, device: Device) -> ResetPlan:
+        return plan((await self._survey.look(device))[0])
+
+    async def reset(self, device: Device, deadline: float) -> None:
+        """As :meth:`scrubber.ports.Resetter.reset`. A cancelled call ends once everything is put back."""
+        end = asyncio.get_running_loop().time() + deadline
+        async with AsyncExitStack() as stack:
+            try:
+                async with asyncio.timeout_at(end):
+                    await stack.enter_async_context(self._alone(device))
+            except TimeoutError as error:
+                raise Held(f"Device {device.index}, or one that is reset with it, is being reset already.") from error
+            try:
+                async with asyncio.timeout_at(end):
+                    facts, concerned = await self._survey.look(device)
+            except TimeoutError as error:
+                raise Stuck(
+                    f"What a reset of device {device.index} needs was not known within {deadline:g} s."
+                ) from error
+            _demand(plan(facts))
+            await _to_the_end(self._carry_out(facts, concerned, end))
+
+    @asynccontextmanager
+    async def _alone(self, device: Device) -> AsyncIterator[None]:
+        """Nobody else resets the GPU of ``device``, or one that is joined with it, while this is open."""
+        everything = {each.id: each for each in self._devices()}
+        async with AsyncExitStack() as stack:
+            for gpu in sorted({gpu_of(device), *linked(device, everything)}):
+                await stack.enter_async_context(self._locks.setdefault(gpu, asyncio.Lock()))
+            yield
+
+    async def _carry_out(self, facts: ResetFacts, concerned: Sequence[Device], end: float) -> None:
+        """Let go, reset, put back; and only then say how it went."""
+        gpus = {gpu_of(each): each for each in concerned}
+        persistent = [device for gpu, device in gpus.items() if gpu in facts.persistent]
+        failure: ScrubberError | None = None
+        paused: list[str] = []
+        switched: Sequence[Device] = ()
+        try:
+            for gpu in gpus:
+                paused.append(gpu)
+                await self._events.pause(gpu)
+            with suppress(Lost, Unreadable):  # of a GPU that answers nothing nvidia-smi says what is in the way
+                await self._persist(persistent, "disabled", _left(end))
+                switched = persistent
+            await self._look_again(facts, concerned, end)
+            async with AsyncExitStack() as stack:
+                await self._let_go(stack, gpus, facts, end)
+                await self._smi.reset(targets(facts), f"Device {facts.device.index}", _left(end))
+            switched = persistent
+            for each in concerned:
+                self._events.forget(each.id)
+        except ScrubberError as error:
+            failure = error
+        except BaseException:  # a defect of ours, or the end of the loop
+            await self._put_back(switched, paused)
+            raise
+        problems = await self._put_back(switched, paused)
+        if failure is None:
+            problems += await self._undescribed(gpus)
+            if not problems:
+                return
+            failure = Unreadable(f"Device {facts.device.index} was reset, but needs somebody to look at it.")
+        if not problems:
+            raise failure
+        raise type(failure)(" ".join([str(failure), *problems])) from failure
+
+    async def _let_go(self, stack: AsyncExitStack, gpus: Mapping[str, Device], facts: ResetFacts, end: float) -> None:
+        """Close every handle of this service's own, until ``stack`` is left.
+
+        Raises:
+            Held: that took so long that there is no time for a reset.
+            Stuck: one cannot be ended.
+        """
+        try:
+            async with asyncio.timeout_at(end):
+                for holding in self._holdings:
+                    await stack.enter_async_context(holding.hold(_names(gpus)))
+        except TimeoutError as error:
+            raise _no_time(facts) from error
+        if _left(end) < _SHORTEST:
+            raise _no_time(facts)
+
+    async def _look_again(self, facts: ResetFacts, concerned: Sequence[Device], end: float) -> None:
+        """Somebody may have come since the plan was made, and a daemon may need a moment to let go.
+
+        Raises:
+            Held: somebody is in the way.
+        """
+        loop = asyncio.get_running_loop()
+        until = min(end, loop.time() + _PATIENCE)
+        while True:
+            now = plan(await self._survey.with_holders(replace(facts, persistent=frozenset()), concerned))
+            if not now.blockers or loop.time() >= until:
+                break
+            await asyncio.sleep(_POLL)
+        _demand(now)
+
+    async def _put_back(self, switched: Sequence[Device], paused: Sequence[str]) -> list[str]:
+        """Persistence mode, then the watch for events; sentences about what could not be."""
+        problems: list[str] = []
+        try:
+            await self._persist(switched, "enabled", _PUT_BACK)
+        except ScrubberError as error:
+            problems.append(f"Persistence mode could not be switched on again (nvidia-smi -pm 1): {error}")
+        for gpu in paused:
+            try:
+                await self._events.resume(gpu)
+            except ScrubberError as error:
+                problems.append(f"Its events are not watched again: {error}")
+        return problems
+
+    async def _persist(self, devices: Sequence[Device], mode: str, deadline: float) -> None:
+        """Set persistence mode in a child that is over when this returns, so that it has no GPU open."""
+        if not devices:
+            return
+        child = await self._children.start(
+            DRIVER_MODULE, *driver_arguments(self._places), environment=self._places.environment()
+        )
+        try:
+            for device in devices:
+                child.device = gpu_of(device)
+                answer_of(await child.call(persistence(device, mode), deadline))
+        except ChildDied as died:
+            raise Unreadable(f"The driver did not switch persistence mode: {died}") from died
+        except TimeoutError as error:
+            raise Stuck("The driver did not answer when it was asked to switch persistence mode.") from error
+        finally:
+            ended = await child.kill()
+        if not ended:
+            raise Stuck(f"Process {child.pid}, which switched persistence mode, has not returned from the driver.")
+
+    async def _undescribed(self, gpus: Mapping[str, Device]) -> list[str]:
+        """Sentences about GPUs that the driver does not know again after their reset."""
+        problems: list[str] = []
+        for gpu, device in gpus.items():
+            try:
+                answer = await self._questions.ask(gpu, about(device, "describe"), deadline=_DESCRIBED)
+                if text(answer, "uuid") != gpu:
+                    problems.append(f"At {pci_address_of(device)} there is another GPU now.")
+            except (DeviceFault, Away) as error:
+                problems.append(f"The driver does not describe it: {error} If that stays, it needs a reboot.")
+        return problems
+
+
+def _demand(made: ResetPlan) -> None:
+    """Go on only with a plan that can be carried out.
+
+    Raises:
+        Unreadable: it never can.
+        Held: something blocks it now.
+    """
+    if made.unavailable is not None:
+        raise Unreadable(made.unavailable)
+    if made.blockers:
+        raise Held(" ".join(made.blockers))
+
+
+def _no_time(facts: ResetFacts) -> Held:
+    return Held(f"Device {facts.device.index} was not reset: before everything had let go of it, the time was over.")
+
+
+async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
+    """Run ``work`` to its end even if the caller is cancelled meanwhile; the cancellation is raised afterwards."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as stop:
+            cancelled = stop
+    if cancelled is not None:
+        raise cancelled from task.exception()
+    task.result()
+
+
+def _names(gpus: Mapping[str, Device]) -> set[str]:
+    """Everything that a pool may call these GPUs."""
+    return {name for gpu, device in gpus.items() for name in (gpu, device.id, pci_address_of(device))}
+
+
+def _left(end: float) -> float:
+    return max(0.0, end - asyncio.get_running_loop().time())

@@ -1,0 +1,120 @@
+"""What a GPU's settings are called, and which texts are values of them.
+
+A value is a text, and is compared as a text: so each has one spelling, which is how the driver's own value is written.
+Known without the driver, because the service refuses a policy that wants what no GPU can have before it starts, and its
+child, which writes the values, must not think otherwise.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+__all__ = [
+    "ACCESS",
+    "COMPUTE",
+    "NO_OFFSETS",
+    "SWITCH",
+    "clocks_of",
+    "milliwatts_of",
+    "number_of",
+    "offsets_of",
+    "refusals",
+    "watts",
+]
+
+SWITCH: Mapping[int, str] = {0: "disabled", 1: "enabled"}
+ACCESS: Mapping[int, str] = {0: "unrestricted", 1: "restricted"}
+COMPUTE: Mapping[int, str] = {0: "default", 1: "exclusive-thread", 2: "prohibited", 3: "exclusive-process"}
+"""Drivers have stopped to accept ``exclusive-thread``, so no policy can want it."""
+NO_OFFSETS = "none"
+
+_OFFSET_CLOCKS = ("graphics", "memory")
+_OFFSET = re.compile(r"(graphics|memory) P([0-9]|[1-9][0-9]) ([+-][1-9][0-9]{0,4})")
+_WATTS = re.compile(r"[0-9]{1,5}(\.[0-9]{1,3})?")
+_CLOCKS = re.compile(r"([1-9][0-9]{0,5}),([1-9][0-9]{0,5})")
+
+
+def number_of(words: Mapping[int, str], text: str) -> int:
+    """The driver's number for a word.
+
+    Raises:
+        ValueError: the sentence says what to write instead. So for all that follow.
+    """
+    for number, word in words.items():
+        if word == text:
+            return number
+    raise ValueError(f"write one of {', '.join(words.values())}")
+
+
+def watts(milliwatts: int) -> str:
+    """A power limit as it is written."""
+    return f"{milliwatts / 1000:g}"
+
+
+def milliwatts_of(text: str) -> int:
+    if _WATTS.fullmatch(text) is None:
+        raise ValueError("write watts, such as 300 or 312.5")
+    found = round(float(text) * 1000)
+    if watts(found) != text:
+        raise ValueError(f"write {watts(found)}")
+    return found
+
+
+def clocks_of(text: str) -> tuple[int, int]:
+    """The clocks of memory and of graphics, in MHz."""
+    matched = _CLOCKS.fullmatch(text)
+    if matched is None:
+        raise ValueError("write the clocks of memory and graphics in MHz, such as 3201,1980")
+    return int(matched[1]), int(matched[2])
+
+
+def offsets_of(text: str) -> dict[tuple[str, int], int]:
+    """MHz by clock and performance state; those that are not named are 0."""
+    found: dict[tuple[str, int], int] = {}
+    for part in () if text == NO_OFFSETS else text.split(", "):
+        matched = _OFFSET.fullmatch(part)
+        if matched is None:
+            raise ValueError("write none, or offsets in MHz such as graphics P0 +100, memory P0 -50")
+        found[matched[1], int(matched[2])] = int(matched[3])
+    places = sorted(found, key=lambda place: (place[1], _OFFSET_CLOCKS.index(place[0])))
+    spelling = ", ".join(f"{clock} P{state} {found[clock, state]:+d}" for clock, state in places) or NO_OFFSETS
+    if spelling != text:
+        raise ValueError(f"write {spelling}")
+    return found
+
+
+def refusals(wanted: Mapping[str, str]) -> tuple[str, ...]:
+    """Why no GPU can have the settings that a policy wants: a sentence for each one; nothing when some GPU can.
+
+    Whether a value is within the range of this node's GPUs is for their driver to say.
+    """
+    found: list[str] = []
+    for name, text in sorted(wanted.items()):
+        check = _CHECKS.get(name)
+        if check is None:
+            found.append(f'"{name}" is no setting of an NVIDIA GPU; the settings are {", ".join(sorted(_CHECKS))}.')
+            continue
+        try:
+            check(text)
+        except ValueError as error:
+            found.append(f'{name} cannot be "{text}"; {error}.')
+    return tuple(found)
+
+
+def _one_of(words: Mapping[int, str]) -> Callable[[str], object]:
+    return lambda text: number_of(words, text)
+
+
+_CHECKS: Mapping[str, Callable[[str], object]] = {
+    "compute_mode": _one_of({number: word for number, word in COMPUTE.items() if word != "exclusive-thread"}),
+    "persistence_mode": _one_of(SWITCH),
+    "power_limit_watts": milliwatts_of,
+    "application_clocks": clocks_of,
+    "clock_offsets": offsets_of,
+    "auto_boost": _one_of(SWITCH),
+    "accounting_mode": _one_of(SWITCH),
+    "api_restriction_application_clocks": _one_of(ACCESS),
+    "api_restriction_auto_boosted_clocks": _one_of(ACCESS),
+    "ecc_mode": _one_of(SWITCH),
+}

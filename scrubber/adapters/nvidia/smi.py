@@ -1,0 +1,152 @@
+"""``nvidia-smi --gpu-reset``: the one program of the driver's that this service runs, because NVML resets nothing.
+
+Promise: a run has a deadline, gets an environment that we wrote, and what it says about a failure reaches the operator;
+one that does not die is abandoned and named, and no second one is started for its GPU.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+
+from scrubber.adapters.children.process import Abandoned
+from scrubber.adapters.nvidia.places import Places
+from scrubber.domain.errors import Held, Stuck, Unreadable
+
+__all__ = ["NvidiaSmi"]
+
+_TAIL = 4096
+"""Bytes of what it says that are kept; the reason for a failure comes last."""
+_LONGEST_LINE = 300
+
+_IN_USE = re.compile(r"\bin use by\b|being used by one or more", re.IGNORECASE)
+_STATUSES: Mapping[int, str] = {  # from its manual page
+    3: "this GPU has no such reset",
+    4: "nvidia-smi was denied permission",
+    6: "nvidia-smi does not find the GPU",
+    8: "the GPU's external power cables are not attached",
+    9: "the driver is not loaded",
+    10: "the kernel sees a problem with the GPU's interrupts",
+    12: "nvidia-smi does not find the driver's library",
+    14: "the GPU's InfoROM is corrupt",
+    15: "the GPU has fallen off the bus",
+}
+
+
+class NvidiaSmi:
+    """Runs ``nvidia-smi`` of the driver at ``places``.
+
+    Args:
+        kill_limit: seconds after SIGKILL until a run is abandoned.
+        kill: ``killpg``, or a test's stand-in for a run that cannot be killed.
+    """
+
+    def __init__(
+        self, places: Places, *, kill_limit: float = 2.0, kill: Callable[[int, int], object] = os.killpg
+    ) -> None:
+        self._places = places
+        self._kill_limit = kill_limit
+        self._kill = kill
+        self._undying: dict[str, asyncio.subprocess.Process] = {}
+
+    @property
+    def program(self) -> str | None:
+        """Its path; None when it is not installed."""
+        found = self._places.find_program("nvidia-smi")
+        return None if found is None else str(found)
+
+    @property
+    def abandoned(self) -> tuple[Abandoned, ...]:
+        """Runs that SIGKILL did not end, and that have not ended since: they sit in the kernel."""
+        return tuple(
+            Abandoned(process.pid, "nvidia-smi", gpu)
+            for gpu, process in self._undying.items()
+            if process.returncode is None
+        )
+
+    async def reset(self, gpus: Sequence[str], about: str, deadline: float) -> None:
+        """Reset ``gpus`` (UUIDs) in one command; ``about`` names the device that it is done for.
+
+        Once started it is not to be cancelled: a reset that is broken off leaves a GPU that only a reboot brings back.
+
+        Raises:
+            Held: it says that somebody uses one of them; nothing was done.
+            Unreadable: it failed.
+            Stuck: it did not end within ``deadline`` seconds, or one of before has not ended yet.
+        """
+        for each in self.abandoned:
+            if each.device in gpus:
+                raise _undying(about, each.pid)
+        process = await self._start("--gpu-reset", "-i", ",".join(gpus))
+        tail = asyncio.create_task(_tail(process.stdout))
+        try:
+            async with asyncio.timeout(deadline):
+                status = await process.wait()
+        except TimeoutError as error:
+            await self._end(process, gpus, about)
+            raise Stuck(
+                f"nvidia-smi did not end the reset of {about} within {deadline:g} s and was killed; "
+                "the node needs a reboot."
+            ) from error
+        finally:
+            await asyncio.wait({tail}, timeout=self._kill_limit)  # whoever inherited its output may keep it open
+            tail.cancel()
+        _judge(status, tail.result() if tail.done() and not tail.cancelled() else "", about)
+
+    async def _start(self, *words: str) -> asyncio.subprocess.Process:
+        program = self.program
+        if program is None:
+            raise Unreadable("nvidia-smi is not installed where the driver is.")
+        try:
+            return await asyncio.create_subprocess_exec(
+                *(program, *words),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                cwd="/",
+                env={"PATH": os.defpath, "LANG": "C.UTF-8", **self._places.environment()},
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise Unreadable(f"{program} cannot be started: {error.strerror}.") from error
+
+    async def _end(self, process: asyncio.subprocess.Process, gpus: Sequence[str], about: str) -> None:
+        """Kill the run and its group; raises :class:`Stuck` when it does not die."""
+        with suppress(ProcessLookupError):
+            self._kill(process.pid, signal.SIGKILL)
+        dead, _ = await asyncio.wait({asyncio.ensure_future(process.wait())}, timeout=self._kill_limit)
+        if not dead:
+            self._undying.update(dict.fromkeys(gpus, process))
+            raise _undying(about, process.pid)
+
+
+def _judge(status: int, said: str, about: str) -> None:
+    """Draw the conclusion of a run that has ended."""
+    if status == 0:
+        return
+    lines = [line.strip()[:_LONGEST_LINE] for line in said.splitlines() if line.strip()]
+    in_use = next((line for line in lines if _IN_USE.search(line)), None)
+    if in_use is not None:
+        raise Held(f"{about} cannot be reset while somebody uses it: {in_use}")
+    why = _STATUSES.get(status, f"nvidia-smi ended with status {status}")
+    last = f": {lines[-1]}" if lines else ""
+    raise Unreadable(f"The reset of {about} failed ({why}{last}); the node needs a reboot.")
+
+
+def _undying(about: str, pid: int) -> Stuck:
+    return Stuck(
+        f"{about} is not reset: nvidia-smi (PID {pid}), which was to reset it, has not returned from the driver and "
+        "cannot be ended. Reboot the node."
+    )
+
+
+async def _tail(stream: asyncio.StreamReader | None) -> str:
+    """The end of what a program says, however much that is."""
+    kept = b""
+    while stream is not None and (part := await stream.read(_TAIL)):
+        kept = (kept + part)[-_TAIL:]
+    return kept.decode("utf-8", "replace")

@@ -1,0 +1,209 @@
+"""The child that gives one simulated device something to do and checks what comes out.
+
+Promise: it works under the eraser's fence and lock, so nobody's data can be in the way and nobody can look on; it stops
+between two chunks as soon as somebody tries, or its parent is gone; and it leaves zeros behind, which it has read back.
+Killed in between it leaves its pattern: whoever asked for it has to treat the device as dirty.
+
+Runs as ``python -m scrubber.adapters.sim.diagnosis``.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+from scrubber.adapters import locks
+from scrubber.adapters.children import child
+from scrubber.adapters.children.checking import Allotment, Tally
+from scrubber.adapters.children.child import Fault, Link
+from scrubber.adapters.children.message import Message
+from scrubber.adapters.sim.eraser import Control, Fence, FenceBroken, give_space_back, mend, open_memory, pattern_of
+
+__all__: list[str] = []
+
+_CHUNK = 1024 * 1024
+_ZEROS = bytes(_CHUNK)
+_TAMPERED = b"\x5a" * 64
+_MATRIX = 24
+"""Rows and columns: a product takes milliseconds, so that the end of the time is noticed."""
+
+_Matrix = list[list[int]]
+
+
+class Diagnosis:
+    """The checks of one device, in order. All sizes are bytes."""
+
+    def __init__(self, link: Link, memory: int, total: int, control: Control) -> None:
+        self._link = link
+        self._memory = memory
+        self._total = total
+        self._control = control
+        self._fence = Fence(memory)
+        self._next = 0
+        self.pattern = Tally("memory-pattern", "bytes", time.monotonic)
+        self.matrix = Tally("matrix-product", "operations", time.monotonic)
+        self.to_device = Tally("host-to-device", "bytes", time.monotonic)
+        self.to_host = Tally("device-to-host", "bytes", time.monotonic)
+
+    def run(self, allotment: Allotment) -> list[Message]:
+        """All checks, then zeros everywhere.
+
+        Raises:
+            FenceBroken: somebody tried to open the device; nothing was written after that.
+        """
+        self._repeat(allotment, "memory-pattern", lambda: self._pattern_round(allotment))
+        self._repeat(allotment, "matrix-product", self._matrix_round)
+        self._repeat(allotment, "transfers", self._transfer_round)
+        self._leave_zeros()
+        return [each.message() for each in (self.pattern, self.matrix, self.to_device, self.to_host)]
+
+    def _repeat(self, allotment: Allotment, part: str, work: Callable[[], None]) -> None:
+        work()
+        while not allotment.over(part):
+            work()
+
+    def _pattern_round(self, allotment: Allotment) -> None:
+        """Write as much as half of the time allows, or everything; then read it all back. The next round goes on
+        behind the last chunk of this one, so that a short time reaches all of a large memory in the end.
+        """
+        nonce = int.from_bytes(os.urandom(8), "big")
+        half_over = allotment.half("memory-pattern")
+        written: list[tuple[int, int]] = []
+        for offset, size in self._chunks_from(self._next):
+            content = pattern_of(nonce, offset, size)
+            with self.pattern.timing():
+                self._write(offset, content)
+            written.append((offset, size))
+            self._next = (offset + size) % self._total
+            if half_over():
+                break
+        if self._control.wont_clear():
+            os.pwrite(self._memory, _TAMPERED[: self._total], written[0][0])
+        for offset, size in written:
+            self._between()
+            wanted = pattern_of(nonce, offset, size)
+            with self.pattern.timing():
+                found = self._read(offset, size)
+            self.pattern.errors += _differences(found, wanted)
+            self.pattern.done += 2 * size
+
+    def _matrix_round(self) -> None:
+        """One product of whole numbers, row by column and again as a sum of outer products: they must be equal."""
+        self._between()
+        rows = _matrix()
+        columns = _matrix()
+        with self.matrix.timing():
+            one = _by_dot_products(rows, columns)
+            other = _by_outer_products(rows, columns)
+        self.matrix.errors += sum(
+            a != b for row, twin in zip(one, other, strict=True) for a, b in zip(row, twin, strict=True)
+        )
+        self.matrix.done += 2 * 2 * _MATRIX**3
+
+    def _transfer_round(self) -> None:
+        for offset, size in self._chunks_from(self._next):
+            sent = random.randbytes(size)
+            with self.to_device.timing():
+                self._write(offset, sent)
+            self.to_device.done += size
+            with self.to_host.timing():
+                found = self._read(offset, size)
+            self.to_host.done += size
+            self.to_host.errors += _differences(found, sent)
+            self._next = (offset + size) % self._total
+            return
+
+    def _leave_zeros(self) -> None:
+        for offset, size in self._chunks_from(0):
+            self._write(offset, _ZEROS[:size])
+        for offset, size in self._chunks_from(0):
+            self.pattern.errors += _differences(self._read(offset, size), _ZEROS[:size])
+        give_space_back(self._memory, self._total)
+        self._fence.check()
+
+    def _chunks_from(self, start: int) -> Iterator[tuple[int, int]]:
+        """Every chunk of the memory once, beginning with that at ``start``; asks between them whether to go on."""
+        offsets = range(0, self._total, _CHUNK)
+        first = start // _CHUNK
+        for offset in (*offsets[first:], *offsets[:first]):
+            self._between()
+            yield offset, min(_CHUNK, self._total - offset)
+
+    def _between(self) -> None:
+        if self._link.parent_gone():
+            sys.exit(0)
+        self._fence.check()
+
+    def _read(self, offset: int, size: int) -> bytes:
+        found = os.pread(self._memory, size, offset)
+        if len(found) != size:
+            raise Fault("unreadable", f"The device ends at byte {offset + len(found)} instead of {self._total}.")
+        return found
+
+    def _write(self, offset: int, content: bytes) -> None:
+        written = os.pwrite(self._memory, content, offset)
+        if written != len(content):
+            raise Fault("unreadable", f"The device took {written} of {len(content)} bytes at {offset}.")
+
+
+def _matrix() -> _Matrix:
+    return [[random.getrandbits(31) for _ in range(_MATRIX)] for _ in range(_MATRIX)]
+
+
+def _by_dot_products(rows: _Matrix, columns: _Matrix) -> _Matrix:
+    across = list(zip(*columns, strict=True))
+    return [[sum(a * b for a, b in zip(row, column, strict=True)) for column in across] for row in rows]
+
+
+def _by_outer_products(rows: _Matrix, columns: _Matrix) -> _Matrix:
+    """The same sums in another order: backwards, and one addend of every sum at a time."""
+    result = [[0] * _MATRIX for _ in range(_MATRIX)]
+    for inner in reversed(range(_MATRIX)):
+        across = columns[inner]
+        for row, sums in zip(rows, result, strict=True):
+            factor = row[inner]
+            sums[:] = [before + factor * each for before, each in zip(sums, across, strict=True)]
+    return result
+
+
+def _differences(found: bytes, wanted: bytes) -> int:
+    return 0 if found == wanted else sum(one != other for one, other in zip(found, wanted, strict=True))
+
+
+def diagnose(link: Link, request: Message) -> Message:
+    """Do what ``request`` (written by :class:`scrubber.adapters.sim.diagnostician.SimDiagnostics`) says."""
+    total, inode, paths, until = (request.get(key) for key in ("bytes", "inode", "control", "until"))
+    if not isinstance(total, int) or not isinstance(inode, int) or not isinstance(paths, list):
+        raise Fault("unreadable", "A request to diagnose names bytes, inode and control files.")
+    if not isinstance(until, int | float):
+        raise Fault("unreadable", "A request to diagnose says until when there is time.")
+    allotment = Allotment(until, time.monotonic)
+    if not locks.take(str(request["lock"])):
+        raise Fault("held", "Another eraser still works on the device.")
+    memory = open_memory(str(request["memory"]), inode)
+    try:
+        diagnosis = Diagnosis(link, memory, total, Control(paths))
+        mend(memory, total)
+        return {"checks": diagnosis.run(allotment)}
+    except FenceBroken as error:
+        raise Fault("held", "Somebody opened the device while it was diagnosed, so that was broken off.") from error
+    except OSError as error:
+        raise Fault("unreadable", f"The device cannot be diagnosed: {error.strerror}.") from error
+
+
+def main() -> None:
+    link = child.inherit()
+    request = link.receive()
+    if request is None:
+        return
+    try:
+        link.send({"ok": diagnose(link, request)})
+    except Fault as fault:
+        link.send({"fault": fault.code, "sentence": fault.sentence})
+
+
+if __name__ == "__main__":
+    main()

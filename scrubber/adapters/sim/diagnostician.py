@@ -1,0 +1,75 @@
+"""Diagnosing a simulated device: a child of its own per diagnosis, killed at its deadline, never beside an eraser."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+from scrubber.adapters.children.checking import checks_of
+from scrubber.adapters.children.message import Message
+from scrubber.adapters.children.process import Child, ChildDied, Children
+from scrubber.adapters.children.questions import answer_of
+from scrubber.adapters.locks import lock_path
+from scrubber.adapters.sim.inventory import SimInventory
+from scrubber.adapters.sim.layout import SimDevice
+from scrubber.domain.device import Device
+from scrubber.domain.diagnosis import Check, Level
+from scrubber.domain.errors import Away, Stuck, Unreadable
+
+__all__ = ["SimDiagnostics"]
+
+_MODULE = "scrubber.adapters.sim.diagnosis"
+_NICE = 19
+
+
+class SimDiagnostics:
+    """:class:`scrubber.ports.Diagnostics` on the memory file.
+
+    Args:
+        locks: the directory of the devices' lock files, the same as the eraser's: a diagnosis that does not die is
+            then seen as the device's orphan.
+    """
+
+    def __init__(self, inventory: SimInventory, children: Children, locks: Path) -> None:
+        self._inventory = inventory
+        self._children = children
+        self._locks = locks
+
+    async def diagnose(self, device: Device, level: Level, deadline: float) -> tuple[Check, ...]:
+        if level is Level.NONE:
+            return ()
+        found = self._inventory.find(device)
+        until = time.monotonic() + level.seconds
+        child: Child | None = None
+        try:
+            async with asyncio.timeout(deadline):
+                child = await self._children.start(_MODULE, device=device.id, nice=_NICE)
+                await child.send(self._order(found, until))
+                checks = checks_of(answer_of(await child.receive()))
+        except TimeoutError as error:
+            if child is None:
+                raise Away(
+                    f"The diagnostic of device {device.index} was not ready within {deadline:g} s; "
+                    "the node is overloaded, and it is tried again."
+                ) from error
+            how = "it was killed" if await child.kill() else "it does not die and was abandoned"
+            raise Stuck(f"The diagnostic of device {device.index} did not end within {deadline:g} s; {how}.") from error
+        except ChildDied as died:
+            raise Unreadable(f"The diagnostic of device {device.index} broke off: {died}") from died
+        finally:
+            if child is not None:
+                gone = await child.kill()
+        if not gone:
+            raise Stuck(f"The diagnostic of device {device.index} has reported and does not end; it was abandoned.")
+        return checks
+
+    def _order(self, found: SimDevice, until: float) -> Message:
+        return {
+            "lock": str(lock_path(self._locks, found.device.id)),
+            "memory": str(found.memory),
+            "bytes": found.device.memory_bytes,
+            "inode": found.inode,
+            "control": [str(place / "control.json") for place in found.control_directories],
+            "until": until,
+        }

@@ -1,0 +1,195 @@
+"""What the service's devices are made of: every device port of one backend, put together, started and closed as one.
+
+Adapters do not know each other. That NVML says who holds a GPU, and CUDA clears it, is brought together here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from scrubber.adapters.children.process import Children
+from scrubber.adapters.children.questions import QuestionPool
+from scrubber.adapters.cuda.diagnostician import CudaDiagnostics
+from scrubber.adapters.cuda.erasure import CudaEraser
+from scrubber.adapters.cuda.programs import Programs
+from scrubber.adapters.cuda.workplace import Workplace
+from scrubber.adapters.nvidia.holders import NvidiaHolders
+from scrubber.adapters.nvidia.inventory import NvidiaInventory
+from scrubber.adapters.nvidia.places import Places
+from scrubber.adapters.nvidia.question import DRIVER_MODULE, driver_arguments
+from scrubber.adapters.nvidia.resetter import NvidiaResetter
+from scrubber.adapters.nvidia.settings import NvidiaSettings
+from scrubber.adapters.nvidia.signals import EventWatch
+from scrubber.adapters.nvidia.telemetry import NvidiaTelemetry
+from scrubber.adapters.nvidia.work import NvidiaGpu
+from scrubber.adapters.sim.backend import SimBackend
+from scrubber.domain.device import Device, NodeIdentity
+from scrubber.domain.errors import Away, BadConfiguration
+from scrubber.ports import Diagnostics, Eraser, Holders, Inventory, Resetter, Settings, Telemetry
+
+__all__ = ["DeviceBackend", "nvidia_backend", "sim_backend"]
+
+_AWAKE_WITHIN = 30.0
+"""Seconds that GPUs get to wake up; one that takes longer is asked all the same, and found to be stuck."""
+
+Infrastructure = Callable[[int], Awaitable[str | None]]
+"""The name by which a process belongs to the node's infrastructure; None for everybody else."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceBackend:
+    """The device ports of one node.
+
+    Attributes:
+        children: who starts the child processes.
+        not_advertised: what is on the node and not handed out, each with the reason; asked anew each time.
+    """
+
+    inventory: Inventory
+    holders: Holders
+    telemetry: Telemetry
+    settings: Settings
+    resetter: Resetter
+    eraser: Eraser
+    diagnostics: Diagnostics
+    children: Children
+    not_advertised: Callable[[], Mapping[str, str]] = field(default=dict)
+
+
+@asynccontextmanager
+async def sim_backend(directory: Path, *, question: float) -> AsyncIterator[DeviceBackend]:
+    """The simulated node in ``directory``.
+
+    Raises:
+        BadConfiguration: there is none.
+        SecondInstance: another service has it.
+    """
+    backend = SimBackend(directory, question_deadline=question)
+    await backend.start()
+    try:
+        yield DeviceBackend(
+            inventory=backend.inventory,
+            holders=backend.holders,
+            telemetry=backend.telemetry,
+            settings=backend.settings,
+            resetter=backend.resetter,
+            eraser=backend.eraser,
+            diagnostics=backend.diagnostics,
+            children=backend.children,
+        )
+    finally:
+        await backend.close()
+
+
+class _FollowedInventory:
+    """:class:`scrubber.ports.Inventory` that has the events of what it finds watched."""
+
+    def __init__(self, inventory: NvidiaInventory, watch: EventWatch) -> None:
+        self._inventory = inventory
+        self._watch = watch
+        self.last: Sequence[Device] = ()
+
+    async def devices(self) -> tuple[Device, ...]:
+        found = await self._inventory.devices()
+        self.last = found
+        self._watch.follow(found)
+        # Whoever opens a GPU first wakes it, which takes seconds where nothing keeps it awake. The events' children have
+        # that time; a question that is asked before would be called stuck.
+        await self._watch.ready(_AWAKE_WITHIN)
+        return found
+
+    async def identity(self) -> NodeIdentity:
+        return await self._inventory.identity()
+
+
+class _Watchers:
+    """Whoever keeps something about a GPU that does not outlive its reset."""
+
+    def __init__(self, watch: EventWatch, holders: NvidiaHolders) -> None:
+        self._watch = watch
+        self._holders = holders
+
+    async def pause(self, gpu: str) -> None:
+        await self._watch.pause(gpu)
+
+    async def resume(self, gpu: str) -> None:
+        await self._watch.resume(gpu)
+
+    def forget(self, device: str) -> None:
+        self._watch.forget(device)
+        self._holders.forget(device)
+
+
+@asynccontextmanager
+async def nvidia_backend(
+    places: Places,
+    state: Path,
+    *,
+    node: str,
+    question: float,
+    infrastructure: Infrastructure,
+    walk: float = 10.0,
+    children: Children | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> AsyncIterator[DeviceBackend]:
+    """The node's NVIDIA GPUs.
+
+    Args:
+        state: a directory of the service's own: locks, fences, compiled kernels.
+        question: seconds that one question to the driver may take.
+        walk: seconds that one walk over ``/proc`` may take.
+        environment: more variables for the CUDA children.
+
+    Raises:
+        BadConfiguration: CuPy is not installed, or cannot be loaded.
+    """
+    own = children or Children()
+    locks = state / "locks"
+    locks.mkdir(mode=0o700, parents=True, exist_ok=True)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(own.close)
+        inventory = NvidiaInventory(places, own, node=node)
+        stack.push_async_callback(inventory.close)
+        arguments = driver_arguments(places)
+        questions = QuestionPool(
+            own, DRIVER_MODULE, arguments=arguments, deadline=question, environment=places.environment()
+        )
+        stack.push_async_callback(questions.close)
+        watch = EventWatch(own, places, inventory.fingerprint)
+        stack.push_async_callback(watch.close)
+        followed = _FollowedInventory(inventory, watch)
+        holders = NvidiaHolders(own, questions, places, infrastructure=infrastructure, walk_deadline=walk)
+        stack.push_async_callback(holders.close)
+        programs = Programs(own, state, libraries=places.library_directories(), environment=environment)
+        stack.push_async_callback(programs.close)
+        try:
+            await programs.warm()  # a CuPy that is missing is told now, and not by the first scrub
+        except Away as away:
+            raise BadConfiguration(str(away)) from away
+        workplace = Workplace(programs, NvidiaGpu(questions, holders), locks)
+        eraser = CudaEraser(workplace)
+        resetter = NvidiaResetter(
+            devices=lambda: followed.last,
+            holders=holders,
+            erasers=eraser,
+            events=_Watchers(watch, holders),
+            questions=questions,
+            holdings=(inventory,),
+            children=own,
+            places=places,
+        )
+        watch.start()
+        yield DeviceBackend(
+            inventory=followed,
+            holders=holders,
+            telemetry=NvidiaTelemetry(questions, watch),
+            settings=NvidiaSettings(questions),
+            resetter=resetter,
+            eraser=eraser,
+            diagnostics=CudaDiagnostics(workplace),
+            children=own,
+            not_advertised=lambda: inventory.not_advertised,
+        )

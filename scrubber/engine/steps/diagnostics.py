@@ -1,0 +1,37 @@
+"""Diagnostics: the device is given something to do, and what comes out is checked against the policy's floors."""
+
+from __future__ import annotations
+
+from scrubber.domain.diagnosis import diagnostic_findings
+from scrubber.domain.errors import DeviceFault, Held
+from scrubber.domain.evidence import Finding, Severity, Step, StepResult, Verdict
+from scrubber.engine.steps.work import Work
+
+__all__ = ["diagnose"]
+
+_SLACK = 15.0
+"""Seconds on top of a level's own: a child has to start, and a loaded node is not a broken device."""
+
+
+async def diagnose(work: Work) -> StepResult:
+    instruments, level = work.instruments, work.plan.diagnostics
+    start = instruments.clock.monotonic()
+    measured: dict[str, str | int | float | bool | None] = {"level": level.value}
+    findings: tuple[Finding, ...]
+    try:
+        async with instruments.slots.slot(work.urgent):
+            checks = await instruments.diagnostics.diagnose(work.device, level, level.seconds + _SLACK)
+    except Held as held:
+        findings = (work.dirty(Step.DIAGNOSTICS, "held", str(held)),)
+    except DeviceFault as fault:
+        findings = (Finding(Step.DIAGNOSTICS, "diagnostics-failed", Severity.FAULT, str(fault)),)
+    else:
+        findings = diagnostic_findings(checks, work.device.model, work.policy.diagnostics.floors)
+        if not checks:
+            sentence = "The diagnostics came back without a single check."
+            findings = (Finding(Step.DIAGNOSTICS, "diagnostics-failed", Severity.FAULT, sentence),)
+        measured["checks"] = len(checks)
+        for check in checks:
+            measured.update({f"{check.name} {name}": value for name, value in check.measured.items()})
+    verdict = Verdict.FAILED if findings else Verdict.PASSED
+    return StepResult(Step.DIAGNOSTICS, verdict, instruments.clock.monotonic() - start, findings, measured)

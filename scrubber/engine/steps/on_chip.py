@@ -1,0 +1,40 @@
+"""On-chip memory: what the eraser measured on every processor, judged apart from the memory."""
+
+from __future__ import annotations
+
+from scrubber.domain.evidence import Finding, Severity, Step, StepResult, Verdict
+from scrubber.engine.steps.work import Work
+
+__all__ = ["judge_on_chip"]
+
+
+async def judge_on_chip(work: Work) -> StepResult:
+    """The eraser did it together with the memory, because a context on the device is what costs."""
+    found = next((report.on_chip for report in work.erased), None)
+    seconds = sum(
+        duration for report in work.erased for phase, duration in report.seconds_by_phase if phase == "on-chip"
+    )
+    if found is None:
+        return StepResult(Step.ON_CHIP, Verdict.NOT_COVERED, seconds)
+    findings: list[Finding] = []
+    if found.units_seen < found.units or found.units < 1:
+        sentence = f"Only {found.units_seen} of {found.units} processors ran and were cleared."
+        evidence = {"units": found.units, "units_seen": found.units_seen}
+        findings.append(Finding(Step.ON_CHIP, "on-chip-failed", Severity.FAULT, sentence, evidence))
+    elif found.failed_bytes:
+        sentence = f"{found.failed_bytes} bytes of on-chip memory did not read back as zeros."
+        evidence = {"failed_bytes": found.failed_bytes}
+        findings.append(Finding(Step.ON_CHIP, "on-chip-failed", Severity.FAULT, sentence, evidence))
+    bad = bool(findings)
+    if found.residue_bytes:
+        sentence = f"{found.residue_bytes} bytes of residue were found in on-chip memory."
+        evidence = {"residue_bytes": found.residue_bytes}
+        findings.append(Finding(Step.ON_CHIP, "on-chip-residue", Severity.NOTE, sentence, evidence))
+    measured = {
+        "units": found.units,
+        "units_seen": found.units_seen,
+        "shared_bytes": found.shared_bytes,
+        "register_bytes": found.register_bytes,
+        "residue_bytes": found.residue_bytes,
+    }
+    return StepResult(Step.ON_CHIP, Verdict.FAILED if bad else Verdict.PASSED, seconds, tuple(findings), measured)

@@ -1,0 +1,148 @@
+"""Death while an NVIDIA device is cleared: of the eraser, of the zygote, of the service, of none of them for ever.
+
+Each time the fence comes down when its maker is dead and not before, nothing is reported as cleared, and the next scrub
+finds what was left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from scrubber.adapters.children.process import process_over
+from scrubber.domain.device import Device
+from scrubber.domain.errors import Away, Unreadable
+from tests.contract.cuda_rig import CudaRig, cuda_rig
+
+ROOT = Path(__file__).parents[2]
+LONG = 60.0
+
+SERVICE = """
+import asyncio, sys
+from pathlib import Path
+from scrubber.adapters.children.process import Children
+from tests.contract.cuda_rig import CudaRig
+from tests.nvidia.world import World
+
+async def main():
+    rig = CudaRig(World(Path(sys.argv[1])), Path(sys.argv[2]), Children())
+    begun = await rig.in_mid_clear(rig.device())
+    print(rig.programs.zygote.pid, await rig.eraser.orphan(rig.device()), flush=True)
+    await begun.task
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+async def rig(short_tmp: Path) -> AsyncIterator[CudaRig]:
+    async with cuda_rig(short_tmp, gpus=1) as made:
+        yield made
+
+
+@contextmanager
+def another_service(rig: CudaRig) -> Iterator[tuple[subprocess.Popen[bytes], int, int]]:
+    """A service that is in mid-clear on the device: itself, and the PIDs of its zygote and its eraser."""
+    command = [sys.executable, "-c", SERVICE, str(rig.world.root), str(rig.state)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as service:
+        try:
+            assert service.stdout is not None
+            zygote, eraser = (int(word) for word in service.stdout.readline().split())
+            yield service, zygote, eraser
+        finally:
+            service.kill()
+
+
+async def over(pid: int) -> None:
+    """Return once the process is dead."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    async with asyncio.timeout(LONG):
+        await process_over(pidfd)
+    os.close(pidfd)
+
+
+def is_fenced(rig: CudaRig, device: Device) -> bool:
+    """Whether the fence stands; its note does exactly then."""
+    stands = rig.gpu.mode(device) == "exclusive-process"
+    assert rig.note(device).exists() == stands
+    return stands
+
+
+async def the_next_scrub_finds_what_was_left(rig: CudaRig, device: Device) -> None:
+    assert b"secret" in rig.world.gpus[0].content()
+    rig.lift(device)
+    report = await rig.erase(device)
+    assert report.residue_bytes
+    assert report.verified_bytes + report.not_covered_bytes == report.total_bytes
+    assert rig.world.gpus[0].content().strip(b"\0") == b""
+    assert not is_fenced(rig, device)
+
+
+async def test_an_eraser_that_is_killed_has_cleared_nothing(rig: CudaRig) -> None:
+    device = rig.device()
+    begun = await rig.in_mid_clear(device)
+    eraser = await rig.eraser.orphan(device)
+    assert eraser
+    os.kill(eraser, signal.SIGKILL)
+    with pytest.raises(Unreadable, match="broke off"):
+        await begun.task
+    await the_next_scrub_finds_what_was_left(rig, device)
+
+
+async def test_a_zygote_that_is_killed_ends_its_erasers_and_is_replaced(rig: CudaRig) -> None:
+    device = rig.device()
+    begun = await rig.in_mid_clear(device)
+    zygote, eraser = rig.programs.zygote.pid, await rig.eraser.orphan(device)
+    assert zygote
+    assert eraser
+    os.kill(zygote, signal.SIGKILL)
+    with pytest.raises(Away, match="ended with the zygote"):
+        await begun.task
+    await over(eraser)
+    await the_next_scrub_finds_what_was_left(rig, device)
+    assert rig.programs.zygote.pid != zygote
+
+
+async def test_a_service_that_is_killed_leaves_a_fence_that_the_next_one_takes_down(rig: CudaRig) -> None:
+    device = rig.device()
+    with another_service(rig) as (service, zygote, eraser):
+        assert is_fenced(rig, device)
+        service.kill()
+        for pid in (zygote, eraser):
+            await over(pid)
+    assert is_fenced(rig, device)
+    assert await rig.eraser.orphan(device) is None
+    assert not is_fenced(rig, device)
+    await the_next_scrub_finds_what_was_left(rig, device)
+
+
+async def test_a_fence_that_a_dead_service_left_does_not_become_the_mode_to_go_back_to(rig: CudaRig) -> None:
+    device = rig.device()
+    with another_service(rig) as (service, _, eraser):
+        service.kill()
+        await over(eraser)
+    assert is_fenced(rig, device)
+    await the_next_scrub_finds_what_was_left(rig, device)
+
+
+async def test_an_orphan_that_stands_still_keeps_its_fence_until_it_is_ended(rig: CudaRig) -> None:
+    device = rig.device()
+    with another_service(rig) as (_, _, eraser):
+        os.kill(eraser, signal.SIGSTOP)
+        assert await rig.eraser.orphan(device) == eraser
+        assert is_fenced(rig, device)
+        assert await rig.eraser.end_orphan(device, 10.0)
+        assert not is_fenced(rig, device)
+        await over(eraser)
+    await the_next_scrub_finds_what_was_left(rig, device)

@@ -1,0 +1,111 @@
+"""Programs that compute on a made-up node, each a process of its own that is killed or ends, for the tests of that node."""
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.nvidia.world import Subject, World
+
+__all__ = ["Program", "Programs"]
+
+ROOT = Path(__file__).parents[2]
+KERNELS = ROOT / "scrubber/adapters/cuda/kernels.ptx"
+ATTACKS = ROOT / "tests/gpu/attacks.ptx"
+
+# What each program starts with: `tell` says something to the test, `wait` until the test answers or kills.
+PRELUDE = """
+import ctypes, json, os, sys
+import cupy
+from cupy.cuda import runtime
+from numpy import uint32, uint64
+
+def tell(**what):
+    print(json.dumps(what), flush=True)
+
+def wait():
+    sys.stdin.readline()
+
+def status(call):
+    try:
+        call()
+    except (runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError) as error:
+        return error.status
+    return 0
+
+def content(address, size):
+    buffer = ctypes.create_string_buffer(size)
+    runtime.memcpy(ctypes.addressof(buffer), address, size, runtime.memcpyDeviceToHost)
+    return buffer.raw
+
+def word(address):
+    return int.from_bytes(content(address, 8), "little")
+
+def zeroed(size):
+    address = runtime.malloc(size)
+    runtime.memset(address, 0, size)
+    runtime.deviceSynchronize()
+    return address
+
+def kernel(name, path=KERNELS):
+    return cupy.RawModule(path=path).get_function(name)
+"""
+
+
+class Program:
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self._process = process
+        self.pid = process.pid
+
+    def told(self) -> dict[str, Any]:
+        """What it says next."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, "the program ended without a word"
+        answer = json.loads(line)
+        assert isinstance(answer, dict)
+        return answer
+
+    def kill(self) -> None:
+        """As a node out of memory would; nothing of it runs any more when this returns."""
+        self._process.kill()
+        self._process.wait()
+
+    def kill_and_leave_unreaped(self) -> None:
+        """Its parent has not asked for it yet, so ``/proc`` still has it."""
+        self._process.kill()
+        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+
+
+class Programs:
+    """Starts them on the devices of ``world``; kernels are compiled into ``cache``."""
+
+    def __init__(self, world: World, cache: Path) -> None:
+        self._environment = {
+            "PATH": os.defpath,
+            "PYTHONPATH": f"{ROOT / 'tests/nvidia/standin'}:{ROOT}",
+            "SCRUBBER_STANDIN_WORLD": str(world.root),
+            "SCRUBBER_STANDIN_CACHE": str(cache),
+        }
+        self._running: list[subprocess.Popen[str]] = []
+
+    def start(self, *code: str, on: Subject | str) -> Program:
+        """Run pieces of code, one after the other, in a process that sees one device."""
+        places = f"KERNELS = {str(KERNELS)!r}\nATTACKS = {str(ATTACKS)!r}\n"
+        process = subprocess.Popen(
+            [sys.executable, "-c", "\n".join([places, PRELUDE, *map(inspect.cleandoc, code)])],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**self._environment, "CUDA_VISIBLE_DEVICES": on if isinstance(on, str) else on.uuid},
+        )
+        self._running.append(process)
+        return Program(process)
+
+    def end(self) -> None:
+        for process in self._running:
+            with process:
+                process.kill()

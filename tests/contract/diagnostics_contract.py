@@ -1,0 +1,136 @@
+"""What every diagnostic must do, whatever its devices are made of: the simulated node, CUDA against a stand-in, a GPU.
+
+A test module derives a ``Test…`` class from :class:`DiagnosticsContract` and provides a ``rig`` fixture: diagnostics,
+two devices that nobody holds, and the hands that do to a device what the world does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import pytest
+
+from scrubber.domain.device import Device
+from scrubber.domain.diagnosis import Check, Level
+from scrubber.domain.errors import Away, Held, Stuck, Unreadable
+from scrubber.ports import Diagnostics
+
+__all__ = ["DiagnosticsContract", "DiagnosticsRig", "cancelled", "under_way", "untouched"]
+
+CHECKS = ["memory-pattern", "matrix-product", "host-to-device", "device-to-host"]
+PATIENCE = 30.0
+
+
+class DiagnosticsRig(Protocol):
+    """Diagnostics, and the world around their devices."""
+
+    @property
+    def diagnostics(self) -> Diagnostics: ...
+    @property
+    def device(self) -> Device: ...
+    @property
+    def other(self) -> Device: ...
+
+    def fill(self, device: Device, text: str) -> None:
+        """Leave ``text`` all over the memory, and let go."""
+
+    def content(self, device: Device) -> bytes:
+        """All of the memory that a program can reach."""
+
+    def hold(self, device: Device) -> AbstractContextManager[object]:
+        """Somebody else's process that has the device."""
+
+    def spoil(self, device: Device) -> None:
+        """The memory does not keep what is written from now on."""
+
+    async def at_work(self, device: Device) -> int | None:
+        """PID of the child that holds the lock of ``device``, as the eraser's ``orphan`` tells it."""
+
+
+class DiagnosticsContract:
+    """Derive from it and provide ``rig``."""
+
+    async def test_a_device_that_works_passes_every_check_with_a_rate(self, rig: DiagnosticsRig) -> None:
+        checks = await rig.diagnostics.diagnose(rig.device, Level.QUICK, PATIENCE)
+        assert [check.name for check in checks] == CHECKS
+        assert [check.errors for check in checks] == [0, 0, 0, 0]
+        for check in checks:
+            unit = "operations" if check.name == "matrix-product" else "bytes"
+            assert set(check.measured) == {unit, f"{unit}_per_second", "seconds"}
+            assert all(value > 0 for value in check.measured.values())
+
+    async def test_no_level_means_that_nothing_is_done(self, rig: DiagnosticsRig) -> None:
+        rig.fill(rig.device, "secret")
+        assert await rig.diagnostics.diagnose(rig.device, Level.NONE, PATIENCE) == ()
+        assert untouched(rig)
+
+    async def test_a_clear_device_is_left_clear_and_no_other_is_touched(self, rig: DiagnosticsRig) -> None:
+        rig.fill(rig.other, "somebody else's")
+        await rig.diagnostics.diagnose(rig.device, Level.QUICK, PATIENCE)
+        assert rig.content(rig.device).strip(b"\0") == b""
+        assert rig.content(rig.other).startswith(b"somebody else's")
+
+    async def test_memory_that_does_not_keep_what_is_written_shows(self, rig: DiagnosticsRig) -> None:
+        rig.spoil(rig.device)
+        pattern, product, *_ = await rig.diagnostics.diagnose(rig.device, Level.QUICK, PATIENCE)
+        assert pattern.errors > 0
+        assert product.errors == 0
+
+    async def test_a_device_that_somebody_holds_is_not_touched_and_not_blamed(self, rig: DiagnosticsRig) -> None:
+        rig.fill(rig.device, "secret")
+        with rig.hold(rig.device), pytest.raises(Held):
+            await rig.diagnostics.diagnose(rig.device, Level.QUICK, PATIENCE)
+        assert untouched(rig)
+
+    async def test_two_never_work_on_one_device(self, rig: DiagnosticsRig) -> None:
+        first = await under_way(rig)
+        with pytest.raises((Held, Away)):
+            await rig.diagnostics.diagnose(rig.device, Level.QUICK, PATIENCE)
+        assert not first.done()
+        await cancelled(first)
+
+    async def test_a_deadline_ends_it(self, rig: DiagnosticsRig) -> None:
+        task = await under_way(rig, deadline=3.0)
+        with pytest.raises(Stuck):
+            await task
+        assert await rig.at_work(rig.device) is None
+
+    async def test_a_caller_that_leaves_leaves_nothing_running(self, rig: DiagnosticsRig) -> None:
+        await cancelled(await under_way(rig))
+        assert await rig.at_work(rig.device) is None
+        checks = await rig.diagnostics.diagnose(rig.device, Level.QUICK, PATIENCE)
+        assert [check.errors for check in checks] == [0, 0, 0, 0]
+
+    async def test_a_child_that_is_killed_is_no_result(self, rig: DiagnosticsRig) -> None:
+        task = await under_way(rig)
+        pid = await rig.at_work(rig.device)
+        assert pid
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(Unreadable):
+            await task
+        assert await rig.at_work(rig.device) is None
+
+
+async def under_way(rig: DiagnosticsRig, deadline: float = 120.0) -> asyncio.Task[tuple[Check, ...]]:
+    """A diagnosis that takes a minute, and has its device."""
+    task = asyncio.create_task(rig.diagnostics.diagnose(rig.device, Level.EXTENDED, deadline))
+    async with asyncio.timeout(PATIENCE):
+        while not await rig.at_work(rig.device):
+            assert not task.done(), task.exception()
+            await asyncio.sleep(0.005)
+    return task
+
+
+def untouched(rig: DiagnosticsRig) -> bool:
+    """Whether what was filled with "secret" still is, at the end of the memory at least: a holder has its own share."""
+    return b"secret" in rig.content(rig.device)[-64:]
+
+
+async def cancelled(task: asyncio.Task[tuple[Check, ...]]) -> None:
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

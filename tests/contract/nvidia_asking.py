@@ -1,0 +1,93 @@
+"""NVML's side of a node for tests: what asks the driver, over a world of stand-ins."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from scrubber.adapters.children.message import Message
+from scrubber.adapters.children.process import Children
+from scrubber.adapters.children.questions import QuestionPool
+from scrubber.adapters.nvidia.inventory import NvidiaInventory
+from scrubber.adapters.nvidia.question import DRIVER_MODULE, about, driver_arguments, gpu_of
+from scrubber.adapters.nvidia.settings import NvidiaSettings
+from scrubber.adapters.nvidia.telemetry import NvidiaTelemetry
+from scrubber.domain.device import Device
+from scrubber.domain.telemetry import Signal, Snapshot
+from tests.nvidia.world import Gpu, Instance, World
+
+__all__ = ["Asking", "Told", "asking"]
+
+
+class Told:
+    """What the driver told by itself: whatever a test puts in."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, Mapping[int, int]] = {}
+
+    def xids(self, device: str) -> Mapping[int, int]:
+        return self.seen.get(device, {})
+
+    async def listen(self) -> AsyncIterator[Signal]:
+        for device in self.seen:
+            yield Signal(device, "xid")
+
+
+class Asking:
+    """A world, and everything that asks its driver."""
+
+    def __init__(self, world: World, deadline: float) -> None:
+        self.world = world
+        self.children = Children()
+        places = world.places
+        self.inventory = NvidiaInventory(places, self.children, node="node-1", deadline=deadline)
+        self.questions = QuestionPool(
+            self.children,
+            DRIVER_MODULE,
+            arguments=driver_arguments(places),
+            environment=places.environment(),
+            deadline=deadline,
+        )
+        self.told = Told()
+        self.telemetry = NvidiaTelemetry(self.questions, self.told)
+        self.settings = NvidiaSettings(self.questions)
+
+    def devices(self) -> tuple[Device, ...]:
+        """What the inventory would list, as far as a question needs it; without the children that it would start."""
+        found: list[Device] = []
+        for gpu in self.world.gpus:
+            parts: tuple[Gpu | Instance, ...] = gpu.instances or (gpu,)
+            traits = (("pci_address", gpu.pci_address),)
+            parent = gpu.uuid if gpu.instances else None
+            for part in parts:
+                index = str(len(found))
+                found.append(Device(part.uuid, index, "NVIDIA H200", part.number("total"), parent, traits=traits))
+        return tuple(found)
+
+    async def snapshot(self, number: int = 0) -> Snapshot:
+        return await self.telemetry.snapshot(self.devices()[number])
+
+    async def ask(self, device: Device, ask: str, **more: object) -> Message:
+        return await self.questions.ask(gpu_of(device), about(device, ask, **more))
+
+    def gpu(self, device: Device) -> Gpu:
+        return self.world.find(device.id)[0]
+
+    async def close(self) -> None:
+        await self.questions.close()
+        await self.inventory.close()
+        await self.children.close()
+
+
+@asynccontextmanager
+async def asking(
+    directory: Path, *, gpus: int = 2, mebibytes: int = 16, deadline: float = 10.0
+) -> AsyncIterator[Asking]:
+    """A node of healthy GPUs in ``directory``; no child asks longer than ``deadline`` seconds."""
+    with World.create(directory / "node", gpus=gpus, mebibytes=mebibytes, reserved_mebibytes=1) as world:
+        made = Asking(world, deadline)
+        try:
+            yield made
+        finally:
+            await made.close()

@@ -1,0 +1,112 @@
+"""A node with NVIDIA GPUs for tests: the whole backend, as the service puts it together, over a world of stand-ins."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+from scrubber.backends import DeviceBackend, nvidia_backend
+from scrubber.domain.device import Device
+from tests.nvidia import holder
+from tests.nvidia.world import MIB, Gpu, Instance, Subject, World
+
+__all__ = ["NvidiaRig", "standin_environment", "started"]
+
+PATIENCE = 30.0
+
+_ROOT = Path(__file__).parents[2]
+_STANDIN = _ROOT / "tests" / "nvidia" / "standin"
+
+
+def standin_environment(world: World) -> dict[str, str]:
+    """What has the CUDA children import the stand-in for CuPy, and compute in ``world``."""
+    return {"PYTHONPATH": f"{_STANDIN}:{_ROOT}", "SCRUBBER_STANDIN_WORLD": str(world.root)}
+
+
+class NvidiaRig:
+    """The rig of the contract, and what only a node with NVIDIA GPUs can do."""
+
+    def __init__(self, world: World, backend: DeviceBackend) -> None:
+        self.world = world
+        self.backend = backend
+
+    def gpu(self, device: Device) -> Gpu:
+        """The GPU that ``device`` is, or is cut from."""
+        return self.world.find(device.id)[0]
+
+    def subject(self, device: Device) -> Subject:
+        return self.world.find(device.id)[1]
+
+    # --- the contract's rig
+
+    def fill(self, device: Device, text: str) -> None:
+        self.subject(device).fill(text)
+
+    def content(self, device: Device) -> bytes:
+        return self.subject(device).content()
+
+    @contextmanager
+    def hold(self, device: Device, *, used_bytes: int = MIB) -> Iterator[int]:
+        gpu, subject = self.world.find(device.id)
+        ids = map(str, subject.ids) if isinstance(subject, Instance) else ()
+        where = [str(gpu.directory), str(gpu.node), str(subject.directory.relative_to(gpu.directory))]
+        command = [sys.executable, str(holder.__file__), *where, str(used_bytes), *ids]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n", "the holder ended before it held anything"
+            try:
+                yield process.pid
+            finally:
+                process.kill()
+
+    def raise_xid(self, device: Device, code: int) -> None:
+        self.gpu(device).raise_xid(code)
+
+    def add_ecc_errors(self, device: Device, errors: int) -> None:
+        self.gpu(device).add_ecc_errors(errors)
+
+    def lose(self, device: Device) -> None:
+        self.gpu(device).lose()
+
+    def hang(self, device: Device) -> None:
+        self.gpu(device).hang()
+
+    def fail_resets(self, device: Device) -> None:
+        self.gpu(device).fail_resets()
+
+    def tamper(self, device: Device) -> tuple[str, str]:
+        self.gpu(device).set("compute_mode", 2)
+        return "compute_mode", "prohibited"
+
+    def remove_driver(self) -> None:
+        self.world.remove_driver()
+
+
+@asynccontextmanager
+async def started(world: World, state: Path, *, question: float = 5.0) -> AsyncIterator[NvidiaRig]:
+    """The backend over ``world``, once the events of every GPU are listened to."""
+    async with nvidia_backend(
+        world.places,
+        state,
+        node="node-1",
+        question=question,
+        infrastructure=_nobody,
+        environment=standin_environment(world),
+    ) as backend:
+        signals = backend.telemetry.signals()
+        unheard = {device.id for device in await backend.inventory.devices()}
+        async with asyncio.timeout(PATIENCE):
+            while unheard:
+                told = await anext(signals)
+                unheard.discard(told.device or "")
+        yield NvidiaRig(world, backend)
+    assert backend.children.pids() == frozenset()
+
+
+async def _nobody(_: int) -> str | None:
+    """No process is infrastructure."""
+    return None

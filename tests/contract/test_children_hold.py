@@ -1,0 +1,149 @@
+"""Holding a device back: while it is held, no child that ever asked about it lives, and the others get their answers."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from scrubber.adapters.children.process import Children
+from scrubber.adapters.children.questions import QuestionPool
+from scrubber.domain.errors import Away, Stuck
+
+MODULE = "tests.contract.wayward_child"
+LONG = 30.0
+
+
+@pytest.fixture
+async def children() -> AsyncIterator[Children]:
+    made = Children()
+    yield made
+    await made.close()
+    assert made.pids() == frozenset()
+
+
+@pytest.fixture
+async def pool(children: Children) -> AsyncIterator[QuestionPool]:
+    made = QuestionPool(children, MODULE, deadline=LONG)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+def fifo(tmp_path: Path) -> Path:
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    return path
+
+
+async def it_hangs(fifo: Path) -> None:
+    assert await asyncio.to_thread(fifo.read_text, "ascii") == "It hangs."
+
+
+async def test_no_child_that_asked_about_a_device_lives_while_it_is_held(
+    pool: QuestionPool, children: Children
+) -> None:
+    await pool.ask("held", {"do": "tell"})
+    async with pool.hold(["held"]):
+        assert children.pids() == frozenset()
+
+
+async def test_a_held_device_is_asked_nothing_and_the_others_go_on_with_a_fresh_child(pool: QuestionPool) -> None:
+    before = await pool.ask("other", {"do": "tell"})
+    async with pool.hold(["held", "0000:01:00.0"]):
+        for name in ("held", "0000:01:00.0"):
+            with pytest.raises(Away, match="is being reset"):
+                await pool.ask(name, {"do": "tell"})
+        during = await pool.ask("other", {"do": "tell", "echo": 1})
+        assert (during["echo"], during["pid"] != before["pid"]) == (1, True)
+    assert (await pool.ask("held", {"do": "tell"}))["pid"] == during["pid"]
+
+
+async def test_a_question_at_its_turn_is_answered_first_and_those_behind_it_are_told(
+    pool: QuestionPool,
+) -> None:
+    names = ("other", "held", "held", "other")
+    queue = [asyncio.create_task(pool.ask(name, {"do": "tell", "echo": name})) for name in names]
+    await asyncio.sleep(0)  # each stands in line now
+    async with pool.hold(["held"]):
+        for refused in queue[1:3]:
+            with pytest.raises(Away, match="held"):
+                await refused
+        assert [(await answered)["echo"] for answered in (queue[0], queue[3])] == ["other", "other"]
+
+
+async def test_a_stuck_device_can_be_held_because_whoever_hung_over_it_was_ended(
+    pool: QuestionPool, children: Children
+) -> None:
+    with pytest.raises(Stuck):
+        await pool.ask("held", {"do": "hang"}, deadline=0.05)
+    async with pool.hold(["held"]):
+        assert all([await pool.ask("other", {"do": "tell"})])
+        assert len(children.pids()) == 1
+    assert (await pool.ask("held", {"do": "tell", "echo": 1}))["echo"] == 1
+
+
+async def test_a_probe_that_is_at_its_question_is_ended_before_its_device_is_held(
+    pool: QuestionPool, children: Children, fifo: Path
+) -> None:
+    with pytest.raises(Stuck):
+        await pool.ask("held", {"do": "hang"}, deadline=0.05)
+    probing = asyncio.create_task(pool.ask("held", {"do": "hang", "fifo": str(fifo)}, deadline=0.5))
+    await it_hangs(fifo)
+    async with pool.hold(["held"]):
+        assert children.pids() == frozenset()
+    with pytest.raises(Stuck):
+        await probing
+
+
+@pytest.mark.parametrize("held", ["sick", "well"])
+async def test_a_device_is_not_held_while_a_child_that_asked_about_it_cannot_be_ended(held: str) -> None:
+    deaf = Children(kill_limit=0.05, send_signal=lambda pidfd, number: None)
+    pool = QuestionPool(deaf, MODULE, deadline=LONG)
+    await pool.ask("well", {"do": "tell"})
+    with pytest.raises(Stuck):
+        await pool.ask("sick", {"do": "hang"}, deadline=0.05)
+    with pytest.raises(Stuck, match=rf"{held}.*cannot be ended"):
+        async with pool.hold([held]):
+            raise AssertionError("it was held")
+    (undying,) = deaf.abandoned
+    os.kill(undying.pid, signal.SIGKILL)
+    async with asyncio.timeout(LONG):
+        while True:  # until its end is noticed
+            with suppress(Stuck):
+                async with pool.hold([held]):
+                    break
+    assert (await pool.ask(held, {"do": "tell", "echo": 1}))["echo"] == 1
+    await pool.close()
+    await deaf.close()
+
+
+async def test_a_device_that_two_hold_is_held_until_both_let_go(pool: QuestionPool) -> None:
+    async with pool.hold(["held"]):
+        async with pool.hold(["held", "other"]):
+            pass
+        with pytest.raises(Away):
+            await pool.ask("held", {"do": "tell"})
+        assert (await pool.ask("other", {"do": "tell", "echo": 1}))["echo"] == 1
+    assert (await pool.ask("held", {"do": "tell", "echo": 2}))["echo"] == 2
+
+
+async def test_a_hold_that_is_given_up_lets_the_device_go(pool: QuestionPool, fifo: Path) -> None:
+    hung = asyncio.create_task(pool.ask("other", {"do": "hang", "fifo": str(fifo)}, deadline=0.5))
+    await it_hangs(fifo)
+
+    async def hold() -> None:
+        async with pool.hold(["held"]):
+            raise AssertionError("the child that hangs was not waited for")
+
+    holding = asyncio.create_task(hold())
+    await asyncio.sleep(0)
+    holding.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await holding
+    assert (await pool.ask("held", {"do": "tell", "echo": 1}))["echo"] == 1
+    with pytest.raises(Stuck):
+        await hung

@@ -1,0 +1,142 @@
+"""What is said on a node without a driver, by NVIDIA's own library and not by a stand-in for it.
+
+The library is Debian's; ``scripts/fetch_driver_library.sh`` brings it once, beside the tests' own environment. Without a
+driver behind it there is one thing that it does: say so. That is the state most nodes of a cluster are in.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from scrubber.adapters.children.process import Children
+from scrubber.adapters.nvidia.inventory import NvidiaInventory
+from scrubber.adapters.nvidia.places import Places
+from scrubber.domain.errors import Away
+from tests.nvidia.build import LIBRARY, exported_functions
+from tests.nvidia.world import World
+from tests.pods import only_with
+
+FETCH = Path(__file__).parents[2] / "scripts" / "fetch_driver_library.sh"
+NEWER = {
+    "nvmlDeviceGetClockOffsets",
+    "nvmlDeviceSetClockOffsets",
+    "nvmlDeviceGetGpuFabricInfoV",
+    "nvmlDeviceGetNumaNodeId",
+    "nvmlDeviceGetTemperatureV",
+}
+"""Functions of the stand-in that came to NVML after the oldest driver that Debian ships."""
+NO_DRIVER = not Path("/proc/driver/nvidia").exists()
+DEBIAN = shutil.which("apt-get") is not None and shutil.which("dpkg-deb") is not None
+if not NO_DRIVER:
+    print("NOT TESTED HERE: NVIDIA's library without a driver (there is one)", file=sys.__stderr__)
+elif not DEBIAN:
+    print("NOT TESTED HERE: NVIDIA's library without a driver (it comes from Debian's archive)", file=sys.__stderr__)
+
+
+@pytest.fixture(scope="module")
+def driver_root() -> Path:
+    """A driver root that holds NVIDIA's library and nothing else; a sentence when the archive does not answer."""
+    kept = Path(sys.prefix) / "driver-library"
+    done = subprocess.run([FETCH, kept], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return kept
+
+
+@pytest.fixture
+async def children() -> AsyncIterator[Children]:
+    children = Children()
+    yield children
+    await children.close()
+    assert children.pids() == frozenset()
+
+
+def places(driver_root: Path, nowhere: Path) -> Places:
+    """The library of ``driver_root``, on a node that has no GPU."""
+    return Places(driver_root, nowhere / "dev", nowhere / "proc", nowhere / "sys", nowhere / "run")
+
+
+@pytest.fixture
+def both(driver_root: Path, tmp_path: Path) -> Iterator[tuple[ctypes.CDLL, ctypes.CDLL]]:
+    """NVIDIA's library and the stand-in for it, neither of them with a driver."""
+    (directory,) = places(driver_root, tmp_path).library_directories()
+    with World.create(tmp_path / "world") as world:
+        world.remove_driver()
+        yield ctypes.CDLL(f"{directory}/{LIBRARY}"), ctypes.CDLL(str(world.library_directory / LIBRARY))
+
+
+@only_with(NO_DRIVER and DEBIAN)
+def test_the_stand_in_invents_no_function(both: tuple[ctypes.CDLL, ctypes.CDLL]) -> None:
+    real, _ = both
+    assert {name for name in exported_functions() if not hasattr(real, name)} <= NEWER
+
+
+@only_with(NO_DRIVER and DEBIAN)
+def test_both_libraries_answer_alike_without_a_driver(both: tuple[ctypes.CDLL, ctypes.CDLL]) -> None:
+    def said(library: ctypes.CDLL) -> list[object]:
+        library.nvmlErrorString.restype = ctypes.c_char_p
+        number, pointer, text = ctypes.c_uint(), ctypes.c_void_p(), ctypes.create_string_buffer(80)
+        return [
+            [library.nvmlErrorString(code) for code in (*range(31), 999)],
+            [library.nvmlInitWithFlags(flags) for flags in (0, 1, 2)],
+            library.nvmlInit_v2(),
+            library.nvmlDeviceGetCount_v2(ctypes.byref(number)),
+            library.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(pointer)),
+            library.nvmlDeviceGetUUID(None, text, 80),
+            library.nvmlEventSetCreate(ctypes.byref(pointer)),
+            library.nvmlSystemGetDriverVersion(text, 80),
+            library.nvmlSystemGetCudaDriverVersion(ctypes.byref(number)),
+            library.nvmlSystemGetNVMLVersion(text, 80),
+            library.nvmlSystemGetNVMLVersion(text, 2),
+            [library.nvmlShutdown() for _ in range(2)],
+        ]
+
+    real, standin = both
+    assert said(standin) == said(real)
+
+
+@only_with(NO_DRIVER and DEBIAN)
+async def test_a_library_without_a_driver_is_away_and_the_sentence_says_what_to_load(
+    driver_root: Path, tmp_path: Path, children: Children
+) -> None:
+    inventory = NvidiaInventory(places(driver_root, tmp_path), children, node="node-1")
+    for ask in (inventory.identity, inventory.devices):
+        with pytest.raises(Away, match=r"The driver is not loaded: load it .*NVML error 9 at initialisation"):
+            await ask()
+    await inventory.close()
+
+
+async def test_a_library_that_cannot_be_loaded_is_away_and_the_sentence_names_it(
+    tmp_path: Path, children: Children
+) -> None:
+    directory = tmp_path / "usr/lib/x86_64-linux-gnu"
+    directory.mkdir(parents=True)
+    (directory / LIBRARY).write_bytes(b"")  # whatever the machine has of its own comes after this one
+    inventory = NvidiaInventory(places(tmp_path, tmp_path), children, node="node-1")
+    for ask in (inventory.identity, inventory.devices):
+        with pytest.raises(Away, match=r"The driver's library \(libnvidia-ml\.so\.1\) is not found"):
+            await ask()
+    await inventory.close()
+
+
+def test_the_script_does_nothing_where_the_library_is_and_says_how_it_is_called(tmp_path: Path) -> None:
+    asked = subprocess.run([FETCH], capture_output=True, text=True, check=False)
+    assert asked.returncode == 1
+    assert "usage" in asked.stderr
+
+
+async def test_a_library_of_another_version_than_the_driver_is_away_and_asks_for_a_reload(
+    tmp_path: Path, children: Children
+) -> None:
+    with World.create(tmp_path / "world") as world:
+        world.mismatch()
+        inventory = NvidiaInventory(world.places, children, node="node-1")
+        with pytest.raises(Away, match="of different versions: reboot, or reload the driver"):
+            await inventory.identity()
+        await inventory.close()

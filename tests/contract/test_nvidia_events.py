@@ -1,0 +1,393 @@
+"""Every event of a GPU reaches whoever it concerns; a GPU that hangs, is lost or is being reset keeps no other silent."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from scrubber.adapters.children.process import Child, Children
+from scrubber.adapters.nvidia.inventory import NvidiaInventory
+from scrubber.adapters.nvidia.signals import EVENTS_MODULE, EventWatch, meaning
+from scrubber.domain.device import Device
+from scrubber.domain.errors import Stuck
+from scrubber.domain.telemetry import Signal
+from scrubber.ports import Inventory
+from tests.nvidia.world import World
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with World.create(tmp_path / "world") as made:
+        yield made
+
+
+class Node:
+    """The world, what is seen of it, and the watch under test."""
+
+    def __init__(self, world: World, children: Children, watch: EventWatch, inventory: Inventory) -> None:
+        self.world = world
+        self.children = children
+        self.watch = watch
+        self._inventory = inventory
+
+    async def follow(self) -> tuple[Device, ...]:
+        """Every device there is, once it is known whether its events are heard."""
+        devices = await self._inventory.devices()
+        self.watch.follow(devices)
+        await self.watch.ready(20.0)
+        return devices
+
+    def child_of(self, device: Device) -> int:
+        """PID of the one child that has the GPU open."""
+        (living,) = self.children_of(device)
+        assert living.module == EVENTS_MODULE
+        return living.pid
+
+    def children_of(self, device: Device) -> list[Child]:
+        return [child for child in self.children._living if child.device == (device.parent or device.id)]
+
+
+@pytest.fixture
+async def node(world: World) -> AsyncIterator[Node]:
+    children = Children(kill_limit=1.0)
+    inventory = NvidiaInventory(world.places, children, node="node-1")
+    watch = EventWatch(children, world.places, inventory.fingerprint, poll=0.05, patience=10.0, pauses=(0.01,))
+    yield Node(world, children, watch, inventory)
+    await watch.close()
+    await inventory.close()
+    await children.close()
+
+
+async def until(signals: AsyncIterator[Signal], wanted: Signal) -> list[Signal]:
+    """What came before ``wanted``."""
+    before: list[Signal] = []
+    async with asyncio.timeout(20):
+        async for signal in signals:
+            if signal == wanted:
+                return before
+            before.append(signal)
+    raise AssertionError("the stream ended")
+
+
+async def until_true(holds: Callable[[], bool]) -> None:
+    """For what only ``/proc`` or a file tells, which rings no bell."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + 20
+    while not holds():
+        assert loop.time() < end, "it did not happen in time"
+        await asyncio.sleep(0.005)
+
+
+# --- what an event means
+
+
+@pytest.mark.parametrize(
+    ("kind", "signal"),
+    [
+        (pynvml.nvmlEventTypeXidCriticalError, Signal("GPU", "xid", 79)),
+        (pynvml.nvmlEventTypeSingleBitEccError, Signal("GPU", "ecc")),
+        (pynvml.nvmlEventTypeDoubleBitEccError, Signal("GPU", "ecc")),
+        (pynvml.nvmlEventTypeSingleBitEccErrorStorm, Signal("GPU", "ecc")),
+        (pynvml.nvmlEventTypeDramRetirementEvent, Signal("GPU", "ecc")),
+        (pynvml.nvmlEventTypeDramRetirementFailure, Signal("GPU", "ecc")),
+        (pynvml.nvmlEventTypeNonFatalPoisonError, Signal("GPU", "ecc")),
+        (pynvml.nvmlEventTypeFatalPoisonError, Signal("GPU", "ecc")),
+        (pynvml.nvmlEventTypeGpuUnavailableError, Signal("GPU", "lost")),
+        (pynvml.nvmlEventTypeGpuRecoveryAction, Signal("GPU", "changed")),
+        (pynvml.nvmlEventMigConfigChange, Signal("GPU", "changed")),
+        (1 << 40, Signal("GPU", "changed")),
+    ],
+)
+def test_each_type_of_event_is_a_signal(kind: int, signal: Signal) -> None:
+    assert meaning("GPU", kind, 79) == signal
+
+
+# --- whole GPUs
+
+
+async def test_an_xid_is_told_and_stands_for_its_gpu_alone(node: Node) -> None:
+    first, second = await node.follow()
+    signals = node.watch.listen()
+    node.world.gpus[0].raise_xid(79)
+    node.world.gpus[0].raise_xid(79)
+    assert await until(signals, Signal(first.id, "xid", 79)) == []
+    node.world.gpus[0].raise_xid(31)
+    await until(signals, Signal(first.id, "xid", 31))
+    assert node.watch.xids(first.id) == {79: 2, 31: 1}
+    assert node.watch.xids(second.id) == {}
+    node.watch.forget(first.id)
+    assert node.watch.xids(first.id) == {}
+
+
+async def test_an_ecc_error_is_told(node: Node) -> None:
+    _, second = await node.follow()
+    signals = node.watch.listen()
+    node.world.gpus[1].add_ecc_errors(1)
+    assert await until(signals, Signal(second.id, "ecc")) == []
+
+
+async def test_a_flood_that_nobody_reads_is_one_signal_of_each_kind(node: Node) -> None:
+    first, second = await node.follow()
+    signals, witness = node.watch.listen(), node.watch.listen()
+    for _ in range(200):
+        node.world.gpus[0].raise_xid(31)
+    node.world.gpus[0].raise_xid(48)
+    await until(witness, Signal(first.id, "xid", 48))
+    assert await until(signals, Signal(first.id, "xid", 48)) == [Signal(first.id, "xid", 31)]
+    assert node.watch.xids(first.id)[31] == 200
+    assert node.watch.xids(second.id) == {}
+
+
+async def test_types_that_say_nothing_about_health_are_not_asked_for(node: Node) -> None:
+    gpu = node.world.gpus[0]
+    noise = (pynvml.nvmlEventTypePState, pynvml.nvmlEventTypeClock, pynvml.nvmlEventTypeSingleBitEccError)
+    gpu.set("event_types", sum(noise) | pynvml.nvmlEventTypeXidCriticalError)
+    first, _ = await node.follow()
+    signals = node.watch.listen()
+    for kind in noise:
+        gpu.raise_event(kind)
+    gpu.raise_xid(79)
+    assert await until(signals, Signal(first.id, "xid", 79)) == []
+
+
+async def test_a_gpu_without_events_is_named_and_its_child_lets_go_of_it(node: Node) -> None:
+    gpu = node.world.gpus[0]
+    gpu.unset("event_types")
+    first, second = await node.follow()
+    assert list(node.watch.unwatched) == [first.id]
+    assert "reports no events" in node.watch.unwatched[first.id]
+    for child in node.children_of(first):
+        assert await child.wait(10.0)
+    assert node.child_of(second)
+
+
+# --- trouble
+
+
+async def test_a_gpu_that_hangs_keeps_no_other_silent(node: Node) -> None:
+    devices = await node._inventory.devices()
+    node.world.gpus[0].hang("nvmlDeviceRegisterEvents")
+    node.watch.follow(devices)
+    signals = node.watch.listen()
+    await until(signals, Signal(devices[1].id, "changed"))
+    node.world.gpus[1].raise_xid(79)
+    await until(signals, Signal(devices[1].id, "xid", 79))
+    assert list(node.watch.unwatched) == [devices[0].id]
+
+
+async def test_a_gpu_that_hung_is_watched_once_it_answers(world: World) -> None:
+    children = Children(kill_limit=1.0)
+    inventory = NvidiaInventory(world.places, children, node="node-1")
+    watch = EventWatch(children, world.places, inventory.fingerprint, patience=0.5, pauses=(0.01,))
+    devices = await inventory.devices()
+    world.gpus[0].hang("nvmlDeviceRegisterEvents")
+    watch.follow(devices)
+    await watch.ready(20.0)
+    assert "did not answer about its events" in watch.unwatched[devices[0].id]
+    signals = watch.listen()
+    world.gpus[0].heal()
+    await until(signals, Signal(devices[0].id, "changed"))
+    await watch.close()
+    await inventory.close()
+    await children.close()
+
+
+async def test_a_gpu_that_is_lost_is_told_and_tried_again(node: Node) -> None:
+    first, second = await node.follow()
+    signals = node.watch.listen()
+    node.world.gpus[0].lose()
+    assert await until(signals, Signal(first.id, "lost")) == []
+    assert "fallen off the bus" in node.watch.unwatched[first.id]
+    node.world.gpus[0].unset("error")
+    await until(signals, Signal(first.id, "changed"))
+    node.world.gpus[0].raise_xid(79)
+    await until(signals, Signal(first.id, "xid", 79))
+    assert node.watch.unwatched == {}
+    assert node.watch.xids(second.id) == {}
+
+
+async def test_a_child_that_is_killed_is_replaced_and_the_gap_is_told(node: Node) -> None:
+    first, _ = await node.follow()
+    signals = node.watch.listen()
+    node.world.gpus[0].raise_xid(79)
+    await until(signals, Signal(first.id, "xid", 79))
+    os.kill(node.child_of(first), 9)
+    await until(signals, Signal(first.id, "changed"))
+    assert node.watch.xids(first.id) == {79: 1}
+    node.world.gpus[0].raise_xid(48)
+    await until(signals, Signal(first.id, "xid", 48))
+
+
+async def test_watching_one_gpu_attaches_no_other(node: Node) -> None:
+    devices = await node._inventory.devices()
+    for gpu in node.world.gpus:
+        gpu.unset("attached")
+    node.watch.follow(devices)
+    await node.watch.ready(20.0)
+    attached = [{int(pid) for pid in (gpu.get("attached") or "").split()} for gpu in node.world.gpus]
+    assert attached == [{node.child_of(device)} for device in devices]
+
+
+# --- resets
+
+
+async def test_a_pause_ends_the_child_of_its_gpu_alone_and_what_it_missed_is_told(node: Node) -> None:
+    first, second = await node.follow()
+    child, other = node.child_of(first), node.child_of(second)
+    await node.watch.pause(first.id)
+    assert not Path(f"/proc/{child}").exists()
+    assert node.child_of(second) == other
+    assert list(node.watch.unwatched) == [first.id]
+    node.watch.follow([first, second])  # the inventory is read meanwhile
+    await node.watch.ready(20.0)
+    assert node.children.pids() == {other}
+    signals = node.watch.listen()
+    await node.watch.resume(first.id)
+    assert await until(signals, Signal(first.id, "changed")) == []
+    node.world.gpus[0].raise_xid(79)
+    await until(signals, Signal(first.id, "xid", 79))
+
+
+async def test_a_pause_in_the_midst_of_a_start_leaves_no_child(node: Node) -> None:
+    devices = await node._inventory.devices()
+    node.watch.follow(devices[:1])
+    await asyncio.sleep(0)  # its start is under way
+    await node.watch.pause(devices[0].id)
+    assert node.children.pids() == frozenset()
+
+
+async def test_a_pause_of_a_gpu_that_nobody_watches_is_done_at_once(node: Node) -> None:
+    await node.watch.pause("GPU-unheard-of")
+    await node.watch.resume("GPU-unheard-of")
+    await node.watch.resume("GPU-unheard-of")
+
+
+async def test_a_child_that_cannot_be_ended_is_said_and_not_doubled(world: World) -> None:
+    children = Children(kill_limit=0.1, send_signal=lambda *_: None)
+    inventory = NvidiaInventory(world.places, Children(), node="node-1")
+    watch = EventWatch(children, world.places, inventory.fingerprint, pauses=(0.01,))
+    (first, _) = await inventory.devices()
+    world.gpus[0].hang("nvmlDeviceGetSupportedEventTypes")
+    world.gpus[0].unset("attached")
+    watch.follow([first])
+    await until_true(lambda: world.gpus[0].get("attached") is not None)
+    with pytest.raises(Stuck, match="cannot be ended"):
+        await watch.pause(first.id)
+    (abandoned,) = children.abandoned
+    assert abandoned.device == first.id
+    os.kill(abandoned.pid, 9)
+    await until_true(lambda: not children.abandoned)
+    await watch.close()
+    await inventory.close()
+
+
+# --- instances
+
+
+async def test_an_event_of_an_instance_is_its_own_and_one_of_the_gpu_is_everybody_s(node: Node) -> None:
+    gpu = node.world.gpus[0]
+    instances = gpu.split("1g.18gb", "1g.18gb")
+    first, second, _ = await node.follow()
+    signals = node.watch.listen()
+    gpu.raise_xid(31, instances[1])
+    assert await until(signals, Signal(second.id, "xid", 31)) == []
+    gpu.raise_xid(79)
+    assert await until(signals, Signal(second.id, "xid", 79)) == [Signal(first.id, "xid", 79)]
+    assert node.watch.xids(first.id) == {79: 1}
+    assert node.watch.xids(second.id) == {31: 1, 79: 1}
+    node.watch.forget(first.id)
+    assert node.watch.xids(second.id) == {}
+
+
+async def test_an_xid_of_the_gpu_stands_for_an_instance_that_was_made_later(node: Node) -> None:
+    first, _ = await node.follow()
+    signals = node.watch.listen()
+    node.world.gpus[0].raise_xid(79)
+    await until(signals, Signal(first.id, "xid", 79))
+    node.world.gpus[0].split("1g.18gb", "1g.18gb")
+    one, two, _ = await node.follow()
+    assert node.watch.xids(one.id) == node.watch.xids(two.id) == {79: 1}
+    assert node.watch.xids(first.id) == {}
+
+
+async def test_an_event_of_the_gpu_instance_is_one_of_all_its_compute_instances(node: Node) -> None:
+    node.world.gpus[0].split("1g.18gb", "1g.18gb")
+    first, second, _ = await node.follow()
+    shared = dict(first.traits) | {"compute_instance": "1"}
+    beside = replace(first, id="MIG-beside", index="0:7", traits=tuple(shared.items()))
+    node.watch.follow([first, second, beside])
+    signals = node.watch.listen()
+    gi, _ = node.world.gpus[0].instances[0].ids
+    with (node.world.gpus[0].directory / "events").open("a") as events:
+        events.write(f"8 94 {gi} {0xFFFFFFFF}\n")
+    await until(signals, Signal(beside.id, "xid", 94))
+    assert (node.watch.xids(first.id), node.watch.xids(second.id)) == ({94: 1}, {})
+
+
+async def test_a_new_layout_of_instances_is_told_to_the_node(node: Node) -> None:
+    gpu = node.world.gpus[0]
+    gpu.set("event_types", pynvml.nvmlEventMigConfigChange)
+    await node.follow()
+    signals = node.watch.listen()
+    gpu.raise_event(pynvml.nvmlEventMigConfigChange)
+    await until(signals, Signal(None, "changed"))
+
+
+# --- GPUs that come and go
+
+
+async def test_a_gpu_that_appears_or_vanishes_is_told_to_the_node(node: Node) -> None:
+    node.watch.start()
+    await node.follow()
+    signals = node.watch.listen()
+    gpu = node.world.add_gpu()
+    await until(signals, Signal(None, "changed"))
+    devices = await node.follow()
+    assert len(devices) == len(node.children.pids()) == 3
+    node.world.remove_gpu(gpu)
+    await until(signals, Signal(None, "changed"))
+
+
+async def test_files_of_the_kernel_that_cannot_be_read_for_a_while_are_a_change_and_no_end(world: World) -> None:
+    answers: Iterator[object] = iter(["as ever", OSError("gone"), "as ever"])
+
+    async def fingerprint() -> str:
+        found = next(answers, "as ever")
+        if isinstance(found, OSError):
+            raise found
+        return str(found)
+
+    watch = EventWatch(Children(), world.places, fingerprint, poll=0.01)
+    signals = watch.listen()
+    watch.start()
+    for _ in range(2):
+        assert await until(signals, Signal(None, "changed")) == []
+    await watch.close()
+
+
+async def test_a_gpu_that_is_not_followed_any_more_is_let_go_and_its_xids_are_kept(node: Node) -> None:
+    first, second = await node.follow()
+    signals = node.watch.listen()
+    node.world.gpus[0].raise_xid(79)
+    await until(signals, Signal(first.id, "xid", 79))
+    other = node.child_of(second)
+    node.watch.follow([second])
+    for child in node.children_of(first):
+        assert await child.wait(10.0)
+    assert node.children.pids() == {other}
+    assert node.watch.xids(first.id) == {}
+    node.watch.follow([first, second])
+    assert node.watch.xids(first.id) == {79: 1}
+
+
+async def test_closing_ends_the_stream_and_every_child(node: Node) -> None:
+    node.watch.start()
+    await node.follow()
+    signals = node.watch.listen()
+    await node.watch.close()
+    assert [signal async for signal in signals] == []
+    assert node.children.pids() == frozenset()

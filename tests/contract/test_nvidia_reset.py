@@ -1,0 +1,562 @@
+"""Resets of NVIDIA GPUs over the stand-ins: what has to let go lets go, what was changed comes back, others go on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import stat
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scrubber.adapters.children.process import Children
+from scrubber.adapters.children.questions import QuestionPool
+from scrubber.adapters.nvidia.inventory import NvidiaInventory
+from scrubber.adapters.nvidia.places import Places
+from scrubber.adapters.nvidia.question import DRIVER_MODULE, about, driver_arguments
+from scrubber.adapters.nvidia.resetter import NvidiaResetter
+from scrubber.adapters.nvidia.signals import EventWatch
+from scrubber.adapters.nvidia.smi import NvidiaSmi
+from scrubber.domain.device import Device
+from scrubber.domain.errors import Away, Held, Lost, Stuck, Unreadable
+from scrubber.domain.telemetry import Holder, HolderKind, HolderReport
+from tests.nvidia.world import Gpu, World
+
+LONG = 30.0
+TRAIN = Holder(7, 1, HolderKind.PROCESS, "train")
+
+WITNESS = """#!{python} -IS
+import os, sys, time
+from pathlib import Path
+world, gpu = Path({world!r}), Path({gpu!r})
+def lives(pid):
+    try:
+        return Path("/proc", pid, "stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except OSError:
+        return False
+attached = gpu / "attached"
+with open(world / "witness", "a") as log:
+    print("persistence", (gpu / "persistence_mode").read_text().strip(), file=log)
+    print("attached", *(pid for pid in (attached.read_text().split() if attached.exists() else ()) if lives(pid)), file=log)
+    print("words", *sys.argv[1:], file=log)
+    print("environment", *sorted(os.environ), file=log)
+if (world / "gate").exists():
+    (world / "began").write_bytes(b"")
+    (world / "gate").read_bytes()
+{then}
+"""
+"""What runs in the place of nvidia-smi: it writes down what it finds, waits at the gate if there is one, and goes on."""
+
+ON = 'os.execv(str(world / "usr/bin/the-real-one"), [str(world / "usr/bin/nvidia-smi"), *sys.argv[1:]])'
+
+
+class Seen:
+    """:class:`scrubber.ports.Holders` that sees whom a test shows it; the last look is repeated."""
+
+    def __init__(self) -> None:
+        self.looks: dict[str, list[tuple[Holder, ...] | Exception]] = {}
+
+    def show(self, device: Device, *looks: tuple[Holder, ...] | Exception) -> None:
+        self.looks[device.id] = list(looks)
+
+    async def held(self, device: Device) -> bool:
+        return bool((await self.holders(device)).holders)
+
+    async def holders(self, device: Device) -> HolderReport:
+        looks = self.looks.get(device.id, [()])
+        look = looks.pop(0) if len(looks) > 1 else looks[0]
+        if isinstance(look, Exception):
+            raise look
+        return HolderReport(look)
+
+
+class Erasing:
+    """Who clears what."""
+
+    def __init__(self) -> None:
+        self.pids: dict[str, int] = {}
+
+    async def orphan(self, device: Device) -> int | None:
+        return self.pids.get(device.id)
+
+
+class Bench:
+    """The adapter under test, and everything around it that is real: children, pools, inventory, events, programs."""
+
+    def __init__(self, world: World, question_deadline: float = 5.0) -> None:
+        self.world = world
+        self.places = Places(
+            world.root, world.root / "dev", world.root / "proc/driver/nvidia", world.root / "sys", world.root / "run"
+        )
+        self.children = Children()
+        self.questions = QuestionPool(
+            self.children,
+            DRIVER_MODULE,
+            arguments=driver_arguments(self.places),
+            deadline=question_deadline,
+            environment=self.places.environment(),
+        )
+        self.inventory = NvidiaInventory(self.places, self.children, node="node-1")
+        self.events = EventWatch(self.children, self.places, self.inventory.fingerprint)
+        self.holders = Seen()
+        self.erasing = Erasing()
+        self.uid = 0
+        self.devices: tuple[Device, ...] = ()
+        self.stream = self.events.listen()
+        self.resetter = NvidiaResetter(
+            devices=lambda: self.devices,
+            holders=self.holders,
+            erasers=self.erasing,
+            events=self.events,
+            questions=self.questions,
+            holdings=(self.inventory,),
+            children=self.children,
+            places=self.places,
+            uid=lambda: self.uid,
+        )
+
+    async def start(self) -> None:
+        self.devices = await self.inventory.devices()
+        self.events.follow(self.devices)
+        await self.events.ready(LONG)
+
+    async def close(self) -> None:
+        await self.events.close()
+        await self.questions.close()
+        await self.inventory.close()
+        await self.children.close()
+
+    @property
+    def gpu(self) -> Gpu:
+        """The one that is reset."""
+        return self.world.gpus[0]
+
+    def witnessed(self, word: str) -> list[list[str]]:
+        lines = (self.world.root / "witness").read_text().splitlines()
+        return [line.split()[1:] for line in lines if line.startswith(word)]
+
+    def replace_program(self, then: str = ON) -> None:
+        real = self.world.nvidia_smi
+        if not real.with_name("the-real-one").exists():
+            real.rename(real.with_name("the-real-one"))
+        real.write_text(
+            WITNESS.format(python=sys.executable, world=str(self.world.root), gpu=str(self.gpu.directory), then=then)
+        )
+        real.chmod(stat.S_IRWXU)
+
+    async def ask(self, device: Device, question: str = "used", **more: object) -> Any:
+        return await self.questions.ask(device.id, about(device, question, **more))
+
+    async def watched(self) -> None:
+        """Return once the events of every GPU are heard."""
+        async with asyncio.timeout(LONG):
+            while self.events.unwatched:
+                await anext(self.stream)
+
+
+class Gate:
+    """Whoever resets says that it began, and then waits for :meth:`open`."""
+
+    def __init__(self, place: Path) -> None:
+        self._began, self._gate = place / "began", place / "gate"
+        os.mkfifo(self._began)
+        os.mkfifo(self._gate)
+
+    async def reached(self) -> None:
+        await asyncio.to_thread(self._began.read_bytes)
+
+    async def open(self) -> None:
+        await asyncio.to_thread(self._gate.write_bytes, b"")
+
+
+@pytest.fixture
+def world(request: pytest.FixtureRequest, short_tmp: Path) -> Iterator[World]:
+    with World.create(short_tmp / "w", gpus=getattr(request, "param", 1), mebibytes=4) as made:
+        yield made
+
+
+TWO_GPUS = pytest.mark.parametrize("world", [2], indirect=True)
+
+
+@pytest.fixture
+async def bench(world: World) -> AsyncIterator[Bench]:
+    made = Bench(world)
+    made.replace_program()
+    await made.start()
+    yield made
+    await made.close()
+    assert made.children.pids() == frozenset()
+
+
+@pytest.fixture
+def device(bench: Bench) -> Device:
+    return bench.devices[0]
+
+
+@pytest.fixture
+def gate(bench: Bench) -> Gate:
+    return Gate(bench.world.root)
+
+
+async def a_moment() -> None:
+    """The event loop sees what has happened."""
+    await asyncio.to_thread(os.sched_yield)
+
+
+# --- a reset that goes well
+
+
+@TWO_GPUS
+async def test_a_reset_cures_the_gpu_and_its_xids_are_forgotten(bench: Bench, device: Device) -> None:
+    bench.gpu.add_ecc_errors(2)
+    bench.gpu.raise_xid(95)
+    async with asyncio.timeout(LONG):
+        while not bench.events.xids(device.id):
+            await anext(bench.stream)
+    await bench.resetter.reset(device, LONG)
+    assert bench.gpu.resets() == 1
+    assert bench.world.gpus[1].resets() == 0
+    assert bench.gpu.number("ecc_uncorrected_volatile") == 0
+    assert bench.events.xids(device.id) == {}
+    assert bench.witnessed("words") == [["--gpu-reset", "-i", device.id]]
+
+
+async def test_no_process_of_ours_has_the_gpu_open_while_it_is_reset(bench: Bench, device: Device) -> None:
+    await bench.ask(device)
+    assert bench.gpu.attached()
+    await bench.resetter.reset(device, LONG)
+    assert bench.witnessed("attached") == [[]]
+
+
+@TWO_GPUS
+async def test_persistence_mode_is_off_for_the_reset_and_on_again_afterwards(bench: Bench, device: Device) -> None:
+    bench.gpu.set("persistence_mode", 1)
+    bench.world.gpus[1].set("persistence_mode", 1)
+    plan = await bench.resetter.plan(device)
+    assert any("persistence mode" in act for act in plan.acts)
+    await bench.resetter.reset(device, LONG)
+    assert bench.witnessed("persistence") == [["0"]]
+    assert [gpu.text("persistence_mode") for gpu in bench.world.gpus] == ["1", "1"]
+
+
+async def test_a_gpu_without_persistence_mode_is_left_without_it(bench: Bench, device: Device) -> None:
+    await bench.resetter.reset(device, LONG)
+    assert bench.gpu.text("persistence_mode") == "0"
+
+
+@TWO_GPUS
+async def test_questions_and_events_of_the_other_gpus_go_on_meanwhile(bench: Bench, device: Device, gate: Gate) -> None:
+    other = bench.devices[1]
+    resetting = asyncio.create_task(bench.resetter.reset(device, LONG))
+    await gate.reached()
+    assert "total" in await bench.ask(other)
+    with pytest.raises(Away, match="is being reset"):
+        await bench.ask(device)
+    assert bench.events.unwatched.keys() == {device.id}
+    assert await bench.inventory.devices() == bench.devices
+    bench.world.gpus[1].raise_xid(94)
+    async with asyncio.timeout(LONG):
+        while not bench.events.xids(other.id):
+            await anext(bench.stream)
+    await gate.open()
+    await resetting
+    assert bench.witnessed("attached") == [[]]
+    assert "total" in await bench.ask(device)
+    await bench.watched()
+
+
+async def test_nvidia_smi_gets_an_environment_that_we_wrote(
+    bench: Bench, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("A_SECRET_OF_THE_SERVICE", "x")
+    await bench.resetter.reset(device, LONG)
+    (names,) = bench.witnessed("environment")
+    assert set(names) - {"LC_CTYPE"} == {"LANG", "LD_LIBRARY_PATH", "PATH"}
+
+
+async def test_a_gpu_that_answers_nothing_until_it_is_reset_is_reset(bench: Bench, device: Device) -> None:
+    bench.gpu.need_reset()
+    bench.holders.show(device, Unreadable("The GPU answers nothing until it is reset."), ())
+    assert (await bench.resetter.plan(device)).blockers == ()
+    await bench.resetter.reset(device, LONG)
+    assert bench.gpu.resets() == 1
+    assert "total" in await bench.ask(device)
+
+
+async def test_two_resets_of_one_gpu_never_overlap(bench: Bench, device: Device, gate: Gate) -> None:
+    both = [asyncio.create_task(bench.resetter.reset(device, LONG)) for _ in range(2)]
+    await gate.reached()
+    for number in (1, 2):
+        assert (len(bench.witnessed("words")), bench.gpu.resets()) == (number, number - 1)
+        await gate.open()
+        if number == 1:
+            await gate.reached()
+    await asyncio.gather(*both)
+    assert bench.gpu.resets() == 2
+
+
+@TWO_GPUS
+async def test_gpus_that_nvlink_joins_are_reset_in_one_command_before_ampere(bench: Bench) -> None:
+    for one, other in (bench.world.gpus, bench.world.gpus[::-1]):
+        one.set("architecture", 5)
+        one.link(0, other)
+    bench.replace_program(then="")
+    bench.devices = await bench.inventory.devices()
+    first, second = bench.devices
+    assert (await bench.resetter.plan(second)).together == (first.id,)
+    await bench.resetter.reset(second, LONG)
+    assert bench.witnessed("words") == [["--gpu-reset", "-i", f"{second.id},{first.id}"]]
+    assert bench.witnessed("attached") == [[]]
+    bench.holders.show(first, (TRAIN,))
+    with pytest.raises(Held, match=r"train \(PID 7\) holds device 0"):
+        await bench.resetter.reset(second, 5.0)
+
+
+# --- what is in the way
+
+
+def nothing_was_done(bench: Bench) -> bool:
+    return not (bench.world.root / "witness").exists() and bench.gpu.resets() == 0 and not bench.events.unwatched
+
+
+async def test_a_gpu_that_somebody_holds_is_left_alone(bench: Bench, device: Device) -> None:
+    bench.holders.show(device, (TRAIN,))
+    assert (await bench.resetter.plan(device)).blockers == ("train (PID 7) holds device 0: it has to end first.",)
+    with pytest.raises(Held, match=r"train \(PID 7\)"):
+        await bench.resetter.reset(device, LONG)
+    assert nothing_was_done(bench)
+
+
+async def test_a_gpu_that_is_being_cleared_is_left_alone(bench: Bench, device: Device) -> None:
+    bench.erasing.pids[device.id] = 99
+    with pytest.raises(Held, match="PID 99"):
+        await bench.resetter.reset(device, LONG)
+    assert nothing_was_done(bench)
+
+
+async def test_somebody_who_comes_after_the_plan_is_seen_and_everything_is_put_back(
+    bench: Bench, device: Device
+) -> None:
+    bench.gpu.set("persistence_mode", 1)
+    bench.holders.show(device, (), (TRAIN,))
+    with pytest.raises(Held, match=r"train \(PID 7\)"):
+        await bench.resetter.reset(device, LONG)
+    await bench.watched()
+    assert nothing_was_done(bench)
+    assert bench.gpu.text("persistence_mode") == "1"
+
+
+async def test_a_daemon_gets_a_moment_to_let_go_once_persistence_mode_is_off(bench: Bench, device: Device) -> None:
+    bench.gpu.set("persistence_mode", 1)
+    daemon = (Holder(10, 1, HolderKind.INFRASTRUCTURE, "nvidia-persistenced.service"),)
+    bench.holders.show(device, daemon, daemon, ())
+    await bench.resetter.reset(device, LONG)
+    assert bench.gpu.resets() == 1
+
+
+async def test_somebody_whom_only_the_driver_sees_is_no_fault_of_the_gpu(bench: Bench, device: Device) -> None:
+    bench.gpu.set("persistence_mode", 1)
+    bench.gpu.add_process(os.getpid(), 4096)
+    with pytest.raises(Held, match="In use by another client"):
+        await bench.resetter.reset(device, LONG)
+    assert (bench.gpu.resets(), bench.gpu.text("persistence_mode")) == (0, "1")
+
+
+async def test_a_child_that_cannot_be_ended_keeps_the_gpu_from_being_reset(world: World) -> None:
+    bench = Bench(world, question_deadline=0.5)
+    kill, bench.children.send_signal = bench.children.send_signal, lambda pidfd, number: None
+    bench.children.kill_limit = 0.05
+    await bench.start()
+    (device,) = bench.devices
+    await bench.ask(device)
+    bench.gpu.hang("nvmlDeviceGetMemoryInfo_v2")
+    with pytest.raises(Stuck, match="did not answer"):
+        await bench.ask(device)
+    with pytest.raises(Stuck, match="cannot be ended"):
+        await bench.resetter.reset(device, LONG)
+    assert bench.gpu.resets() == 0
+    bench.children.send_signal = kill
+    for undying in bench.children.abandoned:
+        os.kill(undying.pid, signal.SIGKILL)
+    await bench.close()
+    async with asyncio.timeout(LONG):
+        while bench.children.pids():  # until their ends are noticed
+            await a_moment()
+
+
+@pytest.mark.parametrize("why", ["nobody", "uninstalled", "guest"])
+async def test_where_there_is_no_reset_it_is_said_and_nothing_is_touched(bench: Bench, why: str) -> None:
+    if why == "nobody":
+        bench.uid = 65534
+    elif why == "uninstalled":
+        bench.world.nvidia_smi.unlink()
+    else:
+        bench.gpu.set("virtualization", 1)
+        (bench.gpu.pci_device / "reset").unlink()
+    bench.devices = await bench.inventory.devices()
+    plan = await bench.resetter.plan(bench.devices[0])
+    assert plan.unavailable is not None
+    with pytest.raises(Unreadable, match=r"Device 0 "):
+        await bench.resetter.reset(bench.devices[0], LONG)
+    assert nothing_was_done(bench)
+
+
+async def test_an_instance_is_not_reset_because_its_gpu_would_lose_all_of_them(short_tmp: Path) -> None:
+    with World.create(short_tmp / "w", gpus=1, mebibytes=64) as world:
+        world.gpus[0].split("1g.18gb", "1g.18gb")
+        bench = Bench(world)
+        bench.replace_program()
+        await bench.start()
+        first, second = bench.devices
+        bench.holders.show(second, (TRAIN,))
+        plan = await bench.resetter.plan(first)
+        assert plan.together == (second.id,)
+        assert plan.unavailable is not None
+        assert len(plan.blockers) == 1
+        with pytest.raises(Unreadable, match="MIG instance"):
+            await bench.resetter.reset(first, LONG)
+        assert nothing_was_done(bench)
+        await bench.close()
+
+
+@pytest.mark.parametrize("running", [False, True])
+async def test_fabric_manager_is_found_by_its_pid_file(bench: Bench, running: bool) -> None:
+    bench.gpu.set("architecture", 7)
+    switch = bench.world.root / "sys/bus/pci/devices/0000:c1:00.0"
+    switch.mkdir()
+    (switch / "vendor").write_text("0x10de\n")
+    (switch / "class").write_text("0x068000\n")
+    place = bench.world.root / "run/nvidia-fabricmanager"
+    place.mkdir()
+    (place / "nv-fabricmanager.pid").write_text(f"{os.getpid() if running else 4194304}\n")
+    bench.devices = await bench.inventory.devices()
+    blockers = (await bench.resetter.plan(bench.devices[0])).blockers
+    assert [("Fabric Manager" in blocker) for blocker in blockers] == ([] if running else [True])
+
+
+async def test_a_plan_without_the_driver_is_blocked_until_it_is_there(bench: Bench, device: Device) -> None:
+    bench.world.remove_driver()
+    assert any("load it (modprobe nvidia)" in each for each in (await bench.resetter.plan(device)).blockers)
+    bench.world.bring_driver_back()
+    assert (await bench.resetter.plan(device)).blockers == ()
+
+
+# --- a reset that goes wrong
+
+
+async def test_a_reset_that_fails_says_how_and_everything_is_put_back(bench: Bench, device: Device) -> None:
+    bench.gpu.set("persistence_mode", 1)
+    bench.gpu.fail_resets()
+    bench.gpu.raise_xid(95)
+    async with asyncio.timeout(LONG):
+        while not bench.events.xids(device.id):
+            await anext(bench.stream)
+    with pytest.raises(
+        Unreadable, match=r"status 255: GPU Reset couldn't run .* Unknown Error\); the node needs a reboot"
+    ):
+        await bench.resetter.reset(device, LONG)
+    assert bench.gpu.text("persistence_mode") == "1"
+    assert bench.events.xids(device.id) == {95: 1}
+    assert "total" in await bench.ask(device)
+
+
+async def test_a_gpu_that_fell_off_the_bus_needs_a_reboot(bench: Bench, device: Device) -> None:
+    bench.gpu.lose()
+    bench.holders.show(device, Lost("It fell off the bus."))
+    with pytest.raises(Unreadable, match=r"the GPU has fallen off the bus.*needs a reboot"):
+        await bench.resetter.reset(device, LONG)
+
+
+async def test_a_reset_that_does_not_end_is_killed_at_its_deadline_and_everything_is_put_back(
+    bench: Bench, device: Device
+) -> None:
+    bench.gpu.set("persistence_mode", 1)
+    bench.gpu.hang_resets()
+    with pytest.raises(Stuck, match="was killed"):
+        await bench.resetter.reset(device, 3.0)
+    assert bench.gpu.text("persistence_mode") == "1"
+    assert bench.resetter.abandoned == ()
+    assert "total" in await bench.ask(device)
+
+
+async def test_a_driver_that_hangs_over_the_gpu_is_stuck_at_the_deadline_and_untouched(
+    bench: Bench, device: Device
+) -> None:
+    bench.gpu.hang()
+    with pytest.raises(Stuck):
+        await bench.resetter.reset(device, 0.2)
+    assert not (bench.world.root / "witness").exists()
+
+
+async def test_no_reset_is_begun_that_has_no_time_to_end(bench: Bench, device: Device) -> None:
+    bench.gpu.set("persistence_mode", 1)
+    with pytest.raises((Held, Stuck)):
+        await bench.resetter.reset(device, 0.9)
+    assert not (bench.world.root / "witness").exists()
+    assert bench.gpu.text("persistence_mode") == "1"
+
+
+async def test_a_gpu_that_does_not_come_back_is_not_called_reset(bench: Bench, device: Device) -> None:
+    bench.replace_program(then='(gpu / "error").write_text("15\\n")')
+    with pytest.raises(Unreadable, match=r"was reset, but .* does not describe it"):
+        await bench.resetter.reset(device, LONG)
+
+
+async def test_persistence_mode_that_does_not_come_back_is_told(bench: Bench, device: Device) -> None:
+    bench.gpu.set("persistence_mode", 1)
+    bench.replace_program(
+        then='(gpu / "errors").mkdir(); (gpu / "errors/nvmlDeviceSetPersistenceMode").write_text("4\\n")'
+    )
+    with pytest.raises(Unreadable, match=r"was reset, but .*Persistence mode could not be switched on again"):
+        await bench.resetter.reset(device, LONG)
+
+
+async def test_a_caller_that_leaves_leaves_nothing_half_done(bench: Bench, device: Device, gate: Gate) -> None:
+    bench.gpu.set("persistence_mode", 1)
+    resetting = asyncio.create_task(bench.resetter.reset(device, LONG))
+    await gate.reached()
+    resetting.cancel()
+    resetting.cancel()
+    await gate.open()
+    with pytest.raises(asyncio.CancelledError):
+        await resetting
+    assert (bench.gpu.resets(), bench.gpu.text("persistence_mode")) == (1, "1")
+    assert "total" in await bench.ask(device)
+    await bench.watched()
+
+
+# --- the program that does not die
+
+
+async def test_a_run_that_does_not_die_is_abandoned_and_no_second_one_is_started(world: World) -> None:
+    gpu = world.gpus[0]
+    gpu.hang_resets()
+    smi = NvidiaSmi(Places(world.root), kill_limit=0.05, kill=lambda group, number: None)
+    with pytest.raises(Stuck, match="cannot be ended"):
+        await smi.reset([gpu.uuid], "Device 0", 0.5)
+    (run,) = smi.abandoned
+    assert run.device == gpu.uuid
+    with pytest.raises(Stuck, match=str(run.pid)):
+        await smi.reset([gpu.uuid], "Device 0", LONG)
+    os.kill(run.pid, signal.SIGKILL)
+    gpu.heal()
+    async with asyncio.timeout(LONG):
+        while smi.abandoned:  # until its end is noticed
+            await a_moment()
+    await smi.reset([gpu.uuid], "Device 0", LONG)
+    assert gpu.resets() == 1
+
+
+async def test_a_program_that_talks_without_end_fills_no_memory_and_its_last_words_count(world: World) -> None:
+    world.nvidia_smi.write_text(
+        f"#!{sys.executable} -IS\nimport sys\n"
+        "for _ in range(2000):\n    print('x' * 1000)\nprint('The last word. ' * 100)\nsys.exit(3)\n"
+    )
+    smi = NvidiaSmi(Places(world.root))
+    with pytest.raises(Unreadable, match=r"no such reset: The last word\.") as failure:
+        await smi.reset([world.gpus[0].uuid], "Device 0", LONG)
+    assert len(str(failure.value)) < 500

@@ -1,0 +1,396 @@
+"""Whoever holds a file or a device is found by what the kernel says, under any name and in any thread.
+
+A tenant's process is a real one. Device nodes are ``/dev/full``, ``/dev/random`` and ``/dev/zero`` (which can be mapped).
+"""
+
+import ctypes
+import errno
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from scrubber.adapters import walk as walking
+from scrubber.adapters.children.child import Fault
+from scrubber.adapters.proc import parse_stat
+from scrubber.adapters.walk import File, Found, Nodes, has_open, start_time, walk
+from scrubber.adapters.walker import about, answer, read_walk
+from scrubber.domain.errors import Unreadable
+from tests.contract.sim_rig import Tenant
+
+FULL, RANDOM, ZERO = (os.stat(f"/dev/{name}").st_rdev for name in ("full", "random", "zero"))
+
+Run = Callable[..., Tenant]
+
+
+@pytest.fixture
+def run() -> Iterator[Run]:
+    """Starts a Python program that says ``{"ready": true}`` once it holds what it is to hold."""
+    running: list[Tenant] = []
+
+    def start(program: str, *arguments: str) -> Tenant:
+        running.append(Tenant([sys.executable, "-c", program, *arguments]))
+        return running[-1].until_ready()
+
+    yield start
+    for each in running:
+        each.end()
+
+
+def parts(target: File | Nodes, **more: list[int]) -> dict[int, tuple[int, ...]]:
+    return {found.pid: found.parts for found in walk(target, **more).holders}
+
+
+def nodes(*numbers: int) -> Nodes:
+    return Nodes(frozenset(numbers))
+
+
+READY = "import json, os, signal, sys\nsay = lambda **more: print(json.dumps({**more, 'ready': True}), flush=True)\n"
+OPEN = READY + "fd = os.open(sys.argv[1], os.O_RDONLY)\nsay()\nsignal.pause()"
+
+
+def test_a_descriptor_is_found_by_the_number_of_its_device(run: Run) -> None:
+    tenant, stranger = run(OPEN, "/dev/full"), run(OPEN, "/dev/random")
+    assert parts(nodes(FULL)) == {tenant.pid: (FULL,)}
+    assert parts(nodes(RANDOM)) == {stranger.pid: (RANDOM,)}
+    assert parts(nodes(FULL, RANDOM)) == {tenant.pid: (FULL,), stranger.pid: (RANDOM,)}
+    assert parts(nodes()) == {}
+
+
+def test_a_process_with_two_of_the_devices_has_both(run: Run) -> None:
+    both = READY + "fds = [os.open(name, os.O_RDONLY) for name in sys.argv[1:]]\nsay()\nsignal.pause()"
+    tenant = run(both, "/dev/full", "/dev/random")
+    assert parts(nodes(FULL, RANDOM, ZERO)) == {tenant.pid: tuple(sorted((FULL, RANDOM)))}
+
+
+def test_a_link_by_another_name_hides_nothing(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "innocent").symlink_to("/dev/full")
+    tenant = run(OPEN, str(tmp_path / "innocent"))
+    assert parts(nodes(FULL)) == {tenant.pid: (FULL,)}
+
+
+def test_a_node_that_a_container_made_for_itself_hides_nothing(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "null"
+    try:
+        os.mknod(path, 0o20600, FULL)
+        os.close(os.open(path, os.O_RDONLY))
+    except PermissionError:  # this user, or this file system, makes no nodes: a link is the next best
+        path.unlink(missing_ok=True)
+        path.symlink_to("/dev/full")
+    os.link(path, tmp_path / "hard", follow_symlinks=False)
+    tenant = run(OPEN, str(tmp_path / "hard"))
+    (tmp_path / "hard").unlink()
+    path.unlink()
+    assert parts(nodes(FULL)) == {tenant.pid: (FULL,)}
+
+
+def test_a_file_that_is_only_called_like_a_device_is_none(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "nvidia0").touch()
+    run(OPEN, str(tmp_path / "nvidia0"))
+    assert parts(nodes(FULL)) == {}
+
+
+def test_a_descriptor_that_can_do_nothing_holds_nothing(run: Run) -> None:
+    """Anybody may open a node with ``O_PATH``, without any right to the device: that must keep nobody out of it."""
+    tenant = run(READY + "fd = os.open(sys.argv[1], os.O_PATH)\nsay()\nsignal.pause()", "/dev/full")
+    assert parts(nodes(FULL)) == {}
+    assert parts(nodes(FULL), named=[tenant.pid]) == {tenant.pid: ()}
+
+
+def test_a_child_that_inherited_the_descriptor_holds_it_too(run: Run) -> None:
+    program = (
+        READY
+        + "import subprocess\nfd = os.open(sys.argv[1], os.O_RDONLY)\n"
+        + "child = subprocess.Popen([sys.executable, '-c', 'import sys; sys.stdin.read()'], stdin=subprocess.PIPE, pass_fds=[fd])\n"
+        + "os.close(fd)\nsay(child=child.pid)\nsignal.pause()"
+    )
+    tenant = run(program, "/dev/full")
+    assert list(parts(nodes(FULL))) == [tenant.said["child"]]
+
+
+END_THIS_THREAD = (
+    "import ctypes, platform\n"
+    "end = lambda: ctypes.CDLL(None).syscall({'x86_64': 60, 'aarch64': 93}[platform.machine()], 0)\n"
+)
+
+
+def test_a_descriptor_is_found_in_a_thread_that_outlived_its_leader(run: Run) -> None:
+    program = (
+        READY
+        + END_THIS_THREAD
+        + "import threading\nfd = os.open(sys.argv[1], os.O_RDONLY)\n"
+        + "threading.Thread(target=threading.Event().wait).start()\nsay()\nend()"
+    )
+    tenant = run(program, "/dev/full")
+    leader_dead(tenant.pid)
+    (found,) = walk(nodes(FULL)).holders
+    assert (found.pid, found.hung) == (tenant.pid, True)
+
+
+def leader_dead(pid: int) -> None:
+    """Return once the first thread of ``pid`` has ended; the test's own deadline is the limit."""
+    while True:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            if parse_stat(file.read()).dead:
+                return
+        os.sched_yield()
+
+
+def test_a_thread_with_a_table_of_its_own_hides_nothing(run: Run) -> None:
+    program = (
+        READY
+        + "import ctypes, threading\nopened = threading.Event()\n"
+        + "def work():\n"
+        + "    assert ctypes.CDLL(None).unshare(0x400) == 0\n"  # CLONE_FILES
+        + "    os.open(sys.argv[1], os.O_RDONLY)\n"
+        + "    opened.set()\n"
+        + "    threading.Event().wait()\n"
+        + "threading.Thread(target=work, daemon=True).start()\nopened.wait()\nsay()\nsignal.pause()"
+    )
+    tenant = run(program, "/dev/full")
+    assert parts(nodes(FULL)) == {tenant.pid: (FULL,)}
+
+
+MAPPED = (
+    READY
+    + "import mmap\nfd = os.open(sys.argv[1], os.O_RDONLY)\n"
+    + "kept = mmap.mmap(fd, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)\n"
+    + "os.close(fd)\nsay()\nsignal.pause()"
+)
+
+
+def test_a_mapping_is_a_holder_when_its_descriptor_is_closed(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "innocent").symlink_to("/dev/zero")
+    tenant = run(MAPPED, str(tmp_path / "innocent"))
+    found = walk(nodes(ZERO), named=[tenant.pid])
+    if may_follow_maps():
+        assert {each.pid: each.parts for each in found.holders}[tenant.pid] == (ZERO,)
+    else:
+        assert os.geteuid() in dict(found.unreadable)
+
+
+def may_follow_maps() -> bool:
+    """Whether this user may ask what is mapped; a user who may not is told so by the walk."""
+    try:
+        os.stat(f"/proc/self/map_files/{os.listdir('/proc/self/map_files')[0]}")
+    except PermissionError:
+        return False
+    return True
+
+
+def test_a_mapped_file_is_a_holder_of_that_file_alone(run: Run, tmp_path: Path) -> None:
+    wanted, other = tmp_path / "wanted", tmp_path / "other"
+    for path in (wanted, other):
+        path.write_bytes(bytes(4096))
+    tenant = run(MAPPED, str(wanted))
+    assert parts(file_of(wanted)) == {tenant.pid: (wanted.stat().st_ino,)}
+    assert parts(file_of(other)) == {}
+
+
+def file_of(path: Path) -> File:
+    where = path.stat()
+    return File(where.st_dev, where.st_ino)
+
+
+def test_the_walk_skips_whom_it_is_told_to_skip(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    with path.open("rb"):
+        assert list(parts(file_of(path))) == [os.getpid()]
+        assert parts(file_of(path), excluded=[os.getpid()]) == {}
+
+
+def test_a_process_that_is_asked_for_by_name_is_described_without_holding_anything(run: Run) -> None:
+    tenant = run(OPEN, "/dev/random")
+    (found,) = walk(nodes(FULL), named=[tenant.pid]).holders
+    assert found == Found(tenant.pid, start_time(tenant.pid) or 0, found.command, False, ())
+    assert "import json" in found.command
+
+
+def test_who_is_gone_or_a_zombie_is_not_described(run: Run) -> None:
+    tenant = run(OPEN, "/dev/full")
+    pidfd = os.pidfd_open(tenant.pid)
+    tenant.process.send_signal(signal.SIGKILL)
+    os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)  # over, and not reaped yet
+    os.close(pidfd)
+    assert start_time(tenant.pid) is not None
+    assert walk(nodes(FULL), named=[tenant.pid]).holders == ()
+    tenant.end()
+    assert start_time(tenant.pid) is None
+    assert walk(nodes(FULL), named=[tenant.pid]).holders == ()
+
+
+def test_a_kernel_thread_holds_nothing() -> None:
+    kthreadd = 2
+    assert all(found.pid != kthreadd for found in walk(nodes(FULL), named=[kthreadd]).holders)
+
+
+def test_a_descriptor_of_another_file_is_never_asked_about_its_file_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be one that never answers; the kernel itself tells which descriptors need no question."""
+    wanted, other = tmp_path / "wanted", tmp_path / "other"
+    wanted.touch()
+    other.touch()
+    asked: list[str] = []
+    really_ask = os.stat
+
+    def ask(path: str) -> os.stat_result:
+        asked.append(path)
+        return really_ask(path)
+
+    with wanted.open("rb") as file, other.open("rb") as stranger:
+        where = os.fstat(file.fileno())
+        monkeypatch.setattr(walking, "_STATX", None)
+        monkeypatch.setattr(os, "stat", ask)
+        assert has_open("/proc/self", where.st_dev, where.st_ino)
+        assert f"/proc/self/fd/{file.fileno()}" in asked
+        assert f"/proc/self/fd/{stranger.fileno()}" not in asked
+
+
+def test_what_the_kernel_says_is_the_same_with_and_without_statx(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = ["/dev/full", "/dev/random", str(tmp_path), "/proc/self/exe", "/proc/self/fd/0"]
+    seen = [walking._see(place) for place in places]
+    assert seen[0].node == FULL
+    assert seen[2].node is None
+    monkeypatch.setattr(walking, "_STATX", None)
+    assert [walking._see(place) for place in places] == seen
+
+
+def refused(*_: object) -> int:
+    ctypes.set_errno(errno.EPERM)
+    return -1
+
+
+def test_a_filter_that_refuses_statx_does_not_blind_the_walk(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    tenant = run(OPEN, "/dev/full")
+    monkeypatch.setattr(walking, "_STATX", refused)
+    assert parts(nodes(FULL)) == {tenant.pid: (FULL,)}
+
+
+def test_without_kcmp_every_thread_is_looked_at(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    tenant = run(OPEN, "/dev/full")
+    monkeypatch.setattr(walking, "_KCMP_CALL", None)
+    assert parts(nodes(FULL)) == {tenant.pid: (FULL,)}
+
+
+def test_threads_that_share_their_descriptors_are_asked_once(run: Run) -> None:
+    program = (
+        READY
+        + "import threading\nfd = os.open(sys.argv[1], os.O_RDONLY)\n"
+        + "for _ in range(8): threading.Thread(target=threading.Event().wait, daemon=True).start()\nsay()\nsignal.pause()"
+    )
+    tenant = run(program, "/dev/full")
+    threads = [int(name) for name in os.listdir(f"/proc/{tenant.pid}/task")]
+    assert len(threads) == 9
+    assert walking._own_tables(threads) == threads[:1]
+    assert parts(nodes(FULL)) == {tenant.pid: (FULL,)}
+
+
+HOSTILE = (
+    READY
+    + """
+import ctypes, struct, threading
+libc = ctypes.CDLL(None, use_errno=True)
+NEWNS, NEWUSER, PRIVATE = 0x20000, 0x10000000, 0x44000
+root = os.geteuid() == 0
+if libc.unshare(NEWNS if root else NEWNS | NEWUSER) != 0 or not os.access("/dev/fuse", os.R_OK | os.W_OK):
+    say(opener=os.getpid(), fd=0, asked="nobody: this place lets no tenant mount a file system, so none can do it here")
+    signal.pause()
+assert libc.mount(b"none", b"/", None, PRIVATE, None) == 0
+connection = os.open("/dev/fuse", os.O_RDWR)
+options = f"fd={connection},rootmode=40000,user_id={os.geteuid()},group_id={os.getegid()}".encode()
+assert libc.mount(b"hostile", sys.argv[1].encode(), b"fuse", 0, options) == 0, os.strerror(ctypes.get_errno())
+LOOKUP, GETATTR, OPEN, INIT = 1, 3, 14, 26
+
+def attributes(node):
+    mode = 0o40755 if node == 1 else 0o100644
+    return struct.pack("=6Q10I", node, 0, 0, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, 512, 0)
+
+def answer(opcode, node):
+    if opcode == INIT:
+        return struct.pack("=IIIIHHIIHHI", 7, 31, 0, 0, 12, 9, 4096, 1, 0, 0, 0) + bytes(28)
+    if opcode == LOOKUP:
+        return struct.pack("=QQQQII", 2, 0, 0, 0, 0, 0) + attributes(2)
+    if opcode == GETATTR:
+        return struct.pack("=QII", 0, 0, 0) + attributes(node)
+    return struct.pack("=QII", 0, 0, 0)
+
+opened = threading.Event()
+def serve():
+    while True:
+        _, opcode, unique, node = struct.unpack("=IIQQ", os.read(connection, 65536)[:24])
+        if opened.is_set():
+            print(json.dumps({"asked": opcode}), flush=True)  # and no answer, ever
+            continue
+        body = answer(opcode, node)
+        os.write(connection, struct.pack("=IiQ", 16 + len(body), 0, unique) + body)
+
+# Whoever serves must not have the file open itself: its end would wait for its own answer.
+alive, lives = os.pipe()
+(there, said) = os.pipe()
+opener = os.fork()
+if opener == 0:
+    os.close(connection)
+    os.close(lives)
+    fd = os.open(sys.argv[1] + "/file", os.O_RDONLY)
+    os.write(said, bytes([fd]))
+    os.read(alive, 1)
+    os._exit(0)
+threading.Thread(target=serve, daemon=True).start()
+(fd,) = os.read(there, 1)
+opened.set()
+say(opener=opener, fd=fd)
+signal.pause()
+"""
+)
+
+
+def test_a_file_system_that_never_answers_is_not_asked(run: Run, tmp_path: Path) -> None:
+    """A tenant may mount one and open a file on it. A plain ``stat`` would ask it, and wait for ever."""
+    hostile = run(HOSTILE, str(tmp_path))
+    opener = int(str(hostile.said["opener"]))
+    tenant = run(OPEN, "/dev/full")
+    assert parts(nodes(FULL)) == {tenant.pid: (FULL,)}
+    assert parts(nodes(FULL), named=[opener]) == {tenant.pid: (FULL,), opener: ()}
+    with subprocess.Popen(
+        ["stat", "-L", f"/proc/{opener}/fd/{hostile.said['fd']}"], stderr=subprocess.DEVNULL
+    ) as plain:
+        try:
+            assert "asked" in hostile.said or '"asked"' in hostile.line()
+        finally:
+            hostile.end()
+    assert plain.returncode != 0 or "asked" in hostile.said
+
+
+@pytest.mark.parametrize("target", [nodes(FULL, ZERO), File(259, 42)])
+def test_a_question_reaches_the_child_as_it_was_asked(target: File | Nodes) -> None:
+    holders, not_covered = read_walk(answer(about(target, named=[os.getpid()])))
+    assert [found.pid for found in holders if found.pid == os.getpid()] == [os.getpid()]
+    assert all(isinstance(found, Found) for found in holders)
+    assert isinstance(not_covered, tuple)
+
+
+@pytest.mark.parametrize("question", [{}, {"file": [1]}, {"nodes": "all"}, {"nodes": [1], "excluded": [None]}])
+def test_a_question_that_makes_no_sense_is_refused(question: dict[str, object]) -> None:
+    with pytest.raises(Fault):
+        answer({"excluded": [], "named": [], **question})
+
+
+def test_processes_that_could_not_be_looked_at_are_counted_by_user() -> None:
+    _, not_covered = read_walk({"holders": [], "unreadable": [[0, 40], [33, 2]]})
+    assert not_covered == ("holders: 42 process(es) of uid 0, 33 could not be looked into",)
+
+
+@pytest.mark.parametrize(
+    "message", [{}, {"holders": [[1]], "unreadable": []}, {"holders": [[1, 2, 3, 4, []]], "unreadable": []}]
+)
+def test_an_answer_that_makes_no_sense_is_no_answer(message: dict[str, object]) -> None:
+    with pytest.raises(Unreadable):
+        read_walk(message)

@@ -1,0 +1,60 @@
+"""How much the check does: everything in under ten minutes, or a quick look in about one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scrubber.domain.diagnosis import Level
+
+__all__ = ["FULL", "QUICK", "Extent"]
+
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Figures are samples, unless they say otherwise.
+
+    Attributes:
+        limit_bytes: the size of the buffer whose reading and writing is the reference.
+        limit_repeats: runs per launch shape, of which the median counts.
+        part_seconds: that one part may take.
+        all_seconds: that all of them may take together.
+    """
+
+    quick: bool
+    attacks: int
+    scrubs: int
+    questions: int
+    starts: int
+    limit_bytes: int
+    limit_repeats: int
+    diagnostics: tuple[Level, ...]
+    part_seconds: float
+    all_seconds: float
+
+
+FULL = Extent(
+    quick=False,
+    attacks=2,
+    scrubs=5,
+    questions=300,
+    starts=5,
+    limit_bytes=16 * _GIB,
+    limit_repeats=7,
+    diagnostics=(Level.QUICK, Level.STANDARD),
+    part_seconds=180.0,
+    all_seconds=570.0,
+)
+QUICK = Extent(
+    quick=True,
+    attacks=1,
+    scrubs=2,
+    questions=50,
+    starts=2,
+    limit_bytes=4 * _GIB,
+    limit_repeats=3,
+    diagnostics=(Level.QUICK,),
+    part_seconds=60.0,
+    all_seconds=240.0,
+)

@@ -1,0 +1,71 @@
+"""What NVIDIA's own tool says, for comparison."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+
+from scrubber.adapters.nvidia.places import Places
+
+__all__ = ["BYTES_PER_MIB", "NotAsked", "Smi"]
+
+BYTES_PER_MIB = 1 << 20
+_SECONDS = 30.0
+
+
+class NotAsked(Exception):
+    """The tool is not there, or does not answer such a question."""
+
+
+class Smi:
+    """``nvidia-smi``, asked and never told to change anything."""
+
+    def __init__(self, places: Places, environment: Mapping[str, str]) -> None:
+        self._program = places.find_program("nvidia-smi")
+        self._environment = {"PATH": os.defpath, "LANG": "C.UTF-8", **environment}
+
+    async def gpus(self) -> dict[str, tuple[str, int, str]]:
+        """Model, memory in MiB and driver version of each GPU, by UUID.
+
+        Raises:
+            NotAsked: it cannot say.
+        """
+        rows = (await self._query("uuid,name,memory.total,driver_version")).splitlines()
+        try:
+            fields = [[field.strip() for field in row.split(",")] for row in rows if row.strip()]
+            return {uuid: (name, int(memory.removesuffix(" MiB")), driver) for uuid, name, memory, driver in fields}
+        except ValueError as error:
+            raise NotAsked(f"nvidia-smi answers what is not understood: {rows[:1]}.") from error
+
+    async def health(self, uuid: str) -> str:
+        """What a script that polls it would ask before a hand-over, in one call.
+
+        Raises:
+            NotAsked: it cannot say.
+        """
+        return await self._query("memory.used,temperature.gpu", uuid)
+
+    async def _query(self, fields: str, uuid: str | None = None) -> str:
+        if self._program is None:
+            raise NotAsked("nvidia-smi is not installed.")
+        which = () if uuid is None else (f"--id={uuid}",)
+        process = await asyncio.create_subprocess_exec(
+            *(str(self._program), f"--query-gpu={fields}", "--format=csv,noheader", *which),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=self._environment,
+        )
+        try:
+            async with asyncio.timeout(_SECONDS):
+                told, _ = await process.communicate()
+        except BaseException:
+            process.kill()
+            await process.wait()
+            raise
+        text = told.decode(errors="replace")
+        if process.returncode != 0:
+            said = text.strip().splitlines()
+            raise NotAsked(f"nvidia-smi ended with {process.returncode}: {said[-1] if said else 'silent'}")
+        return text

@@ -1,0 +1,177 @@
+"""What the check found, as values: results, figures, and the report that holds them.
+
+Promise: a result is passed, failed, or not available here with a reason, and there is no fourth; a part that breaks has
+failed, and takes none of the others with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+
+from bench.gpu.targets import Judged, judge
+
+__all__ = ["Figures", "Log", "Report", "Result", "Verdict", "dump", "file_name", "render"]
+
+Figures = Mapping[str, object]
+"""By unit-suffixed names; numbers, words, and lists of them."""
+
+SCHEMA = 1
+
+
+class Verdict(StrEnum):
+    PASSED = "passed"
+    FAILED = "failed"
+    UNAVAILABLE = "not available here"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One thing that was tried.
+
+    Attributes:
+        name: stable and hierarchical, such as ``attack.global-memory.after``.
+        sentence: what was seen, or why it could not be tried.
+    """
+
+    name: str
+    verdict: Verdict
+    sentence: str
+    figures: Figures = field(default_factory=dict)
+
+
+class Log:
+    """Collects results as they come and says each at once."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._began = time.monotonic()
+        self.results: list[Result] = []
+
+    @property
+    def seconds(self) -> float:
+        """Since the check began."""
+        return time.monotonic() - self._began
+
+    def passed(self, name: str, sentence: str, **figures: object) -> None:
+        self._add(Result(name, Verdict.PASSED, sentence, figures))
+
+    def failed(self, name: str, sentence: str, **figures: object) -> None:
+        self._add(Result(name, Verdict.FAILED, sentence, figures))
+
+    def unavailable(self, name: str, reason: str, **figures: object) -> None:
+        self._add(Result(name, Verdict.UNAVAILABLE, reason, figures))
+
+    def judged(self, name: str, good: bool, sentence: str, **figures: object) -> None:
+        """Passed when ``good``, else failed."""
+        self._add(Result(name, Verdict.PASSED if good else Verdict.FAILED, sentence, figures))
+
+    def figure(self, name: str) -> float | None:
+        """A number that was measured: ``<result>:<figure>``; None when it was not."""
+        result, _, key = name.partition(":")
+        for each in self.results:
+            value = each.figures.get(key) if each.name == result else None
+            if isinstance(value, int | float):
+                return float(value)
+        return None
+
+    async def part(self, name: str, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
+        """Run one part; whatever happens in it is a result of that part."""
+        try:
+            async with asyncio.timeout(seconds):
+                await work()
+        except TimeoutError:
+            self.failed(name, f"It did not end within {seconds:.0f} s.")
+        except Exception as error:  # noqa: BLE001 - the other parts have something to say, too, and this one is a failure
+            where = "".join(traceback.format_exception(error))
+            self.failed(name, f"{type(error).__name__}: {error}", traceback=where)
+
+    def _add(self, result: Result) -> None:
+        self.results.append(result)
+        self._say(f"[{self.seconds:5.1f} s] {_MARKS[result.verdict]} {result.name}: {result.sentence}")
+
+
+_MARKS: Mapping[Verdict, str] = {Verdict.PASSED: "pass", Verdict.FAILED: "FAIL", Verdict.UNAVAILABLE: " -- "}
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One run.
+
+    Attributes:
+        made: UTC, ISO 8601, to the minute.
+        dry: it ran over stand-ins: its figures are a test's, and say nothing about any GPU.
+        software: versions by name.
+    """
+
+    made: str
+    seconds: float
+    quick: bool
+    dry: bool
+    model: str
+    driver: str
+    version: str
+    software: Mapping[str, str]
+    results: tuple[Result, ...]
+    targets: tuple[Judged, ...] = ()
+
+    @property
+    def failed(self) -> tuple[Result, ...]:
+        return tuple(each for each in self.results if each.verdict is Verdict.FAILED)
+
+
+def finished(log: Log, *, made: str, quick: bool, dry: bool, identity: Mapping[str, str], version: str) -> Report:
+    """The report of what ``log`` collected. ``identity`` holds ``model``, ``driver`` and whatever else has a version."""
+    software = {name: value for name, value in identity.items() if name not in ("model", "driver")}
+    return Report(
+        made=made,
+        seconds=round(log.seconds, 1),
+        quick=quick,
+        dry=dry,
+        model=identity.get("model", "unknown"),
+        driver=identity.get("driver", "unknown"),
+        version=version,
+        software=software,
+        results=tuple(log.results),
+        targets=() if dry else judge(log.figure),
+    )
+
+
+def dump(report: Report) -> str:
+    """JSON, with every raw figure."""
+    document = {"schema": SCHEMA, **asdict(report)}
+    for written, target in zip(document["targets"], report.targets, strict=True):
+        written["met"] = target.met
+    return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+
+
+def file_name(report: Report) -> str:
+    """``gpu-<model>-<driver>.json``; a dry run's name cannot be mistaken for a result's."""
+    words = f"{report.model}-{report.driver}".removeprefix("NVIDIA ")
+    kind = "dry-run" if report.dry else "gpu"
+    return f"{kind}-{re.sub(r'[^a-z0-9.]+', '-', words.lower()).strip('-')}.json"
+
+
+def render(report: Report) -> str:
+    """The summary for people."""
+    lines = ["", f"{report.model}, driver {report.driver}, {report.made}, {report.seconds:.0f} s"]
+    if report.dry:
+        lines.append("DRY RUN over stand-ins: no figure in here says anything about a GPU.")
+    counts = {verdict: sum(each.verdict is verdict for each in report.results) for verdict in Verdict}
+    lines.append(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
+    lines += [f"  FAILED {each.name}: {each.sentence}" for each in report.failed]
+    lines += [
+        f"  not available here: {each.name}: {each.sentence}"
+        for each in report.results
+        if each.verdict is Verdict.UNAVAILABLE
+    ]
+    if report.targets:
+        lines += ["", "Targets"]
+        lines += [f"  {each.row}" for each in report.targets]
+    return "\n".join(lines) + "\n"

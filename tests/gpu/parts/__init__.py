@@ -1,0 +1,1 @@
+"""The parts of the check, each by itself: what it tries, and what counts as passed."""

@@ -1,0 +1,87 @@
+"""A tenant leaves a secret and is killed; the next one looks for it, before a scrub and after.
+
+Before the scrub anything may be found or nothing: a healthy driver clears freed memory by itself. After it nothing may
+be found, anywhere. The secret is drawn anew each time, so what an earlier attack left is not mistaken for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from secrets import randbits
+
+from scrubber.domain.device import Device
+from scrubber.ports import EraseRequest
+from tests.gpu.outcome import Log
+from tests.gpu.programs import running
+from tests.gpu.stand import Stand
+
+__all__ = ["attacks"]
+
+TENANT = "tests.gpu.tenant"
+PLACES: Mapping[str, str] = {"global-memory": "global", "shared-memory": "shared", "registers": "registers"}
+_DEADLINE = 60.0
+_SETTLING = 20.0
+
+
+async def attacks(stand: Stand, log: Log) -> None:
+    """Every place on the device; the memory of an instance too, where there is one."""
+    for name, place in PLACES.items():
+        await _attack(stand, log, stand.device, name, place)
+    instance = next((each for each in stand.devices if each.parent is not None), None)
+    if instance is None:
+        for when in ("before", "after"):
+            log.unavailable(f"attack.mig-instance.{when}", "The GPU has no MIG instances, and none are made here.")
+    elif instance == stand.device:
+        await _attack(stand, log, instance, "mig-instance", "global")
+    else:
+        log.unavailable("attack.mig-instance.after", f"Choose the instance: --device {instance.id}.")
+
+
+async def _attack(stand: Stand, log: Log, device: Device, name: str, place: str) -> None:
+    before, after, left, looked, residue = 0, 0, 0, 0, 0
+    request = EraseRequest(f"attack-{name}", audit=True, pattern=False, deadline=_DEADLINE)
+    for _ in range(stand.extent.attacks):
+        secret = randbits(64) | 1
+        left += await leave(stand, device, place, secret)
+        before += (await look(stand, device, place, secret))[0]
+        await leave(stand, device, place, secret)
+        await stand.gpu.settled(device, _SETTLING)  # what the driver has not taken back yet, no scrub can reach
+        report = await stand.eraser.erase(device, request, lambda _: None)
+        found, reached = await look(stand, device, place, secret)
+        after += found
+        looked += reached
+        residue += report.residue_bytes or 0
+        if place != "global" and report.on_chip is not None:
+            residue += report.on_chip.residue_bytes
+    log.passed(
+        f"attack.{name}.before",
+        f"{before} bytes of the secret were found by the next tenant, without a scrub.",
+        left_bytes=left,
+        found_bytes=before,
+        attacks=stand.extent.attacks,
+    )
+    log.judged(
+        f"attack.{name}.after",
+        after == 0 and looked > 0,
+        f"{after} bytes of the secret were found in {looked} bytes after a scrub, which had counted {residue} bytes of "
+        "residue.",
+        found_bytes=after,
+        looked_bytes=looked,
+        residue_bytes=residue,
+        attacks=stand.extent.attacks,
+    )
+
+
+async def leave(stand: Stand, device: Device, place: str, secret: int) -> int:
+    """Have a tenant fill ``place`` with ``secret`` and be killed there; answers the bytes that it filled."""
+    async with running(TENANT, "leave", place, str(secret), environment=stand.cuda_environment(device)) as tenant:
+        filled = int((await tenant.line())["filled_bytes"])
+        await tenant.kill()
+    return filled
+
+
+async def look(stand: Stand, device: Device, place: str, secret: int) -> tuple[int, int]:
+    """Bytes of ``secret`` that a fresh tenant finds in ``place``, and the bytes that it looks at."""
+    async with running(TENANT, "look", place, str(secret), environment=stand.cuda_environment(device)) as tenant:
+        said = await tenant.line()
+        return int(said["found_bytes"]), int(said["looked_bytes"])

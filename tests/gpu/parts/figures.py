@@ -1,0 +1,156 @@
+"""What a scrub costs, each figure beside what the same GPU can do at best in the same run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from statistics import median
+
+from bench.figures import Quantiles
+from bench.gpu.paths import SlowPath, fast_path, rates, slow_path
+from scrubber.adapters.children.questions import answer_of
+from scrubber.adapters.nvidia.question import driver_arguments, pci_address_of
+from scrubber.adapters.nvidia.signals import EVENTS_MODULE
+from scrubber.domain.errors import DeviceFault
+from tests.gpu.nvidia_smi import NotAsked, Smi
+from tests.gpu.outcome import Log
+from tests.gpu.programs import running
+from tests.gpu.stand import Stand
+
+__all__ = ["diagnostics", "questions", "starting", "throughput"]
+
+
+async def throughput(stand: Stand, log: Log) -> None:
+    """The limits of the run, each pass against them, and the whole slow path by its parts."""
+    extent = stand.extent
+    arguments = (str(extent.limit_bytes), str(extent.limit_repeats))
+    async with running("bench.gpu.limits", *arguments, environment=stand.cuda_environment(stand.device)) as program:
+        found = await program.line()
+    read = float(found["read16_bytes_per_second"])
+    write = max(float(found[f"{each}_bytes_per_second"]) for each in ("write16", "memset"))
+    fill = float(found["fill_zero_bytes_per_second"])
+    log.passed(
+        "bench.limits",
+        f"Read {read / 1e9:.0f} GB/s, write {write / 1e9:.0f} GB/s, copy {float(found['copy16_bytes_per_second']) / 1e9:.0f} "
+        f"GB/s; a context takes {float(found['context_seconds']):.3f} s.",
+        **found,
+    )
+    log.passed(
+        "bench.memset",
+        f"memsetAsync {float(found['memset_bytes_per_second']) / 1e9:.0f} GB/s beside our fill's {fill / 1e9:.0f} GB/s.",
+        memset_bytes_per_second=found["memset_bytes_per_second"],
+        fill_zero_bytes_per_second=fill,
+    )
+    plain = [await slow_path(stand.ports, stand.device, stand.wanted) for _ in range(extent.scrubs)]
+    best = min(plain, key=lambda path: path.seconds)
+    shares = rates(best, {"read": read, "write": write})
+    log.passed(
+        "bench.passes",
+        ", ".join(
+            f"{name.removesuffix('_share')} {100 * share:.1f} %" for name, share in shares.items() if "share" in name
+        )
+        + " of the run's limit.",
+        **shares,
+    )
+    _tell_path(log, "bench.slow-path", plain)
+    patterned = [await slow_path(stand.ports, stand.device, stand.wanted, pattern=True) for _ in range(extent.scrubs)]
+    _tell_path(log, "bench.slow-path-with-pattern", patterned)
+
+
+def _tell_path(log: Log, name: str, paths: list[SlowPath]) -> None:
+    """The median run, by its parts."""
+    typical = sorted(paths, key=lambda path: path.seconds)[len(paths) // 2]
+    told = ", ".join(
+        f"{part} {1000 * seconds:.0f} ms" for part, seconds in (*typical.parts.items(), *typical.passes.items())
+    )
+    log.passed(
+        name,
+        f"{typical.seconds:.3f} s: {told}.",
+        seconds=typical.seconds,
+        all_seconds=[path.seconds for path in paths],
+        parts=dict(typical.parts),
+        passes=dict(typical.passes),
+        unsettled_bytes=typical.report.unsettled_bytes,
+    )
+
+
+async def starting(stand: Stand, log: Log) -> None:
+    """What a child costs: the eraser's fork, NVML's events, a question's first answer."""
+    (loading,) = await _timed(1, stand.warm)
+    log.passed("bench.zygote", f"CuPy is loaded after {loading:.2f} s, once a service.", seconds=loading)
+    forks = await _timed(stand.extent.starts, stand.fork_and_end)
+    log.passed("bench.fork", f"A forked child is ready after {1000 * median(forks):.1f} ms.", seconds=forks)
+
+    async def registered() -> None:
+        child = await stand.children.start(
+            EVENTS_MODULE,
+            *driver_arguments(stand.places),
+            pci_address_of(stand.device),
+            environment=stand.places.environment(),
+        )
+        try:
+            answer = await child.receive()
+        finally:
+            await child.kill()
+        answer_of({"ok": {}} if "registered" in answer else answer)
+
+    try:
+        events = await _timed(stand.extent.starts, registered)
+    except DeviceFault as fault:
+        log.unavailable("bench.events", str(fault))
+    else:
+        log.passed("bench.events", f"Events are watched after {1000 * median(events):.0f} ms.", seconds=events)
+
+
+async def questions(stand: Stand, smi: Smi, log: Log) -> None:
+    """The fast path's questions, with what a script that polls ``nvidia-smi`` pays in turn."""
+    reason = ""
+
+    async def beside() -> str | None:
+        nonlocal reason
+        try:
+            return await smi.health(stand.device.parent or stand.device.id)
+        except NotAsked as error:
+            reason = str(error)
+            return None
+
+    ours, theirs = await fast_path(stand.ports, stand.device, stand.extent.questions, beside)
+    log.passed("bench.fast-path", _latency("The fast path's two questions", ours), **_figures(ours))
+    if theirs is None:
+        log.unavailable("bench.nvidia-smi", reason)
+    else:
+        log.passed("bench.nvidia-smi", _latency("One query of nvidia-smi", theirs), **_figures(theirs))
+
+
+async def diagnostics(stand: Stand, log: Log) -> None:
+    """Every level that there is time for; on a healthy GPU all checks pass, and their rates say what floors make sense."""
+    for level in stand.extent.diagnostics:
+        start = time.perf_counter()
+        checks = await stand.diagnostics.diagnose(stand.device, level, 3 * level.seconds + 30.0)
+        seconds = time.perf_counter() - start
+        errors = sum(check.errors for check in checks)
+        log.judged(
+            f"diagnostics.{level}",
+            errors == 0 and bool(checks),
+            f"{len(checks)} checks, {errors} wrong results, {seconds:.2f} s of {level.seconds:g} s.",
+            seconds=seconds,
+            errors=errors,
+            checks={check.name: dict(check.measured) for check in checks},
+        )
+
+
+async def _timed(count: int, work: Callable[[], Awaitable[object]]) -> list[float]:
+    seconds = []
+    for _ in range(count):
+        start = time.perf_counter()
+        await work()
+        seconds.append(time.perf_counter() - start)
+    return seconds
+
+
+def _latency(what: str, found: Quantiles) -> str:
+    return f"{what}: {1000 * found.p50:.2f} ms, p99 {1000 * found.p99:.2f} ms."
+
+
+def _figures(found: Quantiles) -> dict[str, object]:
+    return {"p50_seconds": found.p50, "p99_seconds": found.p99, "worst_seconds": found.worst, "samples": found.samples}

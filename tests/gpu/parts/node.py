@@ -1,0 +1,140 @@
+"""What our adapter sees beside what NVIDIA's own tool says, the compute mode, and who holds the device."""
+
+from __future__ import annotations
+
+import os
+
+from scrubber.domain.device import Device
+from scrubber.domain.errors import ScrubberError
+from scrubber.domain.telemetry import HolderKind
+from tests.gpu.nvidia_smi import BYTES_PER_MIB, NotAsked, Smi
+from tests.gpu.outcome import Log
+from tests.gpu.programs import running
+from tests.gpu.stand import Stand
+
+__all__ = ["compute_mode", "holders", "inventory"]
+
+_SETTLING = 20.0
+_HOST_PID_NAMESPACE = 0xEFFFFFFC
+"""The inode of the first PID namespace of every Linux kernel (``PROC_PID_INIT_INO``)."""
+
+
+async def inventory(stand: Stand, smi: Smi, log: Log) -> None:
+    """Devices, models, memory and addresses: ours and theirs."""
+    identity = await stand.backend.inventory.identity()
+    for device in stand.devices:
+        log.passed(
+            f"inventory.{device.index}",
+            f"{device.model}, {device.memory_bytes} bytes, {device.profile or 'whole GPU'}.",
+            memory_bytes=device.memory_bytes,
+            numa_node=device.numa_node,
+            peers=len(device.peers),
+            traits={name: value for name, value in device.traits if name not in ("serial", "pci_address")},
+        )
+    for address, reason in stand.backend.not_advertised().items():
+        log.passed(f"inventory.not-advertised.{address}", reason)
+    try:
+        theirs = await smi.gpus()
+    except NotAsked as reason:
+        log.unavailable("inventory.nvidia-smi", str(reason))
+        return
+    parents = {device.parent for device in stand.devices if device.parent is not None}
+    ours = {device.id: device for device in stand.devices if device.parent is None}
+    known = not theirs.keys() - ours.keys() - parents or bool(stand.backend.not_advertised())
+    log.judged(
+        "inventory.nvidia-smi",
+        known and all(_same(device, identity.driver, theirs.get(uuid)) for uuid, device in ours.items()),
+        f"We see {len(ours)} GPUs and {len(stand.devices) - len(ours)} instances; nvidia-smi sees {theirs}.",
+    )
+
+
+def _same(device: Device, driver: str, theirs: tuple[str, int, str] | None) -> bool:
+    """Whether both mean the same GPU; the tool rounds memory to MiB."""
+    if theirs is None:
+        return False
+    model, mebibytes, version = theirs
+    close = abs(mebibytes - device.memory_bytes / BYTES_PER_MIB) <= 1
+    return close and (model, version) == (device.model, driver)
+
+
+async def compute_mode(stand: Stand, log: Log) -> None:
+    """Changed as the eraser's fence changes it, seen, and brought back."""
+    before = await stand.compute_mode()
+    if before is None:
+        log.unavailable("settings.compute-mode", "An instance has no compute mode of its own.")
+        return
+    if stand.options.leave_settings:
+        log.unavailable("settings.compute-mode", f"It is {before}, and is left so: --leave-settings.")
+        return
+    try:
+        await stand.gpu.fence(stand.device)
+    except ScrubberError as refused:
+        log.unavailable("settings.compute-mode", f"It cannot be changed here, so nothing is fenced: {refused}")
+        stand.work_unfenced()
+        return
+    try:
+        during = await stand.compute_mode()
+    finally:
+        await stand.gpu.unfence(stand.device, before)
+    after = await stand.compute_mode()
+    log.judged(
+        "settings.compute-mode",
+        during == "exclusive-process" and before == after,
+        f"It was {before}, then {during}, and is {after}.",
+    )
+
+
+async def holders(stand: Stand, log: Log) -> None:
+    """A process with a context is found in each of the three ways, and in none of them once it is gone."""
+    free, above = await _used(stand), await stand.gpu.settled(stand.device, _SETTLING)
+    log.judged(
+        "holders.idle",
+        above == 0,
+        f"{free} bytes are in use while nobody has the device, {above} above what counts as idle.",
+        used_bytes=free,
+        above_bytes=above,
+    )
+    environment = stand.cuda_environment(stand.device)
+    async with running("tests.gpu.tenant", "hold", environment=environment) as tenant:
+        held = int((await tenant.line())["held_bytes"])
+        report = await stand.backend.holders.holders(stand.device)
+        found = {holder.pid: holder.kind for holder in report.holders}
+        listed = await stand.listed()
+        used = await _used(stand)
+        if tenant.pid in listed:
+            log.passed("holders.listed", "The driver lists it by its PID.")
+        elif listed:
+            log.unavailable(
+                "holders.listed", f"The driver lists {len(listed)} PIDs of another PID namespace: run in the host's."
+            )
+        elif os.stat("/proc/self/ns/pid").st_ino != _HOST_PID_NAMESPACE:
+            log.unavailable("holders.listed", "The driver lists nobody outside the host's PID namespace: run in it.")
+        else:
+            log.failed("holders.listed", "The driver lists nobody while a process has a context.")
+        nodes = await stand.walked()
+        log.judged("holders.device-node", tenant.pid in nodes, f"By its open device node: {tenant.pid in nodes}.")
+        log.judged(
+            "holders.used-memory",
+            used - free >= held,
+            f"{used - free} bytes more are in use; the process asked for {held}.",
+            context_bytes=used - free - held,
+        )
+        log.judged(
+            "holders.report",
+            found.get(tenant.pid) is HolderKind.PROCESS,
+            f"The report holds it as {found.get(tenant.pid)}, beside {len(found) - (tenant.pid in found)} others.",
+        )
+        await tenant.kill()
+    above = await stand.gpu.settled(stand.device, _SETTLING)
+    gone = not await stand.backend.holders.held(stand.device)
+    log.judged(
+        "holders.gone",
+        gone and above == 0,
+        f"Killed, it is {'gone' if gone else 'still seen'}; {above} bytes are above the idle level.",
+        unsettled_bytes=above,
+    )
+
+
+async def _used(stand: Stand) -> int:
+    _, _, used = await stand.gpu.memory(stand.device)
+    return used

@@ -1,0 +1,42 @@
+"""What a reset would do here and what blocks it; done only when a flag asks for it."""
+
+from __future__ import annotations
+
+import time
+
+from tests.gpu.outcome import Log
+from tests.gpu.stand import Stand
+
+__all__ = ["reset"]
+
+_DEADLINE = 90.0
+
+
+async def reset(stand: Stand, log: Log) -> None:
+    """The plan always, the reset on demand."""
+    plan = await stand.resetter.plan(stand.device)
+    log.passed(
+        "reset.plan",
+        f"{plan.method}: {plan.unavailable or f'{len(plan.acts)} acts'}; {'; '.join(plan.blockers) or 'nothing blocks it'}.",
+        acts=list(plan.acts),
+        blockers=list(plan.blockers),
+        unavailable=plan.unavailable,
+        together=len(plan.together),
+    )
+    if not stand.options.allow_reset:
+        log.unavailable("reset", "Nobody asked for it: --allow-reset does.")
+        return
+    if plan.unavailable is not None or plan.blockers:
+        log.unavailable("reset", plan.unavailable or " ".join(plan.blockers))
+        return
+    async with stand.not_asking():
+        start = time.perf_counter()
+        await stand.resetter.reset(stand.device, _DEADLINE)
+        seconds = time.perf_counter() - start
+    snapshot = await stand.ports.telemetry.snapshot(stand.device)
+    log.judged(
+        "reset",
+        not snapshot.conditions,
+        f"It took {seconds:.1f} s; afterwards {dict(snapshot.conditions) or 'nothing'} stands.",
+        seconds=seconds,
+    )

@@ -1,0 +1,116 @@
+"""What a scrub covers, and what happens when its eraser is killed in the middle of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import suppress
+from typing import Any
+
+from scrubber.domain.errors import DeviceFault
+from scrubber.ports import EraseReport, EraseRequest, Progress
+from tests.gpu.outcome import Log
+from tests.gpu.stand import Stand
+
+__all__ = ["coverage", "killed"]
+
+_DEADLINE = 120.0
+_SETTLING = 20.0
+
+
+async def coverage(stand: Stand, log: Log) -> None:
+    """Every byte is either written and read back by the run, or counted and named as not covered."""
+    request = EraseRequest("coverage", audit=True, pattern=True, deadline=_DEADLINE)
+    report = await stand.eraser.erase(stand.device, request, lambda _: None)
+    reachable = report.total_bytes - report.reserved_bytes
+    share = min(report.cleared_bytes, report.verified_bytes) / reachable
+    log.judged(
+        "coverage",
+        report.failed_bytes == 0
+        and report.cleared_bytes == report.verified_bytes > 0
+        and report.verified_bytes + report.not_covered_bytes == report.total_bytes,
+        f"{report.verified_bytes} of {reachable} bytes were cleared and verified ({100 * share:.3f} %); "
+        f"{'; '.join(report.not_covered) or 'nothing is left out'}.",
+        share=share,
+        total_bytes=report.total_bytes,
+        reserved_bytes=report.reserved_bytes,
+        cleared_bytes=report.cleared_bytes,
+        verified_bytes=report.verified_bytes,
+        not_covered_bytes=report.not_covered_bytes,
+        failed_bytes=report.failed_bytes,
+        residue_bytes=report.residue_bytes,
+        unsettled_bytes=report.unsettled_bytes,
+        not_covered=list(report.not_covered),
+        seconds_by_phase=dict(report.seconds_by_phase),
+    )
+    _processors(report, log)
+
+
+def _processors(report: EraseReport, log: Log) -> None:
+    chip = report.on_chip
+    if chip is None:
+        log.failed("coverage.on-chip", "The pass over the processors did not report.")
+        return
+    log.judged(
+        "coverage.on-chip",
+        chip.units == chip.units_seen and chip.failed_bytes == 0,
+        f"{chip.units_seen} of {chip.units} processors ran; {chip.shared_bytes} bytes of shared memory and "
+        f"{chip.register_bytes} of registers were cleared on each, {chip.failed_bytes} bytes failed.",
+        units=chip.units,
+        units_seen=chip.units_seen,
+        shared_bytes=chip.shared_bytes,
+        register_bytes=chip.register_bytes,
+        residue_bytes=chip.residue_bytes,
+        failed_bytes=chip.failed_bytes,
+    )
+
+
+async def killed(stand: Stand, log: Log) -> None:
+    """SIGKILL in mid-clear: no result, no fence left behind, the memory given back, and the next scrub passes."""
+    reached: asyncio.Future[Progress] = asyncio.get_running_loop().create_future()
+
+    def heard(progress: Progress) -> None:
+        if progress.phase == "clear" and not reached.done():
+            reached.set_result(progress)
+
+    before = await stand.compute_mode()
+    request = EraseRequest("killed", audit=True, pattern=True, deadline=_DEADLINE)
+    erasing = asyncio.create_task(stand.eraser.erase(stand.device, request, heard))
+    try:
+        either: set[asyncio.Future[Any]] = {erasing, reached}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        pid = await stand.eraser.orphan(stand.device)
+        if pid is None or not reached.done():
+            log.unavailable("kill.no-result", "The scrub was over before its eraser could be killed.")
+            return
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)  # a child of ours that nobody has waited for yet, or its zygote's
+        await _no_result(erasing, reached.result(), log)
+    finally:
+        erasing.cancel()
+        await asyncio.gather(erasing, return_exceptions=True)
+    after = await stand.compute_mode()
+    log.judged("kill.fence", before == after, f"The compute mode was {before} before and is {after} afterwards.")
+    above = await stand.gpu.settled(stand.device, _SETTLING)
+    log.judged(
+        "kill.memory", above == 0, f"{above} bytes are in use above the idle level afterwards.", unsettled_bytes=above
+    )
+    report = await stand.eraser.erase(stand.device, request, lambda _: None)
+    log.judged(
+        "kill.next-scrub",
+        report.failed_bytes == 0 and report.verified_bytes > 0,
+        f"The next scrub counted {report.residue_bytes} bytes of residue and verified {report.verified_bytes} bytes.",
+        residue_bytes=report.residue_bytes,
+        verified_bytes=report.verified_bytes,
+    )
+
+
+async def _no_result(erasing: asyncio.Task[EraseReport], seen: Progress, log: Log) -> None:
+    where = f"{seen.phase} pass, {seen.done_bytes} of {seen.total_bytes} bytes"
+    try:
+        await erasing
+    except DeviceFault as fault:
+        log.passed("kill.no-result", f"Killed in its {where}: {fault}", done_bytes=seen.done_bytes)
+    else:
+        log.failed("kill.no-result", f"The eraser was killed in its {where} and still reported a result.")

@@ -1,0 +1,303 @@
+"""The service's own backend around one device that nobody uses, and what the check needs beside it.
+
+Promise: what is tried is what ships, put together as the service does it; only the engine and its ledger are left out. With ``--leave-settings`` the eraser
+works without its fence, because even that changes the compute mode for a moment.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from bench.gpu.paths import Ports
+from scrubber.adapters.children.message import Message
+from scrubber.adapters.children.questions import QuestionPool
+from scrubber.adapters.cuda.diagnostician import CudaDiagnostics
+from scrubber.adapters.cuda.erasure import CudaEraser
+from scrubber.adapters.cuda.fence import Gpu
+from scrubber.adapters.cuda.programs import DIAGNOSIS, Programs
+from scrubber.adapters.cuda.workplace import Workplace
+from scrubber.adapters.nvidia.holders import NvidiaHolders
+from scrubber.adapters.nvidia.places import Places
+from scrubber.adapters.nvidia.question import DRIVER_MODULE, about, driver_arguments, gpu_of
+from scrubber.adapters.nvidia.work import NvidiaGpu
+from scrubber.adapters.walk import Nodes
+from scrubber.adapters.walker import WALKER_MODULE, read_walk
+from scrubber.adapters.walker import about as about_walk
+from scrubber.backends import DeviceBackend, Infrastructure, nvidia_backend
+from scrubber.domain.device import AccessKind, Device, find_device
+from scrubber.domain.errors import Away, Held
+from scrubber.domain.telemetry import HolderKind
+from scrubber.ports import Diagnostics, Eraser
+from tests.gpu.extent import Extent
+from tests.gpu.programs import library_path, python_path
+
+__all__ = ["Options", "Stand"]
+
+_STAND_IN = Path(__file__).parents[1] / "nvidia/standin"
+_WALK_SECONDS = 30.0
+_QUESTION_SECONDS = 30.0
+"""The first question initialises a GPU that nothing keeps awake, which takes seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line says; see ``--help``. ``stand_ins`` is the world of a dry run."""
+
+    places: Places
+    extent: Extent
+    device: str | None = None
+    leave_settings: bool = False
+    allow_settings: bool = False
+    allow_reset: bool = False
+    infrastructure: frozenset[int] = frozenset()
+    stand_ins: Path | None = None
+
+    @property
+    def dry(self) -> bool:
+        return self.stand_ins is not None
+
+
+class Unfenced:
+    """Another :class:`Gpu`, for a machine whose settings may not be touched: as if there were no compute mode."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+
+    async def compute_mode(self, device: Device) -> str | None:
+        return None
+
+    async def fence(self, device: Device) -> None:
+        raise Held(f"Device {device.index} may not be fenced: its settings are left alone.")
+
+    async def unfence(self, device: Device, compute_mode: str) -> None:
+        raise Held(f"Device {device.index} has no fence of ours: its settings are left alone.")
+
+    async def memory(self, device: Device) -> tuple[int, int, int]:
+        return await self._gpu.memory(device)
+
+    async def settled(self, device: Device, deadline: float) -> int:
+        return await self._gpu.settled(device, deadline)
+
+
+@dataclass(frozen=True, slots=True)
+class _Told(Places):
+    """Places of a node where Python's libraries may lie anywhere: children are told where."""
+
+    python: str = ""
+
+    def environment(self) -> Mapping[str, str]:
+        return {"PYTHONPATH": self.python, **library_path(Places.environment(self))}
+
+
+class Stand:
+    """Made by :meth:`opened`. ``device`` is the one that is checked, ``devices`` are all that the node has."""
+
+    def __init__(
+        self,
+        options: Options,
+        places: Places,
+        backend: DeviceBackend,
+        scratch: Path,
+        *,
+        programs: Programs,
+        questions: QuestionPool,
+        walks: QuestionPool,
+        devices: tuple[Device, ...],
+        device: Device,
+    ) -> None:
+        self.options = options
+        self.extent = options.extent
+        self.places = places
+        self.devices = devices
+        self.device = device
+        self.children = backend.children
+        self.backend = backend
+        self.resetter = backend.resetter
+        self._scratch = scratch
+        self._programs = programs
+        self._questions = questions
+        self._walks = walks
+        self.gpu: Gpu = NvidiaGpu(questions, _settling(backend))
+        self.eraser: Eraser = backend.eraser
+        self.diagnostics: Diagnostics = backend.diagnostics
+        self.wanted: Mapping[str, str] = {}
+        if options.leave_settings:
+            self.work_unfenced()
+
+    @property
+    def ports(self) -> Ports:
+        """What a scrub needs."""
+        return Ports(self.backend.holders, self.backend.telemetry, self.backend.settings, self.eraser)
+
+    def work_unfenced(self) -> None:
+        """Clear and diagnose without a fence from now on."""
+        locks = self._scratch / "locks"
+        locks.mkdir(mode=0o700, exist_ok=True)
+        workplace = Workplace(self._programs, Unfenced(self.gpu), locks)
+        self.eraser, self.diagnostics = CudaEraser(workplace), CudaDiagnostics(workplace)
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(cls, options: Options, scratch: Path) -> AsyncIterator[Stand]:
+        """Everything started.
+
+        Raises:
+            Away: there is no driver, or no device.
+            Held: somebody uses the device, whose memory would be overwritten.
+        """
+        stand_in = options.stand_ins
+        found = options.places
+        python = python_path(*(() if stand_in is None else (_STAND_IN,)))
+        places = _Told(found.driver_root, found.dev, found.proc_driver, found.sys, found.run, python)
+        environment = {**places.environment(), **_stood_in(stand_in)}
+        async with AsyncExitStack() as stack:
+            backend = await stack.enter_async_context(
+                nvidia_backend(
+                    places,
+                    scratch / "state",
+                    node="gpu-check",
+                    question=_QUESTION_SECONDS,
+                    infrastructure=_named(options.infrastructure),
+                    environment=environment,
+                )
+            )
+            programs = Programs(
+                backend.children, scratch / "probe", libraries=places.library_directories(), environment=environment
+            )
+            stack.push_async_callback(programs.close)
+            questions = QuestionPool(
+                backend.children,
+                DRIVER_MODULE,
+                arguments=driver_arguments(places),
+                deadline=_QUESTION_SECONDS,
+                environment=places.environment(),
+            )
+            stack.push_async_callback(questions.close)
+            walks = QuestionPool(backend.children, WALKER_MODULE, deadline=_WALK_SECONDS)
+            stack.push_async_callback(walks.close)
+            devices = await backend.inventory.devices()
+            if not devices:
+                raise Away(f"No GPU can be checked: {'; '.join(backend.not_advertised().values()) or 'there is none'}.")
+            device = devices[0] if options.device is None else find_device(devices, options.device)
+            stand = cls(
+                options,
+                places,
+                backend,
+                scratch,
+                programs=programs,
+                questions=questions,
+                walks=walks,
+                devices=devices,
+                device=device,
+            )
+            await stand._refuse_a_device_in_use()
+            if options.allow_settings:
+                stand.wanted = (await backend.telemetry.snapshot(device)).defaults
+            yield stand
+
+    async def identity(self) -> dict[str, str]:
+        """``model`` and ``driver``."""
+        return {"model": self.device.model, "driver": (await self.backend.inventory.identity()).driver}
+
+    def software(self) -> dict[str, str]:
+        """Versions of what the figures depend on."""
+        found = {"python": platform.python_version(), "kernel": platform.release().partition("-")[0]}
+        found |= {
+            name: value for name, value in self.device.traits if name in ("nvml", "cuda", "vbios", "gsp_firmware")
+        }
+        for name in ("cupy-cuda12x", "cupy-cuda13x", "nvidia-ml-py", "numpy"):
+            try:
+                found[name] = metadata.version(name)
+            except metadata.PackageNotFoundError:
+                continue
+        return found
+
+    def cuda_environment(self, device: Device) -> dict[str, str]:
+        """What a tenant or a measuring program gets: one device, and nothing of this process's environment."""
+        no_mps = self._scratch / "no-mps"
+        no_mps.mkdir(mode=0o700, exist_ok=True)
+        return {
+            **self.places.environment(),
+            **_stood_in(self.options.stand_ins),
+            "CUDA_VISIBLE_DEVICES": device.id,
+            "CUDA_MODULE_LOADING": "EAGER",
+            "CUDA_CACHE_PATH": str(self._scratch / "cuda-cache"),
+            "CUDA_MPS_PIPE_DIRECTORY": str(no_mps),
+            "OPENBLAS_NUM_THREADS": "1",
+        }
+
+    async def compute_mode(self) -> str | None:
+        """As telemetry tells it; None where there is none."""
+        return (await self.backend.telemetry.snapshot(self.device)).settings.get("compute_mode")
+
+    async def listed(self) -> frozenset[int]:
+        """PIDs that the driver lists on the device."""
+        rows = (await self._used())["processes"]
+        return frozenset(int(row[0]) for row in rows) if isinstance(rows, list) else frozenset()
+
+    async def walked(self) -> frozenset[int]:
+        """PIDs of those who have the device's own node open or mapped, as a walk over ``/proc`` finds them."""
+        node = next(each for each in self.device.access if each.kind is AccessKind.NODE)
+        question = about_walk(Nodes(frozenset({os.stat(node.host_path).st_rdev})))
+        found, _ = read_walk(await self._walks.ask(self.device.id, question))
+        return frozenset(each.pid for each in found)
+
+    @asynccontextmanager
+    async def not_asking(self) -> AsyncIterator[None]:
+        """The check's own questions have nothing open meanwhile, as a reset demands; the backend sees to its own."""
+        async with self._questions.hold({gpu_of(self.device)}):
+            yield
+
+    async def warm(self) -> None:
+        """A zygote with CuPy loaded; none before the first call."""
+        await self._programs.warm()
+
+    async def fork_and_end(self) -> None:
+        """A forked child that is ready, and its end."""
+        await (await self._programs.start(DIAGNOSIS, self.device)).kill()
+
+    async def _used(self) -> Message:
+        return await self._questions.ask(gpu_of(self.device), about(self.device, "used"))
+
+    async def _refuse_a_device_in_use(self) -> None:
+        """Memory in use without anyone is no reason: what the idle level is, is for the check to find out."""
+        report = await self.backend.holders.holders(self.device)
+        users = [
+            f"PID {each.pid} ({each.command})"
+            for each in report.holders
+            if each.kind in (HolderKind.PROCESS, HolderKind.UNKILLABLE)
+        ]
+        if not users:
+            listed = sorted(await self.listed() - self.options.infrastructure)
+            users = [f"PID {pid}, which is not in this PID namespace" for pid in listed]
+        if users:
+            raise Held(
+                f"Device {self.device.index} is in use by {', '.join(users)}, and its memory would be overwritten: end "
+                "them, choose another with --device, or name the node's own daemons with --infrastructure."
+            )
+
+
+def _settling(backend: DeviceBackend) -> NvidiaHolders:
+    holders = backend.holders
+    assert isinstance(holders, NvidiaHolders), "the backend's own holders know when a device is idle"
+    return holders
+
+
+def _named(pids: frozenset[int]) -> Infrastructure:
+    async def name(pid: int) -> str | None:
+        return "named on the command line" if pid in pids else None
+
+    return name
+
+
+def _stood_in(world: Path | None) -> dict[str, str]:
+    if world is None:
+        return {}
+    cache = os.environ.get("SCRUBBER_STANDIN_CACHE")
+    return {"SCRUBBER_STANDIN_WORLD": str(world), **({"SCRUBBER_STANDIN_CACHE": cache} if cache else {})}

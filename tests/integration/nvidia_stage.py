@@ -1,0 +1,193 @@
+"""The stage with NVIDIA GPUs: the shipped service over a world of stand-ins, the shipped plugin, an emulated kubelet.
+
+Tenants are real processes in their pods' control groups. They take memory with the stand-in for CuPy, in the world, by the
+name that the plugin's answer gave them: a container that was given another device sees another device.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from plugin.emulator.pods import ContainerSpec, Phase, Pod, PodSpec, RestartPolicy
+from plugin.emulator.stage import Daemon, Stage
+from tests.integration.acting import SOON
+from tests.nvidia.service import cuda_environment
+from tests.nvidia.world import Gpu, World
+
+__all__ = ["POLICY", "RESOURCE", "NvidiaStage", "found_by", "staged"]
+
+RESOURCE = "nvidia.com/gpu"
+POLICY = str(Path(__file__).with_name("nvidia.yaml"))
+
+_SECRET = "81985529216486895"
+
+_AS_THE_RUNTIME_WOULD = 'CUDA_VISIBLE_DEVICES="$NVIDIA_VISIBLE_DEVICES" exec "$0" "$@"'
+"""NVIDIA's runtime shows a container the devices of this variable and no others; here a shell has to."""
+
+_LEAVES_A_PROCESS = """
+import subprocess, sys
+holding = "from cupy.cuda import runtime; import signal; runtime.malloc(4 << 20); print('held', flush=True); signal.pause()"
+left = subprocess.Popen([sys.executable, "-c", holding], stdout=subprocess.PIPE, start_new_session=True)
+print(left.stdout.readline().decode(), left.pid, flush=True)
+left.returncode = 0  # it is not waited for
+"""
+
+
+@dataclass(slots=True)
+class Service(Daemon):
+    """``scrubber serve`` over ``world``."""
+
+    world: Path = Path()
+
+    async def start(self) -> None:
+        with self.log.open("ab") as log:
+            self.process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "tests.nvidia.service", str(self.world), *self.arguments),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **self.environment},
+            )
+
+
+class NvidiaStage(Stage):
+    """A node with GPUs, all of it in one short-lived place; see :class:`plugin.emulator.stage.Stage`.
+
+    Args:
+        serve: more words for ``scrubber serve``.
+        plugin: more words for ``scrubber plugin``.
+        environment: more variables for both.
+    """
+
+    def __init__(
+        self,
+        *,
+        gpus: int = 2,
+        mebibytes: int = 16,
+        policy: str = POLICY,
+        serve: Sequence[str] = (),
+        plugin: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(devices=gpus, policy=policy)
+        self.world = World.create(self.directory / "w", gpus=gpus, mebibytes=mebibytes)
+        words = list(self.service.arguments)
+        words[words.index("sim")] = "nvidia"
+        del words[(at := words.index("--sim-dir")) : at + 2]
+        self.service = Service(
+            [*words, *serve], self.directory / "service.log", environment or {}, world=self.world.root
+        )
+        words = list(self.plugin.arguments)
+        del words[(at := words.index("--resource-name")) : at + 2]
+        self.plugin = Daemon([*words, *plugin], self.directory / "plugin.log", environment or {})
+
+    async def __aenter__(self) -> Self:
+        await self.kubelet.start()
+        return self
+
+    async def close(self) -> None:
+        try:
+            await super().close()
+        finally:
+            self.world.close()
+
+    async def start_daemons(self, timeout: float = SOON) -> None:
+        await self.service.start()
+        await self.plugin.start()
+        await self.offers(self._devices, timeout=timeout)
+
+    async def offers(self, count: int, resource: str = RESOURCE, *, timeout: float = SOON) -> None:
+        """Wait until the kubelet counts ``count`` healthy devices, taken or not."""
+        await self.kubelet.changed(lambda kubelet: kubelet.allocatable(resource) == count, timeout)
+
+    async def logged(self, event: str) -> Mapping[str, Any]:
+        """Wait for the service to write ``event`` into its log; the first such line."""
+        async with asyncio.timeout(SOON):
+            while True:
+                lines = [json.loads(line) for line in self.service.log.read_text().splitlines() if line[:1] == "{"]
+                for line in lines:
+                    if line["event"] == event:
+                        return dict(line)
+                await asyncio.sleep(0.02)
+
+    async def are(self, *states: str) -> None:
+        """Wait until the devices, in the order of their indexes, are in these states."""
+        await self.devices_are(
+            lambda devices: tuple(each.state for each in sorted(devices, key=lambda each: each.index)) == states, SOON
+        )
+
+    async def said(self, *arguments: str, status: int = 0) -> Any:
+        """What the command answers as JSON, once it has exited with ``status``."""
+        answer = await self.command(*arguments, "-o", "json")
+        assert answer.status == status, answer
+        return json.loads(answer.out)
+
+    async def certificate(self, device: str) -> Mapping[str, Any]:
+        """The slow path's certificate that ``device`` (an index) has at present."""
+        (found,) = [each for each in await self.said("devices") if each["index"] == device]
+        assert found["certificate"] is not None, found
+        return dict(found["certificate"])
+
+    def gpu_of(self, pod: Pod) -> Gpu:
+        """The GPU that the pod's one device is, or is cut from."""
+        (device,) = pod.device_ids
+        return self.world.find(device)[0]
+
+    # --- pods
+
+    def tenant(
+        self, name: str, namespace: str, *words: str, gpus: int = 1, resource: str = RESOURCE, restart: bool = False
+    ) -> PodSpec:
+        """A pod of one container that runs ``python WORDS`` with the stand-in for CuPy, on the devices that it was given."""
+        argv = ("/bin/sh", "-c", _AS_THE_RUNTIME_WOULD, sys.executable, *words)
+        again = RestartPolicy.ALWAYS if restart else RestartPolicy.NEVER
+        main = ContainerSpec("main", argv, {resource: gpus}, dict(cuda_environment(self.world.root)), again)
+        return PodSpec(name, namespace, [main])
+
+    def leaving(self, place: str, name: str, namespace: str, **more: Any) -> PodSpec:
+        """A pod that leaves a secret all over ``place`` of its device, and then does nothing more."""
+        return self.tenant(name, namespace, "-m", "tests.gpu.tenant", "leave", place, _SECRET, **more)
+
+    def looking(self, place: str, name: str, namespace: str, **more: Any) -> PodSpec:
+        """A pod that says how many bytes of the secret it found in ``place`` of its device, and ends."""
+        return self.tenant(name, namespace, "-m", "tests.gpu.tenant", "look", place, _SECRET, **more)
+
+    def littering(self, name: str, namespace: str) -> PodSpec:
+        """A pod that ends, and leaves a process with a context on its device."""
+        spec = self.tenant(name, namespace, "-c", _LEAVES_A_PROCESS)
+        return PodSpec(spec.name, spec.namespace, spec.containers, leave_children=True)
+
+    async def settled(self, spec: PodSpec) -> Pod:
+        """The pod, once its tenant has said that it did what it was told to do, and stays."""
+        pod = await self.kubelet.run(spec)
+        assert pod.admitted, pod.describe()
+        await pod.wait(lambda status: status.phase.terminal or pod.log("main").endswith("\n"), SOON)
+        assert not pod.phase.terminal, f"{pod.describe()}: {pod.log('main')}"
+        return pod
+
+    async def delete(self, pod: Pod) -> None:
+        """As ``kubectl delete --grace-period=0``."""
+        await self.kubelet.delete(pod, grace=0)
+
+
+@asynccontextmanager
+async def staged(**options: Any) -> AsyncIterator[NvidiaStage]:
+    """A stage with both daemons running, on GPUs that are all clean."""
+    async with NvidiaStage(**options) as stage:
+        await stage.start_daemons()
+        await stage.all_clean(SOON)
+        yield stage
+
+
+async def found_by(pod: Pod) -> int:
+    """How many bytes of the secret a looking pod found, once it has ended well."""
+    await pod.wait(Phase.SUCCEEDED, SOON)
+    return int(json.loads(pod.log("main"))["found_bytes"])

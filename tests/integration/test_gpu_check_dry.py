@@ -1,0 +1,246 @@
+"""``make gpu-check`` without a GPU: all of it runs over the stand-ins, finds what is wrong there, and claims nothing.
+
+What these runs measure says nothing about any GPU; what they show is that the check itself works and tells the truth.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.gpu.paths import SlowPath, rates
+from bench.gpu.targets import TARGETS, judge
+from scrubber.ports import EraseReport
+from tests.contract.sim_rig import Tenant
+from tests.gpu.outcome import Log, Report, Verdict, dump, file_name, finished, render
+from tests.nvidia.world import World
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "bench/results"
+PATIENCE = 100.0
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A finished run of the check."""
+
+    status: int
+    told: str
+    report: dict[str, Any]
+
+    def verdict(self, name: str) -> str:
+        return next(str(each["verdict"]) for each in self.report["results"] if each["name"] == name)
+
+    def figure(self, name: str, key: str) -> object:
+        return next(each["figures"][key] for each in self.report["results"] if each["name"] == name)
+
+    @property
+    def failed(self) -> set[str]:
+        return {each["name"] for each in self.report["results"] if each["verdict"] == Verdict.FAILED}
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with World.create(tmp_path / "world", gpus=1, mebibytes=17, reserved_mebibytes=1) as made:
+        yield made
+
+
+def check(world: World, *arguments: str) -> Ran:
+    out = world.root.parent / "out"
+    command = [sys.executable, "-m", "tests.gpu", "--quick", "--stand-ins", str(world.root), "--out", str(out)]
+    done = subprocess.run(
+        [*command, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    reports = list(out.glob("*.json"))
+    report = json.loads(reports[0].read_text()) if reports else {}
+    return Ran(done.returncode, done.stdout + done.stderr, report)
+
+
+# --- whole runs
+
+
+def test_every_part_runs_and_reports_and_no_figure_is_kept_as_a_gpus(world: World) -> None:
+    before = {path: path.read_bytes() for path in RESULTS.iterdir()}
+    ran = check(world)
+    assert ran.status == 0, ran.told
+    assert ran.failed == set()
+    assert ran.report["dry"] is True
+    assert ran.report["targets"] == []
+    assert "DRY RUN" in ran.told
+    assert [path.name for path in (world.root.parent / "out").iterdir()] == ["dry-run-h200-580.65.06.json"]
+    assert {path: path.read_bytes() for path in RESULTS.iterdir()} == before
+    for place in ("global-memory", "shared-memory", "registers"):
+        assert ran.figure(f"attack.{place}.before", "found_bytes") == ran.figure(f"attack.{place}.before", "left_bytes")
+        assert ran.figure(f"attack.{place}.after", "found_bytes") == 0
+        assert ran.figure(f"attack.{place}.after", "looked_bytes")
+        assert ran.figure(f"attack.{place}.after", "residue_bytes")
+    for name in ("holders.listed", "holders.device-node", "holders.used-memory", "holders.gone"):
+        assert ran.verdict(name) == Verdict.PASSED
+    for name in ("kill.no-result", "kill.fence", "kill.memory", "kill.next-scrub"):
+        assert ran.verdict(name) in (Verdict.PASSED, Verdict.UNAVAILABLE)
+    for name in ("inventory.nvidia-smi", "settings.compute-mode", "coverage", "coverage.on-chip", "diagnostics.quick"):
+        assert ran.verdict(name) == Verdict.PASSED
+    for name in ("bench.limits", "bench.passes", "bench.slow-path", "bench.fork", "bench.events", "bench.fast-path"):
+        assert ran.verdict(name) == Verdict.PASSED
+    assert ran.verdict("reset") == Verdict.UNAVAILABLE
+    assert world.gpus[0].text("compute_mode") == "0"
+    assert world.gpus[0].resets() == 0
+
+
+def test_an_instance_is_attacked_and_scrubbed_by_itself(tmp_path: Path) -> None:
+    with World.create(tmp_path / "world", gpus=1, mebibytes=129, reserved_mebibytes=1) as world:
+        attacked, beside = world.gpus[0].split("1g.18gb", "1g.18gb")
+        beside.fill("somebody else's")
+        ran = check(world, "--device", attacked.uuid, "--only", "settings", "holders", "attack")
+        assert ran.status == 0, ran.told
+        assert ran.verdict("settings.compute-mode") == Verdict.UNAVAILABLE
+        assert ran.figure("attack.mig-instance.before", "found_bytes")
+        assert ran.figure("attack.mig-instance.after", "found_bytes") == 0
+        assert beside.content().startswith(b"somebody else's")
+
+
+def test_memory_that_will_not_clear_fails_the_check_and_its_other_parts_go_on(world: World) -> None:
+    world.gpus[0].set("wont_clear", "")
+    ran = check(world, "--only", "coverage", "diagnostics", "bench.starting")
+    assert ran.status == 1
+    assert ran.failed == {"coverage", "diagnostics.quick"}
+    assert ran.verdict("bench.fork") == Verdict.PASSED
+    assert "FAILED coverage" in ran.told
+
+
+def test_a_processor_that_never_runs_fails_the_check(world: World) -> None:
+    world.gpus[0].set("sm_dead", 2)
+    ran = check(world, "--only", "coverage")
+    assert (ran.status, ran.failed) == (1, {"coverage.on-chip"})
+
+
+def test_a_compute_mode_that_may_not_be_changed_leaves_the_scrub_unfenced_and_says_so(world: World) -> None:
+    world.gpus[0].fail("nvmlDeviceSetComputeMode", 4)
+    ran = check(world, "--only", "settings", "coverage")
+    assert ran.status == 0, ran.told
+    assert ran.verdict("settings.compute-mode") == Verdict.UNAVAILABLE
+    assert any(str(each).startswith("fence:") for each in ran.figure("coverage", "not_covered"))  # type: ignore[attr-defined]
+
+
+def test_settings_are_left_alone_when_asked_for(world: World) -> None:
+    world.gpus[0].set("gpu_locked_clocks", "1000 1000")
+    world.gpus[0].set("compute_mode", 2)
+    ran = check(world, "--leave-settings", "--only", "settings", "bench.starting")
+    assert ran.status == 0, ran.told
+    assert (world.gpus[0].text("gpu_locked_clocks"), world.gpus[0].text("compute_mode")) == ("1000 1000", "2")
+
+
+def test_a_reset_is_made_only_when_asked_for(world: World) -> None:
+    ran = check(world, "--allow-reset", "--only", "reset")
+    assert ran.status == 0, ran.told
+    assert world.gpus[0].resets() == 1
+
+
+def test_a_device_in_use_is_not_touched(world: World) -> None:
+    gpu = world.gpus[0]
+    gpu.fill("secret")
+    holder = "import os, signal, sys; os.open(sys.argv[1], os.O_RDWR | os.O_NOCTTY); print('{\"ready\": 1}', flush=True); signal.pause()"
+    tenant = Tenant([sys.executable, "-c", holder, str(gpu.node)]).until_ready()
+    try:
+        ran = check(world)
+    finally:
+        tenant.end()
+    assert ran.status == 2
+    assert f"in use by PID {tenant.pid}" in ran.told
+    assert gpu.content().startswith(b"secret")
+    assert ran.report == {}
+
+
+def test_without_a_driver_nothing_is_checked_and_the_reason_is_said(world: World) -> None:
+    world.remove_driver()
+    ran = check(world)
+    assert ran.status == 2
+    assert "driver" in ran.told
+
+
+def test_what_the_check_imports_is_on_a_machine_that_only_has_a_gpu() -> None:
+    """CuPy, numpy, NVML and the metrics' and protocols' libraries: not what the service validates its files with."""
+    code = "import sys, tests.gpu.__main__; print(*{'pydantic', 'structlog', 'yaml', 'typer', 'cupy', 'pynvml'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+# --- the report
+
+
+def log() -> Log:
+    return Log(lambda _: None)
+
+
+def report(found: Log, *, dry: bool = False) -> Report:
+    identity = {"model": "NVIDIA H200 NVL", "driver": "580.65.06", "cupy": "14"}
+    return finished(found, made="2026-01-02T03:04Z", quick=False, dry=dry, identity=identity, version="0")
+
+
+async def test_a_part_that_breaks_has_failed_and_says_where() -> None:
+    found = log()
+
+    async def broken() -> None:
+        raise ZeroDivisionError("by nothing")
+
+    await found.part("part", 10.0, broken)
+    (result,) = found.results
+    assert (result.verdict, result.sentence) == (Verdict.FAILED, "ZeroDivisionError: by nothing")
+    assert "in broken" in str(result.figures["traceback"])
+
+
+async def test_a_part_that_does_not_end_has_failed() -> None:
+    found = log()
+
+    async def endless() -> None:
+        await asyncio.Event().wait()
+
+    await found.part("part", 0.01, endless)
+    assert [each.verdict for each in found.results] == [Verdict.FAILED]
+
+
+def test_targets_are_met_missed_or_unmeasured_and_never_estimated() -> None:
+    found = log()
+    found.passed("coverage", "", share=0.9951)
+    found.passed("bench.slow-path", "", seconds=1.2)
+    by_figure = {each.target.figure: each.met for each in judge(found.figure)}
+    assert by_figure["coverage:share"] is True
+    assert by_figure["bench.slow-path:seconds"] is False
+    assert by_figure["attack.registers.after:found_bytes"] is None
+    told = render(report(found))
+    assert "MISSED     request to certificate" in told
+    assert "unmeasured secret found in registers" in told
+
+
+def test_a_pass_is_measured_against_what_the_same_run_reads_or_writes_at_best() -> None:
+    erased = EraseReport(total_bytes=100, cleared_bytes=90, verified_bytes=90, residue_bytes=0, failed_bytes=0)
+    path = SlowPath(1.0, {}, {"audit": 2.0, "clear": 3.0}, erased)
+    assert rates(path, {"read": 50.0, "write": 40.0}) == {
+        "audit_bytes_per_second": 45.0,
+        "audit_share": 0.9,
+        "clear_bytes_per_second": 30.0,
+        "clear_share": 0.75,
+    }
+
+
+def test_a_report_names_model_and_driver_in_its_file_and_a_dry_one_cannot_be_mistaken_for_it() -> None:
+    assert file_name(report(log())) == "gpu-h200-nvl-580.65.06.json"
+    assert file_name(report(log(), dry=True)) == "dry-run-h200-nvl-580.65.06.json"
+
+
+def test_a_report_holds_every_figure_and_target() -> None:
+    found = log()
+    found.unavailable("attack.mig-instance.after", "none here")
+    found.failed("coverage", "short", share=0.5, passes={"audit": 1.5})
+    document = json.loads(dump(replace(report(found), seconds=3.0)))
+    assert document["results"][1]["figures"] == {"share": 0.5, "passes": {"audit": 1.5}}
+    assert [each["met"] for each in document["targets"]].count(None) == len(TARGETS) - 1
+    assert document["software"] == {"cupy": "14"}

@@ -1,0 +1,205 @@
+"""A node's NVIDIA GPUs in the hands of the service: what it starts with, what takes a GPU out, and how one comes back."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.integration.acting import SOON, history, refusal
+from tests.integration.nvidia_stage import POLICY, RESOURCE, NvidiaStage, found_by, staged
+
+APPLICATION, RESET, REBOOT = 31, 95, 79
+"""XIDs by their classes in the shipped policy."""
+
+
+async def ended(stage: NvidiaStage) -> tuple[int, str]:
+    """Start the service and wait for the end that it comes to by itself: exit status and what it wrote."""
+    await stage.service.start()
+    assert stage.service.process is not None
+    return await stage.service.process.wait(), stage.service.log.read_text()
+
+
+def with_settings(directory: Path, **settings: str) -> str:
+    """The path of a policy that wants them."""
+    path = directory / "policy.yaml"
+    lines = "".join(f"  {name}: {value}\n" for name, value in settings.items())
+    path.write_text(Path(POLICY).read_text().replace("name: quick", "name: mine") + f"settings:\n{lines}")
+    return str(path)
+
+
+# --- the start
+
+
+async def test_the_gpus_are_cleared_certified_and_offered_as_nvidias() -> None:
+    async with staged() as stage:
+        devices = (await stage.read.devices()).devices
+        assert [each.id for each in devices] == [gpu.uuid for gpu in stage.world.gpus]
+        assert {each.model for each in devices} == {"NVIDIA H200"}
+        for device in devices:
+            assert device.HasField("certificate")
+            assert not device.certificate.HasField("next_grant"), "it was used up before anybody had the device"
+        assert stage.kubelet.allocatable(RESOURCE) == stage.kubelet.capacity(RESOURCE) == 2
+
+
+async def test_what_was_left_before_the_service_began_is_cleared() -> None:
+    async with NvidiaStage(gpus=1) as stage:
+        stage.world.gpus[0].fill("left by whoever was here before")
+        await stage.start_daemons()
+        pod = await stage.kubelet.run(stage.looking("global", "a", "team-a"))
+        assert await found_by(pod) == 0
+        (scrub, *_) = await history(stage, "scrub.finished")
+        assert scrub["residue_bytes"] > 0
+
+
+async def test_a_node_without_a_driver_ends_the_service_with_a_sentence() -> None:
+    async with NvidiaStage() as stage:
+        stage.world.remove_driver()
+        status, said = await ended(stage)
+        assert status == 2
+        (sentence,) = said.splitlines()
+        assert sentence.startswith("Error: The driver is not loaded: load it (modprobe nvidia)")
+        assert "--no-fail-on-init-error" in sentence
+
+
+async def test_or_it_waits_for_the_driver_and_offers_the_gpus_once_it_is_there() -> None:
+    async with NvidiaStage(serve=("--no-fail-on-init-error",)) as stage:
+        stage.world.remove_driver()
+        await stage.service.start()
+        await stage.plugin.start()
+        away = await stage.logged("driver.away")
+        assert "load it (modprobe nvidia)" in away["sentence"]
+        assert stage.kubelet.capacity(RESOURCE) == 0
+        stage.world.bring_driver_back()
+        await stage.offers(2)
+        await stage.all_clean(SOON)
+
+
+@pytest.mark.parametrize(("setting", "value"), [("compute_mode", "fast"), ("power_limit_watts", "lots")])
+async def test_a_policy_that_no_gpu_can_meet_is_refused_at_the_start(short_tmp: Path, setting: str, value: str) -> None:
+    async with NvidiaStage(policy=with_settings(short_tmp, **{setting: value})) as stage:
+        status, said = await ended(stage)
+        assert status == 2
+        assert f'settings: {setting} cannot be "{value}"; write' in said
+
+
+async def test_what_the_policy_wants_wins_over_the_drivers_default(short_tmp: Path) -> None:
+    async with staged(gpus=1, policy=with_settings(short_tmp, power_limit_watts="300")) as stage:
+        assert stage.world.gpus[0].number("power_limit") == 300_000
+        assert "brought back" in "".join((await stage.certificate("0"))["covered"])
+
+
+# --- out of service, and back
+
+
+async def test_a_gpu_that_asks_for_a_reset_is_out_at_once_and_comes_back_after_it() -> None:
+    async with staged() as stage:
+        stage.world.gpus[0].raise_xid(RESET)
+        await stage.offers(1)
+        assert stage.kubelet.capacity(RESOURCE) == 2
+        await stage.offers(2)
+        assert stage.world.gpus[0].resets() == 1
+        assert stage.world.gpus[1].resets() == 0
+        (resets,) = await history(stage, "reset.finished")
+        assert (resets["device"], resets["outcome"]) == (stage.world.gpus[0].uuid, "ok")
+        assert len(await history(stage, "health.probation")) == len(await history(stage, "health.healthy")) == 1
+
+
+async def test_a_gpu_that_asks_for_a_reboot_stays_out_and_says_so() -> None:
+    async with staged() as stage:
+        stage.world.gpus[0].raise_xid(REBOOT)
+        await stage.offers(1)
+        sick, well = await stage.said("devices")
+        assert (sick["state"], well["state"]) == ("quarantined", "clean")
+        assert (sick["cause"]["code"], sick["cause"]["way_back"]) == ("xid-79", "reboot")
+        assert stage.world.gpus[0].resets() == 0
+
+
+async def test_a_fault_of_the_application_is_the_applications() -> None:
+    async with staged(gpus=1) as stage:
+        pod = await stage.settled(stage.leaving("global", "a", "team-a"))
+        stage.world.gpus[0].raise_xid(APPLICATION)
+        await stage.delete(pod)
+        assert await found_by(await stage.kubelet.run(stage.looking("global", "b", "team-b"))) == 0
+        assert await history(stage, "health.quarantined") == []
+
+
+async def test_a_gpu_that_fell_off_the_bus_is_out_and_the_other_one_serves() -> None:
+    async with staged() as stage:
+        lost, other = stage.world.gpus
+        lost.lose()
+        await stage.offers(1)
+        pod = await stage.kubelet.run(stage.looking("global", "a", "team-a"))
+        assert pod.device_ids == (other.uuid,)
+        assert await found_by(pod) == 0
+        lost.heal()
+        await stage.offers(2)
+
+
+async def test_errors_of_the_memory_take_a_gpu_out_until_a_reset() -> None:
+    async with staged(gpus=1) as stage:
+        stage.world.gpus[0].add_ecc_errors(1)
+        await stage.offers(0)
+        await stage.offers(1)
+        assert stage.world.gpus[0].resets() == 1
+
+
+async def test_xids_that_the_administrator_turned_off_count_for_nothing() -> None:
+    async with staged(gpus=1, environment={"DP_DISABLE_HEALTHCHECKS": f"{REBOOT}"}) as stage:
+        stage.world.gpus[0].raise_xid(REBOOT)
+        stage.world.gpus[0].raise_xid(RESET)  # told after the other one
+        await stage.offers(0)
+        assert [row["cause"] for row in await history(stage, "health.quarantined")] == [f"xid-{RESET}"]
+        assert "policy.xids-disabled" in stage.service.log.read_text()
+
+
+async def test_a_pod_whose_gpu_fell_ill_is_told_what_it_waits_for() -> None:
+    async with staged(gpus=1) as stage:
+        pod = await stage.settled(stage.leaving("global", "a", "team-a", restart=True))
+        stage.world.gpus[0].raise_xid(REBOOT)
+        await stage.offers(0)
+        (pid,) = stage.processes_of(pod)
+        os.kill(pid, signal.SIGKILL)
+        said = await refusal(pod)
+        assert "quarantined" in said
+        assert "reboot" in said
+
+
+async def test_the_driver_may_go_and_come_back() -> None:
+    async with staged() as stage:
+        stage.world.remove_driver()
+        await stage.offers(0)
+        stage.world.bring_driver_back()
+        await stage.offers(2)
+
+
+# --- the command line
+
+
+async def test_the_commands_answer_about_gpus() -> None:
+    async with staged() as stage:
+        first, second = await stage.said("devices")
+        assert [first["index"], second["index"]] == ["0", "1"]
+        assert first["numa_node"] == 0
+        assert first["parent"] is None
+        result = await stage.said("scrub", "1")
+        assert (result["scrub"]["outcome"], result["device"]["state"]) == ("passed", "clean")
+        doctor = await stage.command("doctor", "--node-root", str(stage.world.root), "-o", "json")
+        assert "NVIDIA's driver 580.65.06 is loaded" in doctor.out
+
+
+async def test_the_plan_of_a_reset_says_whether_there_can_be_one() -> None:
+    async with staged() as stage:
+        gpu = stage.world.gpus[0]
+        assert (await stage.said("reset-plan", "0"))["possible"] is True
+        pod = await stage.settled(stage.leaving("global", "a", "team-a"))
+        used = str(stage.gpu_of(pod).index)
+        blocked = await stage.said("reset-plan", used, status=3)
+        (pid,) = stage.processes_of(pod)
+        assert any(f"(PID {pid}) holds device {used}" in each for each in blocked["blockers"])
+        stage.world.nvidia_smi.unlink()
+        never = await stage.said("reset-plan", "1", status=1)
+        assert "nvidia-smi is not installed" in never["unavailable"]
+        assert gpu.resets() == 0

@@ -1,0 +1,265 @@
+"""The world behind the stand-ins: a driver's root directory, and the driver's state in it as files.
+
+One attribute is one small file, as in sysfs. It is replaced as a whole, so whoever reads sees the old or the new value.
+An attribute that is not there is one that the device does not support. What a test changes is what the next call sees::
+
+    usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1   the stand-in library, finds this world by its own path
+    usr/bin/nvidia-smi                           the stand-in for resets
+    dev/nvidia<minor>, nvidiactl, nvidia-caps/   device nodes (links to terminals that nobody else uses)
+    proc/driver/nvidia, proc/driver/nvidia-caps  what the kernel module says
+    sys/bus/pci/devices/<address>                what the PCI bus says
+    state/node/                                  driver_version nvml_version cuda_version
+        init_error                               the code that every call answers; 9 = driver not loaded
+        errors/<function> missing/<function> hangs/<function>   this function answers a code, is unknown, never returns
+        long_process_rows                        a driver whose newer process lists have longer rows than they should
+    state/gpus/<n>/                              one GPU; NVML's index is its rank by PCI address
+        attached                                 a PID a line, for each process that made the driver open this GPU
+        error hang errors/<function> hangs/<function>           as above, for calls about this GPU
+        stubborn/<attribute>                     setters say that they did it and change nothing
+        uuid name pci minor total reserved used  and so on, see ``HEALTHY`` in gpu.py
+        retired_pages/<cause> fields/<id>[.<scope>] nvlink/<link> clock_offsets/<type>.<pstate> api_restriction/<type>
+        processes/<list>                         lines ``PID BYTES [GI CI]``; lists: compute graphics mps
+        processes/<list>.d/<pid>                 ``BYTES [GI CI]``, counts while somebody holds a lock on it
+        events                                   lines ``TYPE DATA [GI CI]``, appended
+        mig/<i>/                                 an instance: uuid gi ci name total reserved used …
+        memory mig/<i>/memory                    the bytes: ``total - reserved`` of them
+        reset resets                             what the next resets do (``fail``, ``hang``); what resets were done
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import sys
+import uuid as uuids
+from collections.abc import Iterator
+from pathlib import Path
+
+from scrubber.adapters.nvidia.places import Places
+from tests.nvidia.build import LIBRARY, library
+from tests.nvidia.gpu import HEALTHY, MIB, NAMES, Gpu, Instance, Subject, known, write
+
+__all__ = ["MIB", "Gpu", "Instance", "Subject", "World"]
+
+_LIBRARIES = "usr/lib/x86_64-linux-gnu"
+_SMI = Path(__file__).with_name("nvidia_smi.py")
+
+
+class World:
+    """A node with NVIDIA GPUs, as far as the stand-ins and the code under test look. Close it when it is not needed."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._terminals: list[int] = []
+
+    @classmethod
+    def create(
+        cls, root: Path, *, gpus: int = 2, mebibytes: int = 16, reserved_mebibytes: int = 2, driver: str = "580.65.06"
+    ) -> World:
+        """A healthy node in ``root`` with ``gpus`` idle GPUs of ``mebibytes`` each."""
+        world = cls(root)
+        world._install()
+        world.set("driver_version", driver)
+        world.set("nvml_version", f"13.{driver}")
+        world.set("cuda_version", 13000)
+        for _ in range(gpus):
+            world.add_gpu(mebibytes=mebibytes, reserved_mebibytes=reserved_mebibytes)
+        return world
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the device nodes back; the files stay."""
+        for terminal in self._terminals:
+            os.close(terminal)
+        self._terminals.clear()
+
+    # --- where things are
+
+    @property
+    def library_directory(self) -> Path:
+        return self.root / _LIBRARIES
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a process needs so that its loader finds the stand-in library, and no other."""
+        return {"LD_LIBRARY_PATH": str(self.library_directory)}
+
+    @property
+    def places(self) -> Places:
+        """The world, as the code under test is told where the driver is."""
+        return Places(
+            driver_root=self.root,
+            dev=self.root / "dev",
+            proc_driver=self.root / "proc/driver/nvidia",
+            sys=self.root / "sys",
+            run=self.root / "run",
+        )
+
+    @property
+    def nvidia_smi(self) -> Path:
+        return self.root / "usr/bin/nvidia-smi"
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        directory = self.root / "state/gpus"
+        return tuple(Gpu(self, number) for number in sorted(int(each.name) for each in directory.glob("[0-9]*")))
+
+    def subjects(self) -> Iterator[tuple[Gpu, Subject]]:
+        """Every GPU and every instance, with the GPU that it is cut from."""
+        for gpu in self.gpus:
+            yield gpu, gpu
+            for instance in gpu.instances:
+                yield gpu, instance
+
+    def find(self, uuid: str) -> tuple[Gpu, Subject]:
+        return next((gpu, subject) for gpu, subject in self.subjects() if subject.uuid == uuid)
+
+    # --- the node's attributes, and what goes wrong with all of it
+
+    def set(self, attribute: str, value: str | int) -> None:
+        write(self.root / "state/node" / attribute, f"{value}\n")
+
+    def unset(self, attribute: str) -> None:
+        (self.root / "state/node" / attribute).unlink(missing_ok=True)
+
+    def init_error(self, code: int) -> None:
+        """NVML cannot be initialised, and whoever has done it is answered ``code`` from now on."""
+        self.set("init_error", code)
+
+    def remove_driver(self) -> None:
+        """The kernel module is unloaded: nothing of it is left in ``/proc``."""
+        self.init_error(9)
+        said, kept = self._said_by_the_module
+        if said.exists():
+            said.rename(kept)
+
+    def mismatch(self) -> None:
+        """The library is of another version than the kernel module: the driver was updated and not reloaded."""
+        self.init_error(18)
+
+    def bring_driver_back(self) -> None:
+        """The module is loaded, anew if it was removed; whatever else was wrong with it is over."""
+        said, kept = self._said_by_the_module
+        if kept.exists():
+            shutil.copytree(kept, said)  # new files, as after every loading
+            shutil.rmtree(kept)
+        self.unset("init_error")
+
+    @property
+    def _said_by_the_module(self) -> tuple[Path, Path]:
+        return self.root / "proc/driver/nvidia", self.root / "state/unloaded"
+
+    def age(self, *functions: str) -> None:
+        """An older driver, which knows none of ``functions``."""
+        for function in functions:
+            self.set(f"missing/{known(function)}", "")
+
+    # --- GPUs come and go
+
+    def add_gpu(self, *, mebibytes: int = 16, reserved_mebibytes: int = 2) -> Gpu:
+        """One more, at the highest PCI address. Whoever has initialised NVML sees it after doing so again."""
+        number = max((gpu.index for gpu in self.gpus), default=-1) + 1
+        gpu = Gpu(self, number)
+        for attribute, value in HEALTHY.items():
+            gpu.set(attribute, value)
+        gpu.set("serial", f"{1652023000000 + number}")
+        gpu.set("minor", number)
+        gpu.set("numa_node", number % 2)
+        gpu.set("total", mebibytes * MIB)
+        gpu.set("reserved", reserved_mebibytes * MIB)
+        gpu.set("events", "")
+        (gpu.directory / "events").write_text("")
+        gpu._make_memory()
+        gpu.set("pci", f"00000000:{0x1B + 0x20 * number:02X}:00.0")
+        gpu.set("uuid", f"GPU-{uuids.uuid5(NAMES, str(number))}")
+        self._make_node(f"nvidia{number}")
+        self._describe_to_the_kernel(gpu)
+        return gpu
+
+    def remove_gpu(self, gpu: Gpu) -> None:
+        """Taken out: gone from the PCI bus, from ``/proc``, from ``/dev``, and lost to whoever had it open."""
+        shutil.rmtree(gpu.pci_device)
+        shutil.rmtree(self.root / "proc/driver/nvidia/gpus" / gpu.pci_address)
+        gpu.node.unlink()
+        gone = self.root / "state" / "gone" / str(gpu.index)
+        gone.parent.mkdir(exist_ok=True)
+        gpu.directory.rename(gone)
+
+    # --- making it
+
+    def _install(self) -> None:
+        self.library_directory.mkdir(parents=True)
+        (self.library_directory / LIBRARY).write_bytes(library())
+        self.nvidia_smi.parent.mkdir(parents=True)
+        script = _SMI.read_text().split("\n", 1)[1]
+        self.nvidia_smi.write_text(f"#!{sys.executable} -IS\n{script}")
+        self.nvidia_smi.chmod(self.nvidia_smi.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+        (self.root / "state/gpus").mkdir(parents=True)
+        (self.root / "run").mkdir()
+        (self.root / "sys/bus/pci/devices").mkdir(parents=True)
+        for name in ("nvidia", "vfio-pci"):
+            (self.root / "sys/bus/pci/drivers" / name).mkdir(parents=True)
+        for name in ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"):
+            self._make_node(name)
+        self._make_node("nvidia-caps/nvidia-cap1")
+        self._make_node("nvidia-caps/nvidia-cap2")
+        said = self.root / "proc/driver/nvidia"
+        write(said / "version", "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\n")
+        self.set_parameters("")
+        self.write_mig_minors()
+
+    def set_parameters(self, registry: str) -> None:
+        """The options that the kernel module was loaded with, as ``RMDisableScrubOnFree=1``."""
+        write(
+            self.root / "proc/driver/nvidia/params",
+            f'ResmanDebugLevel: 4294967295\nModifyDeviceFiles: 1\nRegistryDwords: "{registry}"\n',
+        )
+
+    def _make_node(self, name: str) -> None:
+        """A character device that anybody may open, of a number that nobody else on this machine has open.
+
+        It is a terminal whose other side we keep, so open it with ``O_NOCTTY``.
+        """
+        ours, theirs = os.openpty()
+        self._terminals.append(ours)
+        node = self.root / "dev" / name
+        node.parent.mkdir(parents=True, exist_ok=True)
+        node.symlink_to(os.ttyname(theirs))
+        os.close(theirs)
+
+    def _describe_to_the_kernel(self, gpu: Gpu) -> None:
+        for name, text in {
+            "vendor": "0x10de",
+            "device": "0x2335",
+            "class": "0x030200",
+            "numa_node": gpu.text("numa_node"),
+            "reset": "",
+            "reset_method": "flr bus",
+        }.items():
+            write(gpu.pci_device / name, f"{text}\n")
+        (gpu.pci_device / "driver").symlink_to("../../drivers/nvidia")
+        write(
+            self.root / "proc/driver/nvidia/gpus" / gpu.pci_address / "information",
+            f"Model: \t\t {gpu.text('name')}\nGPU UUID: \t {gpu.uuid}\nBus Location: \t {gpu.pci_address}\n"
+            f"Device Minor: \t {gpu.text('minor')}\n",
+        )
+
+    def write_mig_minors(self) -> None:
+        """Which capability node stands for which instance; makes the nodes that are new."""
+        lines, minor = ["config 1", "monitor 2"], 3
+        for gpu in self.gpus:
+            for instance in gpu.instances:
+                gi, ci = instance.ids
+                prefix = f"gpu{gpu.text('minor')}/gi{gi}"
+                for below in ("access", f"ci{ci}/access"):
+                    lines.append(f"{prefix}/{below} {minor}")
+                    if not (self.root / f"dev/nvidia-caps/nvidia-cap{minor}").is_symlink():
+                        self._make_node(f"nvidia-caps/nvidia-cap{minor}")
+                    minor += 1
+        write(self.root / "proc/driver/nvidia-caps/mig-minors", "\n".join(lines) + "\n")

@@ -1,0 +1,75 @@
+"""A plan for a reset names what the device, and whatever is reset with it, is used for; and asks, and changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from scrubber.domain.device import Device
+from scrubber.domain.errors import InvalidRequest
+from scrubber.domain.hygiene import Hygiene
+from scrubber.domain.reset import ResetPlan
+from scrubber.engine.node import Node
+from tests.world.timeline import in_virtual_time
+from tests.world.world import World, a_world
+
+
+@dataclass
+class Planning:
+    """:class:`scrubber.ports.Resetter` that only plans."""
+
+    together: tuple[str, ...] = ()
+
+    async def plan(self, device: Device) -> ResetPlan:
+        return ResetPlan(device.id, "by decree", ("reset",), blockers=("The adapter's own.",), together=self.together)
+
+    async def reset(self, device: Device, deadline: float) -> None:
+        raise AssertionError("a plan was asked for, no reset")
+
+
+def node_of(world: World, resetter: Planning) -> Node:
+    """A node with the keepers of ``world``, whose resets are planned by ``resetter``."""
+    assert world.service is not None
+    instruments = replace(world.service.instruments, resetter=resetter)
+    node = Node(instruments=instruments, info=world.node.info, epoch="epoch-1")
+    for keeper in world.node.keepers.values():
+        node.add(keeper)
+    return node
+
+
+@in_virtual_time
+async def test_an_idle_device_has_no_blockers_but_the_adapters() -> None:
+    async with a_world(devices=2) as world:
+        await world.until(lambda: world.record().hygiene is Hygiene.CLEAN)
+        before = world.record()
+        plan = await node_of(world, Planning()).reset_plan("0")
+        assert (plan.device, plan.acts, plan.blockers) == (
+            world.keeper().device.id,
+            ("reset",),
+            ("The adapter's own.",),
+        )
+        assert world.record() == before
+
+
+@in_virtual_time
+async def test_a_device_in_use_blocks_its_own_reset_and_that_of_whatever_is_reset_with_it() -> None:
+    async with a_world(devices=2) as world:
+        await world.until(lambda: world.record(1).hygiene is Hygiene.CLEAN)
+        tenant = await world.admit("acme", "train-0", devices=(1,))
+        assert tenant is not None
+        await world.until(lambda: tenant.running)
+        used = world.keeper(1).device
+        for asked, together in (("1", ()), ("0", (used.id, "GPU-of-nobody"))):
+            plan = await node_of(world, Planning(together)).reset_plan(asked)
+            assert plan.blockers == (
+                f"Device 1 ({used.id}) is in-use: wait until that is over.",
+                "The adapter's own.",
+            )
+
+
+@in_virtual_time
+async def test_a_device_that_is_not_there_has_no_plan() -> None:
+    async with a_world(devices=1) as world:
+        with pytest.raises(InvalidRequest):
+            await node_of(world, Planning()).reset_plan("7")

@@ -1,0 +1,93 @@
+"""The shipped PTX text belongs to its source, loads on old drivers, and keeps what the on-chip pass promises."""
+
+import functools
+import hashlib
+import re
+import subprocess
+import tempfile
+from importlib.metadata import files
+from pathlib import Path
+
+import pytest
+
+from scripts.make_kernels import NEWEST_VERSION, ROOT, SOURCES, Refused, heading, main, ptx
+
+ARCHITECTURES = ("sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+KERNELS = ROOT / SOURCES[0]
+each_source = pytest.mark.parametrize("source", [ROOT / path for path in SOURCES], ids=lambda path: path.name)
+
+
+@functools.cache
+def assembled(text: Path, architecture: str) -> dict[str, str]:
+    """What the CUDA toolkit's assembler, of the development dependencies, says about each kernel of ``text``."""
+    found = [file for file in files("nvidia-cuda-nvcc-cu12") or [] if file.name == "ptxas"]
+    assert found, "ptxas is missing; install the development dependencies (nvidia-cuda-nvcc-cu12)"
+    with tempfile.TemporaryDirectory() as out:
+        command = [str(found[0].locate()), "-v", f"-arch={architecture}", str(text), "-o", f"{out}/kernels.cubin"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    parts = re.split(r"Compiling entry function '(\w+)'", done.stderr)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+@each_source
+def test_the_shipped_text_names_its_source_by_digest(source: Path) -> None:
+    first = source.with_suffix(".ptx").read_bytes().split(b"\n", 1)[0]
+    assert first.decode() == f"// {source.name} sha256:{hashlib.sha256(source.read_bytes()).hexdigest()}"
+
+
+@each_source
+def test_the_source_compiles_to_the_shipped_text_byte_for_byte(source: Path) -> None:
+    assert source.with_suffix(".ptx").read_bytes() == ptx(source)
+
+
+@each_source
+def test_the_shipped_text_loads_on_every_driver_of_cuda_12_and_every_gpu_from_volta_on(source: Path) -> None:
+    text = source.with_suffix(".ptx").read_text("ascii")
+    version = re.search(r"^\.version (\d+)\.(\d+)$", text, re.MULTILINE)
+    assert version is not None
+    assert (int(version[1]), int(version[2])) <= NEWEST_VERSION == (7, 8)
+    assert re.findall(r"^\.target (.+)$", text, re.MULTILINE) == ["sm_70"]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@each_source
+def test_it_assembles_for_every_architecture_with_no_value_spilled_to_memory(source: Path, architecture: str) -> None:
+    """A spilled value of the on-chip pass would be a register that was not cleared, and a copy of it in memory."""
+    said = assembled(source.with_suffix(".ptx"), architecture)
+    assert said
+    for kernel, words in said.items():
+        assert "0 bytes spill stores, 0 bytes spill loads" in words, kernel
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_register_pass_has_all_registers_of_a_thread_at_once(architecture: str) -> None:
+    """Above 248, a thread is given 256 registers, and 256 threads the whole register file: one block fits an SM."""
+    words = assembled(KERNELS.with_suffix(".ptx"), architecture)["onchip_registers"]
+    used = re.search(r"Used (\d+) registers", words)
+    assert used is not None
+    assert int(used[1]) > 248
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_shared_memory_pass_leaves_all_shared_memory_to_be_cleared(architecture: str) -> None:
+    """Shared memory of the kernel's own would be kept out of what the caller can ask for."""
+    words = assembled(KERNELS.with_suffix(".ptx"), architecture)["onchip_shared"]
+    assert "bytes smem" not in words
+
+
+def test_a_source_that_was_changed_is_told_apart_from_its_text(tmp_path: Path) -> None:
+    source = tmp_path / "kernels.cu"
+    source.write_text('extern "C" __global__ void one(int *p) { *p = 1; }\n')
+    assert main([str(source)]) == 0
+    assert main(["--check", str(source)]) == 0
+    source.write_text('extern "C" __global__ void one(int *p) { *p = 2; }\n')
+    assert main(["--check", str(source)]) == 1
+    assert source.with_suffix(".ptx").read_bytes().split(b"\n", 1)[0] + b"\n" != heading(source)
+
+
+def test_a_source_that_does_not_compile_is_refused_in_the_compilers_words(tmp_path: Path) -> None:
+    source = tmp_path / "kernels.cu"
+    source.write_text("this is no CUDA\n")
+    with pytest.raises(Refused, match=r"kernels\.cu.*\n.*error"):
+        ptx(source)

@@ -1,0 +1,159 @@
+"""Which GPUs there are is read from the kernel's own files, and a GPU that belongs to somebody else is left alone."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from scrubber.adapters.nvidia import bus
+from scrubber.adapters.nvidia.places import Places
+
+FIRST, SECOND = "0000:1b:00.0", "0000:3b:00.0"
+
+
+class Bus:
+    """A small sysfs and what the kernel module says."""
+
+    def __init__(self, root: Path) -> None:
+        self.places = Places(
+            driver_root=root, dev=root / "dev", proc_driver=root / "proc/driver/nvidia", sys=root / "sys"
+        )
+        self.write(self.places.proc_driver / "version", "NVRM version: 580.65.06\n")
+
+    def write(self, path: Path, text: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="ascii")
+
+    def add(
+        self, address: str, *, driver: str | None = "nvidia", vendor: str = "0x10de", kind: str = "0x030200"
+    ) -> Path:
+        place = self.places.pci_devices / address
+        self.write(place / "vendor", vendor)
+        self.write(place / "class", kind)
+        if driver is not None:
+            (place / "driver").symlink_to(f"../../drivers/{driver}")
+        if driver == "nvidia":
+            self.write(self.places.proc_driver / "gpus" / address / "information", "GPU Excluded:\t No\n")
+        return place
+
+
+@pytest.fixture
+def pci(tmp_path: Path) -> Bus:
+    return Bus(tmp_path)
+
+
+def test_gpus_come_in_the_order_of_their_addresses(pci: Bus) -> None:
+    for address in ("0001:02:00.0", "0000:ff:00.0", SECOND, FIRST):
+        pci.add(address)
+    assert [gpu.address for gpu in bus.gpus_on(pci.places)] == [FIRST, SECOND, "0000:ff:00.0", "0001:02:00.0"]
+
+
+def test_other_functions_and_other_vendors_are_no_gpus(pci: Bus) -> None:
+    pci.add("0000:1b:00.1", kind="0x040300", driver="snd_hda_intel")
+    pci.add("0000:02:00.0", vendor="0x8086", driver="i915")
+    pci.add("0000:05:00.0", kind="0x068000", driver="nvidia-nvswitch")
+    assert bus.gpus_on(pci.places) == ()
+
+
+@pytest.mark.parametrize("driver", ["vfio-pci", "nvgrace_gpu_vfio_pci", "nouveau"])
+def test_a_gpu_that_another_driver_has_is_named_with_that_driver(pci: Bus, driver: str) -> None:
+    pci.add(FIRST, driver=driver)
+    (gpu,) = bus.gpus_on(pci.places)
+    assert gpu.unusable is not None
+    assert driver in gpu.unusable
+
+
+def test_a_gpu_without_a_driver_is_named_as_such(pci: Bus) -> None:
+    pci.add(FIRST, driver=None)
+    (gpu,) = bus.gpus_on(pci.places)
+    assert gpu.unusable == f"No driver is bound to the GPU at {FIRST}."
+
+
+def test_a_gpu_that_the_module_was_told_to_exclude_is_not_asked_about(pci: Bus) -> None:
+    pci.add(FIRST)
+    pci.write(pci.places.proc_driver / "gpus" / FIRST / "information", "Device Minor: \t 0\nGPU Excluded:\t Yes\n")
+    (gpu,) = bus.gpus_on(pci.places)
+    assert gpu.unusable is not None
+    assert "NVreg_ExcludedGpus" in gpu.unusable
+
+
+def test_a_gpu_that_only_the_kernel_module_names_is_one(pci: Bus) -> None:
+    pci.write(pci.places.proc_driver / "gpus" / FIRST / "information", "Model: x\n")
+    assert bus.gpus_on(pci.places) == (bus.BusGpu(FIRST),)
+
+
+def test_a_platform_without_numa_says_so(pci: Bus) -> None:
+    place = pci.add(FIRST)
+    assert bus.numa_node(pci.places, FIRST) is None
+    pci.write(place / "numa_node", "-1\n")
+    assert bus.numa_node(pci.places, FIRST) is None
+    pci.write(place / "numa_node", "1\n")
+    assert bus.numa_node(pci.places, FIRST) == 1
+
+
+def test_capability_nodes_are_found_by_name(pci: Bus) -> None:
+    assert bus.mig_minors(pci.places) == {}
+    pci.write(pci.places.mig_minors, "config 1\nmonitor 2\ngpu0/gi1/access 12\ngpu0/gi1/ci0/access 13\n")
+    assert bus.mig_minors(pci.places)["gpu0/gi1/ci0/access"] == 13
+
+
+def rebind(pci: Bus) -> None:
+    link = pci.places.pci_devices / FIRST / "driver"
+    link.unlink()
+    link.symlink_to("../../drivers/vfio-pci")
+
+
+def plug(pci: Bus) -> None:
+    pci.add(SECOND)
+
+
+def reload(pci: Bus) -> None:
+    pci.write(pci.places.proc_driver / "version", "NVRM version: 590.10\n")
+
+
+def split(pci: Bus) -> None:
+    (pci.places.proc_driver / "capabilities/gpu0/mig/gi1/ci0").mkdir(parents=True)
+
+
+def rescan(pci: Bus) -> None:
+    """Taken off the bus and found again at the same address."""
+    place = pci.places.pci_devices / FIRST
+    place.rename(place.with_name("gone"))
+    place.with_name("gone").rename(pci.places.driver_root / "gone")
+    pci.add(FIRST)
+
+
+@pytest.mark.parametrize("change", [rebind, plug, reload, split, rescan])
+def test_the_fingerprint_changes_with_what_there_is(pci: Bus, change: Callable[[Bus], None]) -> None:
+    pci.add(FIRST)
+    before = bus.fingerprint(pci.places)
+    assert bus.fingerprint(pci.places) == before
+    change(pci)
+    assert bus.fingerprint(pci.places) != before
+
+
+# --- places
+
+
+def test_the_nodes_own_driver_is_left_to_the_loader() -> None:
+    assert Places().library_directories() == ()
+    assert Places().environment() == {}
+
+
+def test_a_driver_below_another_root_is_found_where_its_library_is(tmp_path: Path) -> None:
+    for directory in ("usr/lib64", "usr/lib/x86_64-linux-gnu"):
+        (tmp_path / directory).mkdir(parents=True)
+    (tmp_path / "usr/lib64/libnvidia-ml.so.1").touch()
+    places = Places(driver_root=tmp_path)
+    assert places.environment() == {"LD_LIBRARY_PATH": str(tmp_path / "usr/lib64")}
+    assert places.find_program("nvidia-smi") is None
+    (tmp_path / "usr/bin").mkdir()
+    (tmp_path / "usr/bin/nvidia-smi").touch()
+    assert places.find_program("nvidia-smi") == tmp_path / "usr/bin/nvidia-smi"
+
+
+def test_a_driver_that_made_its_own_device_nodes_is_used_through_them(tmp_path: Path) -> None:
+    assert Places.of(tmp_path).dev == Path("/dev")
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidiactl").touch()
+    assert Places.of(tmp_path).dev == tmp_path / "dev"

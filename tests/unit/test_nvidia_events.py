@@ -1,0 +1,89 @@
+"""The child that waits for events says that it lives, and ends with its parent."""
+
+import itertools
+from collections.abc import Callable
+
+import pynvml
+import pytest
+
+from scrubber.adapters.children.child import Fault
+from scrubber.adapters.nvidia.events import watch
+from scrubber.adapters.nvidia.nvml import Gpu
+
+XID = pynvml.nvmlEventTypeXidCriticalError
+
+
+class OneGpu(Gpu):
+    """A GPU that supports events of some types and registers whoever asks."""
+
+    def __init__(self, types: int | None) -> None:
+        super().__init__(None, "0000:1b:00.0")
+        self._types = types
+        self.registered: list[object] = []
+
+    def optional(self, function: str, *_: object) -> int | None:
+        assert function == "nvmlDeviceGetSupportedEventTypes"
+        return self._types
+
+    def call(self, function: str, *arguments: object) -> None:
+        assert function == "nvmlDeviceRegisterEvents"
+        self.registered.append(arguments[0])
+
+
+class Parent:
+    """Takes ``patience`` waits, then it is gone."""
+
+    def __init__(self, patience: int) -> None:
+        self._left = patience
+        self.heard: list[dict[str, object]] = []
+
+    def send(self, message: dict[str, object]) -> None:
+        self.heard.append(message)
+
+    def parent_gone(self) -> bool:
+        self._left -= 1
+        return self._left < 0
+
+
+def clock(step: float) -> Callable[[], float]:
+    ticks = itertools.count()
+    return lambda: next(ticks) * step
+
+
+@pytest.fixture(autouse=True)
+def silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No event ever comes."""
+
+    def wait(_: object, __: int) -> object:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT)
+
+    monkeypatch.setattr(pynvml, "nvmlEventSetCreate", lambda: "set")
+    monkeypatch.setattr(pynvml, "nvmlEventSetWait_v2", wait)
+
+
+def test_silence_is_told_every_few_seconds() -> None:
+    parent = Parent(24)
+    watch(OneGpu(XID), parent, clock(0.5))  # type: ignore[arg-type]
+    registered, *rest = parent.heard
+    assert registered == {"registered": XID}
+    assert rest == [{"watching": True}] * 2
+
+
+def test_what_comes_with_ordinary_work_is_not_registered() -> None:
+    gpu = OneGpu(pynvml.nvmlEventTypeAll)
+    watch(gpu, Parent(0), clock(0.5))  # type: ignore[arg-type]
+    noise = pynvml.nvmlEventTypePState | pynvml.nvmlEventTypeClock | pynvml.nvmlEventTypeSingleBitEccError
+    (types,) = gpu.registered
+    assert isinstance(types, int)
+    assert types & noise == 0
+    assert types & XID
+    assert types & pynvml.nvmlEventTypeSingleBitEccErrorStorm
+
+
+@pytest.mark.parametrize("types", [None, 0, pynvml.nvmlEventTypeClock])
+def test_a_gpu_that_has_nothing_to_report_is_said_to_have_nothing(types: int | None) -> None:
+    parent = Parent(9)
+    with pytest.raises(Fault, match="reports no events") as said:
+        watch(OneGpu(types), parent, clock(0.5))  # type: ignore[arg-type]
+    assert said.value.code == "not-applicable"
+    assert parent.heard == []

@@ -1,0 +1,76 @@
+"""A policy that wants a setting to be what it cannot be is refused before the service starts, by a sentence."""
+
+from __future__ import annotations
+
+import pytest
+
+from scrubber.adapters.nvidia.driver_settings import SETTINGS
+from scrubber.adapters.nvidia.setting_values import milliwatts_of, offsets_of, refusals, watts
+
+POSSIBLE = {
+    "compute_mode": "exclusive-process",
+    "persistence_mode": "enabled",
+    "power_limit_watts": "312.5",
+    "application_clocks": "3201,1980",
+    "clock_offsets": "graphics P0 +100, memory P0 -50, graphics P2 +30",
+    "auto_boost": "disabled",
+    "accounting_mode": "disabled",
+    "api_restriction_application_clocks": "restricted",
+    "api_restriction_auto_boosted_clocks": "unrestricted",
+    "ecc_mode": "enabled",
+}
+
+
+def test_what_some_gpu_can_have_may_be_wanted() -> None:
+    assert refusals(POSSIBLE) == ()
+    assert refusals({}) == ()
+
+
+def test_every_setting_that_is_brought_back_can_be_wanted_and_no_other() -> None:
+    assert {setting.name for setting in SETTINGS} == set(POSSIBLE)
+    (sentence,) = refusals({"no_such_setting": "1"})
+    assert all(f"{name}" in sentence for name in ("no_such_setting", *POSSIBLE))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "advice"),
+    [
+        ("compute_mode", "fast", "write one of default, prohibited, exclusive-process"),
+        ("compute_mode", "exclusive-thread", "write one of default"),
+        ("compute_mode", "Default", "write one of default"),
+        ("persistence_mode", "on", "write one of disabled, enabled"),
+        ("ecc_mode", "1", "write one of disabled, enabled"),
+        ("api_restriction_application_clocks", "root", "write one of unrestricted, restricted"),
+        ("power_limit_watts", "lots", "write watts, such as 300 or 312.5"),
+        ("power_limit_watts", "300 W", "write watts"),
+        ("power_limit_watts", "inf", "write watts"),
+        ("power_limit_watts", "-300", "write watts"),
+        ("power_limit_watts", "", "write watts"),
+        ("power_limit_watts", "300.0", "write 300"),
+        ("power_limit_watts", "0300", "write 300"),
+        ("application_clocks", "1980", "write the clocks of memory and graphics in MHz, such as 3201,1980"),
+        ("application_clocks", "3201, 1980", "write the clocks of memory and graphics"),
+        ("clock_offsets", "+100", "write none, or offsets in MHz"),
+        ("clock_offsets", "graphics P0 +0", "write none, or offsets in MHz"),
+        ("clock_offsets", "memory P0 -50, graphics P0 +100", "write graphics P0 +100, memory P0 -50"),
+        ("clock_offsets", "graphics P0 +1, graphics P0 +2", "write graphics P0 +2"),
+    ],
+)
+def test_what_no_gpu_can_have_is_refused_with_what_to_write_instead(name: str, value: str, advice: str) -> None:
+    (sentence,) = refusals({name: value})
+    assert f'{name} cannot be "{value}"' in sentence
+    assert advice in sentence
+
+
+def test_each_of_them_is_named() -> None:
+    assert len(refusals({"compute_mode": "fast", "power_limit_watts": "lots", "ecc_mode": "enabled"})) == 2
+
+
+@pytest.mark.parametrize("milliwatts", [200_000, 312_500, 700_125, 1_000_000, 1_200_500])
+def test_a_limit_that_the_driver_has_can_be_wanted_as_it_is_written(milliwatts: int) -> None:
+    assert milliwatts_of(watts(milliwatts)) == milliwatts
+
+
+def test_offsets_that_are_not_named_are_none() -> None:
+    assert offsets_of("none") == {}
+    assert offsets_of("memory P8 -50") == {("memory", 8): -50}

@@ -1,0 +1,153 @@
+"""The node's own daemons are known by the cgroup that systemd keeps for them, and nobody else passes for one."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from scrubber.adapters.containers.origin import unit_in, unit_of
+
+UNIT = "nvidia-persistenced.service"
+CONTAINER = "cri-containerd-" + "a" * 64 + ".scope"
+POD = "kubepods-burstable-pod11111111_2222_3333_4444_555555555555.slice"
+
+
+def v2(path: str) -> str:
+    return f"0::{path}\n"
+
+
+def v1(path: str, elsewhere: str = "/") -> str:
+    return f"12:pids:{path}\n4:memory:{elsewhere}\n1:name=systemd:{path}\n0::/\n"
+
+
+def hybrid(path: str, unified: str | None = None) -> str:
+    return f"12:pids:{path}\n1:name=systemd:{path}\n0::{path if unified is None else unified}\n"
+
+
+INIT = v2("/init.scope")
+
+
+@pytest.mark.parametrize(
+    ("path", "unit"),
+    [
+        (f"/system.slice/{UNIT}", UNIT),
+        ("/system.slice/system-nvidia.slice/nvidia-dcgm@0.service", "nvidia-dcgm@0.service"),
+        (f"/system.slice/{UNIT}/payload", None),  # a container, or whatever else the unit started below itself
+        (f"/system.slice/docker.service/docker/{'a' * 64}", None),
+        (f"/system.slice/docker-{'a' * 64}.scope", None),
+        (f"/system.slice/containerd.service/kubepods-pod1.slice/{UNIT}", None),
+        (f"/user.slice/user-1000.slice/user@1000.service/app.slice/{UNIT}", None),
+        (f"/user.slice/user-1000.slice/user@1000.service/system.slice/{UNIT}", None),
+        (f"/kubepods.slice/kubepods-burstable.slice/{POD}/{CONTAINER}", None),
+        (f"/kubepods.slice/{POD}/{CONTAINER}/system.slice/{UNIT}", None),
+        (f"/machine.slice/system.slice/{UNIT}", None),
+        ("/system.slice/dev-mqueue.mount", None),
+        ("/system.slice", None),
+        ("/system.slice/", None),
+        (f"/system.slice/evil/{UNIT}", None),
+        (f"/system.slice/evil.slice/{UNIT}", None),
+        (f"/system.slice/../user.slice/{UNIT}", None),
+        (f"/system.slice/{UNIT} (deleted)", None),
+        (f"/{UNIT}", None),
+        ("/init.scope", None),
+        ("/", None),
+        ("", None),
+    ],
+)
+def test_a_cgroup_is_a_unit_s_own_or_nobody_s(path: str, unit: str | None) -> None:
+    assert unit_in(v2(path), INIT) == unit
+    assert unit_in(v1(path), v1("/init.scope")) == unit
+    assert unit_in(hybrid(path), hybrid("/init.scope")) == unit
+
+
+def test_a_service_in_a_container_sees_the_same_units() -> None:
+    """From a cgroup namespace of its own everything else is some way up."""
+    above = "/../../.."
+    init = v2(f"{above}/init.scope")
+    assert unit_in(v2(f"{above}/system.slice/{UNIT}"), init) == UNIT
+    assert unit_in(v2(f"/../../system.slice/{UNIT}"), init) is None  # beside us, in our own pod
+    assert unit_in(v2(f"/system.slice/{UNIT}"), init) is None  # in our own container
+    assert unit_in(v2(f"{above}/../system.slice/{UNIT}"), init) is None
+
+
+def test_a_node_without_systemd_has_no_units() -> None:
+    for init in ("", v2("/"), v2("/docker/abc"), v1("/")):
+        assert unit_in(v2(f"/system.slice/{UNIT}"), init) is None
+
+
+def test_hierarchies_that_disagree_name_nobody() -> None:
+    init = hybrid("/init.scope")
+    assert unit_in(hybrid(f"/system.slice/{UNIT}", "/system.slice/other.service"), init) is None
+    assert unit_in(hybrid(f"/system.slice/{UNIT}", "/user.slice"), init) is None
+    assert unit_in(f"1:name=systemd:/system.slice/{UNIT}\n", init) is None
+
+
+def test_other_controllers_of_v1_say_nothing() -> None:
+    assert unit_in(f"5:memory:/system.slice/{UNIT}\n1:name=systemd:/user.slice\n0::/\n", v1("/init.scope")) is None
+
+
+class Proc:
+    """A proc file system of a node with systemd, and one process on it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.process(1, "/init.scope")
+        self._link("self", "pid:[1]")
+
+    def process(self, pid: int, path: str, *, namespace: str = "pid:[1]", state: str = "S") -> None:
+        place = self.root / str(pid)
+        (place / "task").mkdir(parents=True, exist_ok=True)
+        fields = [state, "1", *["0"] * 17, "4711", *["0"] * 30]
+        (place / "stat").write_text(f"{pid} (daemon) {' '.join(fields)}\n")
+        (place / "cgroup").write_text(v2(path))
+        self._link(str(pid), namespace)
+
+    def _link(self, name: str, namespace: str) -> None:
+        place = self.root / name / "ns"
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "pid").unlink(missing_ok=True)
+        (place / "pid").symlink_to(namespace)
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Proc:
+    return Proc(tmp_path)
+
+
+def test_a_daemon_of_the_node_has_its_unit_s_name(proc: Proc) -> None:
+    proc.process(50, f"/system.slice/{UNIT}")
+    assert unit_of(50, proc=proc.root) == UNIT
+
+
+def test_a_container_in_the_unit_s_own_cgroup_is_not_the_unit(proc: Proc) -> None:
+    proc.process(50, f"/system.slice/{UNIT}", namespace="pid:[2]")
+    assert unit_of(50, proc=proc.root) is None
+
+
+def test_who_is_gone_dead_or_not_to_be_looked_at_has_no_unit(proc: Proc) -> None:
+    assert unit_of(50, proc=proc.root) is None
+    proc.process(50, f"/system.slice/{UNIT}", state="Z")
+    assert unit_of(50, proc=proc.root) is None
+    proc.process(50, f"/system.slice/{UNIT}")
+    (proc.root / "50/ns/pid").unlink()
+    assert unit_of(50, proc=proc.root) is None
+
+
+def test_without_a_first_process_nobody_has_a_unit(proc: Proc) -> None:
+    proc.process(50, f"/system.slice/{UNIT}")
+    (proc.root / "1/stat").unlink()
+    assert unit_of(50, proc=proc.root) is None
+
+
+def test_a_pid_that_was_given_away_meanwhile_has_no_unit(proc: Proc, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cgroup that was read may be of either process."""
+    proc.process(50, f"/system.slice/{UNIT}")
+    really_read = os.readlink
+
+    def read(path: Path) -> str:
+        stat = proc.root / "50/stat"
+        stat.write_text(stat.read_text().replace(" 4711 ", " 4712 "))
+        return really_read(path)
+
+    monkeypatch.setattr(os, "readlink", read)
+    assert unit_of(50, proc=proc.root) is None
