@@ -14,9 +14,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from scrubber.domain.device import Access
+from scrubber.domain.device import Access, AccessKind
 
-__all__ = ["Availability", "Offer", "SeenDevice", "Sighting", "Word"]
+__all__ = ["Availability", "Offer", "SeenDevice", "Sighting", "Word", "by_index"]
 
 
 class Word(StrEnum):
@@ -36,6 +36,8 @@ class SeenDevice:
     Attributes:
         advertised: the service would hand it over, now or after a scrub.
         certified: clean, with a certificate that is not used up.
+        parent: id of the GPU that an instance is cut from; empty for a whole GPU.
+        profile: what kind of instance it is, in the driver's words; empty for a whole GPU.
         refusal: a sentence for a pod's status; empty while the device is advertised.
     """
 
@@ -46,6 +48,8 @@ class SeenDevice:
     scrubbing: bool = False
     numa_node: int | None = None
     peers: frozenset[str] = frozenset()
+    parent: str = ""
+    profile: str = ""
     access: tuple[Access, ...] = ()
     refusal: str = ""
 
@@ -62,7 +66,11 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A device as the kubelet is to see it. ``certified`` and ``scrubbing`` are hints for the order of preference."""
+    """A device as the kubelet is to see it. ``certified`` and ``scrubbing`` are hints for the order of preference.
+
+    Attributes:
+        gone: it is no longer on this node, and is listed only because it once was.
+    """
 
     id: str
     index: str
@@ -72,13 +80,27 @@ class Offer:
     scrubbing: bool = False
     numa_node: int | None = None
     peers: frozenset[str] = frozenset()
+    parent: str = ""
+    profile: str = ""
     access: tuple[Access, ...] = ()
     refusal: str = ""
+    gone: bool = False
 
     @property
     def listed(self) -> tuple[str, bool, int | None]:
         """What of the offer is sent to the kubelet: id, health and NUMA node."""
         return (self.id, self.healthy, self.numa_node)
+
+    @property
+    def by_node(self) -> bool:
+        """Whether containers reach it by device nodes, as a GPU, and not by a mount, as a simulated one."""
+        return any(access.kind is AccessKind.NODE for access in self.access)
+
+    def withheld(self, refusal: str) -> Offer:
+        """The same device, out of service for the reason in ``refusal``; one that is so already keeps its own."""
+        if self.word is Word.WITHHELD:
+            return self
+        return replace(self, word=Word.WITHHELD, healthy=False, certified=False, scrubbing=False, refusal=refusal)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +186,8 @@ def _offer(device: SeenDevice, word: Word, refusal: str) -> Offer:
         scrubbing=device.scrubbing,
         numa_node=device.numa_node,
         peers=device.peers,
+        parent=device.parent,
+        profile=device.profile,
         access=device.access,
         refusal=refusal,
     )
@@ -171,13 +195,13 @@ def _offer(device: SeenDevice, word: Word, refusal: str) -> Offer:
 
 def _gone(offer: Offer) -> Offer:
     sentence = f"Device {offer.id} is no longer on this node."
-    return replace(offer, word=Word.WITHHELD, certified=False, scrubbing=False, refusal=sentence)
+    return replace(offer, word=Word.WITHHELD, certified=False, scrubbing=False, refusal=sentence, gone=True)
 
 
 def _in_order(offers: dict[str, Offer]) -> tuple[Offer, ...]:
-    return tuple(sorted(offers.values(), key=_by_index))
+    return tuple(sorted(offers.values(), key=by_index))
 
 
-def _by_index(offer: Offer) -> tuple[list[tuple[int, str]], str]:
+def by_index(offer: Offer) -> tuple[list[tuple[int, str]], str]:
     """``"2"`` before ``"10"``, ``"0:1"`` after ``"0"``; the id settles what is left."""
     return [(int(part) if part.isdecimal() else -1, part) for part in offer.index.split(":")], offer.id

@@ -1,16 +1,20 @@
 """What a container is given so that it can use its devices.
 
-Promises: a pure function of the offers, the same whatever the order of the ids. The kubelet keeps the answer in its
-checkpoint and replays it at every start of the container, so nothing in it names the moment: only paths and ids.
+Promises: a pure function of the offers and of how they are to be injected, the same whatever the order of the ids. The
+kubelet keeps the answer in its checkpoint and replays it at every start of the container, so nothing in it names the
+moment: only paths and ids.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+from collections.abc import Iterable, Sequence
 
 from plugin.api import deviceplugin_pb2 as kubelet
-from plugin.availability import Offer
-from scrubber.domain.device import Access, AccessKind
+from plugin.availability import Offer, by_index
+from plugin.cdi import qualified_name
+from plugin.injection import IdStrategy, Injection, ListStrategy
+from scrubber.domain.device import AccessKind
 
 __all__ = ["container_response"]
 
@@ -18,34 +22,76 @@ VISIBLE = "SCRUBBER_VISIBLE_DEVICES"
 NVIDIA_VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 """Read by NVIDIA's container runtime, which then adds the driver's libraries and device nodes."""
 
-NVIDIA_NODES = "/dev/nvidia"
+LIST_ROOT = "/var/run/nvidia-container-devices"
+"""Where NVIDIA's runtime looks for mounts when the variable says so."""
+
+ANNOTATION = "nvidia-device-plugin"
+"""Who wrote the annotation, in its key: what runtimes that filter annotations by name let through."""
 
 
-def container_response(offers: Iterable[Offer]) -> kubelet.ContainerAllocateResponse:
-    """Environment, mounts and device nodes for one container that is given all of ``offers``.
+def container_response(
+    offers: Iterable[Offer], injection: Injection | None = None
+) -> kubelet.ContainerAllocateResponse:
+    """The answer for one container that is given all of ``offers``.
 
     Paths that several devices share, such as a control node, appear once. Everything is read-write.
     """
+    injection = injection or Injection()
     given = sorted(offers, key=lambda offer: offer.id)
     accesses = dict.fromkeys(access for offer in given for access in offer.access)
-    ids = ",".join(offer.id for offer in given)
-    envs = {VISIBLE: ids}
-    if any(_is_nvidia(access) for access in accesses):
-        envs[NVIDIA_VISIBLE] = ids
-    return kubelet.ContainerAllocateResponse(
-        envs=envs,
+    response = kubelet.ContainerAllocateResponse(
+        envs={VISIBLE: ",".join(offer.id for offer in given)},
         mounts=[
             kubelet.Mount(container_path=access.container_path, host_path=access.host_path, read_only=False)
             for access in accesses
             if access.kind is AccessKind.MOUNT
         ],
-        devices=[
-            kubelet.DeviceSpec(container_path=access.container_path, host_path=access.host_path, permissions="rw")
-            for access in accesses
-            if access.kind is AccessKind.NODE
-        ],
     )
+    gpus = [offer for offer in given if offer.by_node]
+    if gpus:
+        _name_to_the_runtime(response, _names(gpus, injection.ids), injection)
+        if injection.pass_device_specs and not injection.only_cdi:
+            response.devices.extend(
+                kubelet.DeviceSpec(
+                    container_path=access.container_path,
+                    host_path=injection.host_path(access.container_path, access.host_path),
+                    permissions="rw",
+                )
+                for access in accesses
+                if access.kind is AccessKind.NODE
+            )
+    return response
 
 
-def _is_nvidia(access: Access) -> bool:
-    return access.kind is AccessKind.NODE and access.host_path.startswith(NVIDIA_NODES)
+def _names(gpus: Iterable[Offer], ids: IdStrategy) -> list[str]:
+    if ids is IdStrategy.UUID:
+        return [offer.id for offer in gpus]
+    return [offer.index for offer in sorted(gpus, key=by_index)]
+
+
+def _name_to_the_runtime(
+    response: kubelet.ContainerAllocateResponse, names: Sequence[str], injection: Injection
+) -> None:
+    qualified = [qualified_name(name) for name in names]
+    for feature in sorted(injection.features):
+        response.envs[f"NVIDIA_{feature.upper()}"] = "enabled"
+    if ListStrategy.ENVVAR in injection.strategies:
+        response.envs[NVIDIA_VISIBLE] = ",".join(names)
+    if ListStrategy.VOLUME_MOUNTS in injection.strategies:
+        response.envs[NVIDIA_VISIBLE] = LIST_ROOT
+        response.mounts.extend(
+            kubelet.Mount(container_path=f"{LIST_ROOT}/{name}", host_path="/dev/null") for name in names
+        )
+    if ListStrategy.CDI_ANNOTATIONS in injection.strategies:
+        response.annotations[_annotation_key(qualified, injection.annotation_prefix)] = ",".join(qualified)
+    if ListStrategy.CDI_CRI in injection.strategies:
+        response.cdi_devices.extend(kubelet.CDIDevice(name=name) for name in qualified)
+
+
+def _annotation_key(qualified: Sequence[str], prefix: str) -> str:
+    """A key that two answers share only when they name the same devices.
+
+    The part after the slash may have 63 characters; these are 53.
+    """
+    digest = hashlib.sha256("\0".join(qualified).encode()).hexdigest()
+    return f"{prefix}{ANNOTATION}_{digest[:32]}"

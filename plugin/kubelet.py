@@ -33,7 +33,7 @@ from plugin.server import Streams
 from plugin.sockets import SocketIdentity, answers, check_fits, remove_dead
 from scrubber.domain.errors import Away, BadConfiguration
 
-__all__ = ["KubeletPlaces", "Registrar", "Registration", "RegistrationTimes"]
+__all__ = ["KubeletPlaces", "Registrar", "Registration", "RegistrationTimes", "resource_complaint"]
 
 VERSION = "v1beta1"
 TYPE = "DevicePlugin"
@@ -124,7 +124,8 @@ class KubeletPlaces:
             BadConfiguration: a resource name that the kubelet would refuse; a directory that is a file or whose
                 sockets' paths would be too long; a file where the kubelet's socket should be.
         """
-        _check_resource(self.resource)
+        if complaint := resource_complaint(self.resource):
+            raise BadConfiguration(complaint)
         for directory in (self.root, self.classic, self.registry):
             if directory.exists() and not directory.is_dir():
                 raise BadConfiguration(f"{directory} is a file: the kubelet's directory is asked for.")
@@ -133,16 +134,18 @@ class KubeletPlaces:
         SocketIdentity.of(self.socket)
 
 
-def _check_resource(name: str) -> None:
+def resource_complaint(name: str) -> str:
+    """Why the kubelet would refuse a resource of this name; empty when it would not."""
     domain, _, base = name.partition("/")
     label = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
     hint = "Write DOMAIN/NAME, such as scrubber.dev/gpu."
     if not re.fullmatch(rf"{label}(\.{label})*", domain) or not re.fullmatch(r"[A-Za-z0-9]([-\w.]*[A-Za-z0-9])?", base):
-        raise BadConfiguration(f"{name!r} is no name for a resource. {hint}")
+        return f"{name!r} is no name for a resource. {hint}"
     if len(domain) > 244 or len(base) > 63:
-        raise BadConfiguration(f"{name!r} is too long: 244 characters before the slash and 63 after it. {hint}")
+        return f"{name!r} is too long: 244 characters before the slash and 63 after it. {hint}"
     if "kubernetes.io/" in name or name.startswith("requests."):
-        raise BadConfiguration(f"{name!r} belongs to Kubernetes: choose a domain of your own. {hint}")
+        return f"{name!r} belongs to Kubernetes: choose a domain of your own. {hint}"
+    return ""
 
 
 class Visits(pluginregistration_pb2_grpc.RegistrationServicer):

@@ -11,14 +11,18 @@ import asyncio
 import secrets
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
 from plugin.board import Board
+from plugin.cdi import Publisher
 from plugin.gate import Gate, GateTimes
 from plugin.kubelet import KubeletPlaces, Registrar, Registration, RegistrationTimes
-from plugin.logs import logger
+from plugin.logs import Log, logger
+from plugin.nvidia_config import NvidiaSettings, health_check_warning
+from plugin.resources import NVIDIA, SIMULATED, Layout, MigStrategy, Resources
 from plugin.server import DevicePlugin
 from plugin.service import ServiceWatch, WatchTimes
 from scrubber.api.client import PluginClient
@@ -43,18 +47,21 @@ class PluginSettings:
     Attributes:
         kubelet_dir: contains ``device-plugins/`` and ``plugins_registry/``.
         socket: directory of the service's sockets.
-        resource_name: what pods ask for; ``nvidia.com/gpu`` on NVIDIA.
+        resource_name: what pods ask for to get a whole device; empty: ``nvidia.com/gpu`` for a GPU of NVIDIA's and
+            ``scrubber.dev/gpu`` for a simulated one.
         registration: ``auto``, ``watcher`` or ``classic``.
         log_format: ``auto`` (for people on a terminal, else JSON lines), ``json`` or ``console``.
         log_level: ``debug``, ``info``, ``warning`` or ``error``.
+        nvidia: what concerns GPUs of NVIDIA's only.
     """
 
     kubelet_dir: Path = Path("/var/lib/kubelet")
     socket: Path = Path("/run/scrubber")
-    resource_name: str = "scrubber.dev/gpu"
+    resource_name: str = ""
     registration: str = "auto"
     log_format: str = "auto"
     log_level: str = "info"
+    nvidia: NvidiaSettings = field(default_factory=NvidiaSettings)
     times: PluginTimes = field(default_factory=PluginTimes)
 
 
@@ -66,28 +73,43 @@ async def run(settings: PluginSettings) -> int:
     """
     log = logger(settings.log_format, settings.log_level)
     mode = _registration(settings.registration)
-    places = KubeletPlaces(settings.kubelet_dir.absolute(), settings.resource_name)
-    places.check()
-    board = Board()
+    nvidia = settings.nvidia
+    for resource in _possible_resources(settings):
+        _places(settings, resource).check()
+    resources = _resources(settings, log)
+    if warning := health_check_warning(nvidia.disabled_health_checks):
+        log.warning("DP_DISABLE_HEALTHCHECKS is set", reason=warning)
     client = PluginClient(settings.socket.absolute())
-    gate = Gate(client, board, times=settings.times.gate, log=log, clock=time.monotonic)
-    watch = ServiceWatch(client, board, times=settings.times.watch, log=log, clock=time.monotonic)
-    registrar = Registrar(
-        places,
-        mode,
-        plugin=lambda streams: DevicePlugin(board, gate, streams=streams, log=log),
-        board=board,
-        times=settings.times.registration,
-        token=lambda: secrets.token_hex(4),
+    gate = Gate(client, resources, times=settings.times.gate, log=log, clock=time.monotonic)
+    watch = ServiceWatch(
+        client,
+        resources,
+        times=settings.times.watch,
         log=log,
         clock=time.monotonic,
+        by_envvar=nvidia.injection.by_envvar,
     )
+
+    def registrar(resource: str, board: Board) -> Registrar:
+        return Registrar(
+            _places(settings, resource),
+            mode,
+            plugin=lambda streams: DevicePlugin(board, gate, streams=streams, log=log, injection=nvidia.injection),
+            board=board,
+            times=settings.times.registration,
+            token=lambda: secrets.token_hex(4),
+            log=log,
+            clock=time.monotonic,
+        )
+
     stop = _stop_signals()
-    log.info("Device plugin started", resource=places.resource, kubelet=str(places.root), service=str(settings.socket))
+    log.info("Device plugin started", kubelet=str(settings.kubelet_dir), service=str(settings.socket))
     try:
         async with asyncio.TaskGroup() as tasks:
             service = tasks.create_task(watch.run(), name="service snapshots")
-            registration = tasks.create_task(_register(registrar, board), name="registration")
+            registration = tasks.create_task(
+                _register(resources, registrar, insist=nvidia.fail_on_init_error), name="registration"
+            )
             await stop.wait()
             log.info("Stopping: the kubelet's streams end now")
             registration.cancel()
@@ -104,10 +126,55 @@ async def run(settings: PluginSettings) -> int:
     return 0
 
 
-async def _register(registrar: Registrar, board: Board) -> NoReturn:
-    """Register once a first snapshot has come: before it there is no list to send."""
-    await board.until(lambda: board.version > 0)
-    await registrar.run()
+async def _register(resources: Resources, registrar: Callable[[str, Board], Registrar], *, insist: bool) -> NoReturn:
+    """Register every resource as soon as it has a device: before the first snapshot there is no list to send.
+
+    Args:
+        insist: end with a sentence when the node cannot be advertised as asked and nothing is advertised yet.
+
+    Raises:
+        ExceptionGroup: with :class:`BadConfiguration`.
+    """
+    registered: set[str] = set()
+    async with asyncio.TaskGroup() as tasks:
+        while True:
+            await resources.until(lambda: bool(resources.boards.keys() - registered) or _hopeless(resources, insist))
+            if _hopeless(resources, insist):
+                raise BadConfiguration(f"{resources.complaint} (--no-fail-on-init-error waits for that.)")
+            for resource in sorted(resources.boards.keys() - registered):
+                board = resources.boards[resource]
+                tasks.create_task(registrar(resource, board).run(), name=f"registration of {resource}")
+                registered.add(resource)
+
+
+def _hopeless(resources: Resources, insist: bool) -> bool:
+    return insist and bool(resources.complaint) and not resources.boards
+
+
+def _resources(settings: PluginSettings, log: Log) -> Resources:
+    """The boards; with CDI, a device is on none of them before a container can be given it.
+
+    Raises:
+        BadConfiguration: CDI is asked for, and no specification can be written.
+    """
+    nvidia = settings.nvidia
+    layout = Layout(nvidia.mig, settings.resource_name)
+    if not nvidia.injection.by_cdi:
+        return Resources(layout, log=log)
+    publisher = Publisher(nvidia.cdi_directory, root=nvidia.root, hook=nvidia.hook, injection=nvidia.injection, log=log)
+    publisher.check()
+    return Resources(layout, log=log, publish=publisher.publish)
+
+
+def _places(settings: PluginSettings, resource: str) -> KubeletPlaces:
+    return KubeletPlaces(settings.kubelet_dir.absolute(), resource)
+
+
+def _possible_resources(settings: PluginSettings) -> list[str]:
+    """Names to check before anything is started; for instances one as long as any."""
+    whole = [settings.resource_name] if settings.resource_name else [SIMULATED, NVIDIA]
+    domain = whole[-1].partition("/")[0]
+    return [*whole, f"{domain}/mig-1c.1g.100gb.me.all"] if settings.nvidia.mig is MigStrategy.MIXED else whole
 
 
 def _registration(name: str) -> Registration:

@@ -25,7 +25,7 @@ def preferred(
 
     Readiness decides: certified-clean, then being scrubbed, then dirty or unknown, then out of service. Within the
     last readiness that is taken in part, topology decides: fast links to what is chosen, then its NUMA node, then
-    leaving the groups of the others whole.
+    leaving the groups of the others whole. Instances of one GPU are as close as linked GPUs.
     """
     chosen = sorted(set(must_include))[: max(size, 0)]
     left = set(available).difference(chosen)
@@ -46,6 +46,15 @@ def _readiness(offer: Offer | None) -> int:
     return 3 if offer.certified else 2 if offer.scrubbing else 1
 
 
+def _by_parent(ids: Iterable[str], offers: Mapping[str, Offer]) -> dict[str, set[str]]:
+    """The instances among ``ids``, by the GPU that they are cut from."""
+    found: dict[str, set[str]] = {}
+    for id_ in ids:
+        if (offer := offers.get(id_)) and offer.parent:
+            found.setdefault(offer.parent, set()).add(id_)
+    return found
+
+
 class _Topology:
     """How close devices are, and how much a choice would cut off from the rest."""
 
@@ -59,6 +68,9 @@ class _Topology:
                 if peer != id_:
                     self.links[id_].add(peer)
                     self.links[peer].add(id_)
+        for siblings in _by_parent(ids, offers).values():
+            for id_ in siblings:
+                self.links[id_] |= siblings - {id_}
         self._nodes = self._on_nodes(self._left)
 
     def _on_nodes(self, ids: Iterable[str]) -> Counter[int]:

@@ -20,6 +20,7 @@ from plugin.api import deviceplugin_pb2_grpc
 from plugin.availability import Offer, Word
 from plugin.board import Board
 from plugin.inject import container_response
+from plugin.injection import Injection
 from plugin.logs import Log
 from plugin.preferred import preferred
 from scrubber.domain.errors import InvalidRequest, Quarantined, Retry, ScrubberError
@@ -94,10 +95,13 @@ def _speaking_in_sentences(call: _Call[_Request, _Answer]) -> _Call[_Request, _A
 class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
     """Answers the kubelet from the board and through the gate. One for each incarnation; board and gate outlive it."""
 
-    def __init__(self, board: Board, gate: Gatekeeper, *, streams: Streams, log: Log) -> None:
+    def __init__(
+        self, board: Board, gate: Gatekeeper, *, streams: Streams, log: Log, injection: Injection | None = None
+    ) -> None:
         self._board = board
         self._gate = gate
         self._streams = streams
+        self._injection = injection or Injection()
         self.log = log
 
     async def GetDevicePluginOptions(
@@ -150,7 +154,9 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
             raise InvalidRequest("The request names no device: an allocation needs at least one device id.")
         await self._gate.reserve(everything)
         self.log.info("Allocated", devices=everything)
-        return kubelet.AllocateResponse(container_responses=[container_response(offers) for offers in containers])
+        return kubelet.AllocateResponse(
+            container_responses=[container_response(offers, self._injection) for offers in containers]
+        )
 
     @_speaking_in_sentences
     async def PreStartContainer(

@@ -38,24 +38,36 @@ class ScrubService(Protocol):
     ) -> pb.HandOverResponse: ...
 
 
-def sighting(snapshot: pb.Snapshot) -> Sighting:
+def sighting(snapshot: pb.Snapshot, *, by_envvar: bool = False) -> Sighting:
     """A snapshot in the plugin's own terms.
 
     A device whose way into a container is of a kind that this plugin does not know is withheld: it could be allocated,
-    but not used.
+    but not used. So is a GPU that this plugin would announce by an environment variable (``by_envvar``) although the
+    policy refuses that: to refuse only its allocation would fail one pod after the other.
     """
+    refused = by_envvar and snapshot.envvar_refused
     return Sighting(
         epoch=snapshot.epoch,
         version=snapshot.version,
         ready=snapshot.ready,
-        devices=tuple(_seen(device) for device in snapshot.devices),
+        devices=tuple(_seen(device, refused) for device in snapshot.devices),
     )
 
 
-def _seen(device: pb.SnapshotDevice) -> SeenDevice:
+ENVVAR_REFUSED = (
+    "Device {id} is not handed out: the policy refuses devices that are announced by an environment variable, which any "
+    "pod can set. Start the plugin with another --device-list-strategy."
+)
+
+
+def _seen(device: pb.SnapshotDevice, envvar_refused: bool) -> SeenDevice:
     known = {kind.value for kind in AccessKind}
-    strange = sorted({access.kind for access in device.access} - known)
+    kinds = {access.kind for access in device.access}
+    strange = sorted(kinds - known)
+    forgeable = envvar_refused and AccessKind.NODE.value in kinds
     refusal = device.refusal
+    if forgeable:
+        refusal = refusal or ENVVAR_REFUSED.format(id=device.id)
     if strange:
         refusal = (
             f"Device {device.id} is reached by {strange[0]!r}, which this plugin does not know: update the plugin."
@@ -63,11 +75,13 @@ def _seen(device: pb.SnapshotDevice) -> SeenDevice:
     return SeenDevice(
         id=device.id,
         index=device.index,
-        advertised=device.advertised and not strange,
+        advertised=device.advertised and not strange and not forgeable,
         certified=device.certified,
         scrubbing=device.scrubbing,
         numa_node=device.numa_node if device.HasField("numa_node") else None,
         peers=frozenset(device.peers),
+        parent=device.parent,
+        profile=device.profile,
         access=tuple(
             Access(AccessKind(access.kind), access.host_path, access.container_path)
             for access in device.access
@@ -75,6 +89,12 @@ def _seen(device: pb.SnapshotDevice) -> SeenDevice:
         ),
         refusal=refusal,
     )
+
+
+def _forgeable(snapshot: pb.Snapshot) -> bool:
+    """Whether the policy refuses GPUs that are announced by an environment variable, and there are GPUs."""
+    node = AccessKind.NODE.value
+    return snapshot.envvar_refused and any(access.kind == node for each in snapshot.devices for access in each.access)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,19 +120,29 @@ class ServiceWatch:
     """Follows the service's snapshots and writes the board.
 
     Args:
+        by_envvar: containers are told of their devices by an environment variable; see :func:`sighting`.
         clock: monotonic seconds.
     """
 
     def __init__(
-        self, service: ScrubService, board: Board, *, times: WatchTimes, log: Log, clock: Callable[[], float]
+        self,
+        service: ScrubService,
+        board: Board,
+        *,
+        times: WatchTimes,
+        log: Log,
+        clock: Callable[[], float],
+        by_envvar: bool = False,
     ) -> None:
         self._service = service
         self._board = board
         self._times = times
         self._clock = clock
+        self._by_envvar = by_envvar
         self._log = log
         self._reminder = Reminder(log, every=times.remind, clock=clock)
         self._availability = Availability(grace=times.grace)
+        self._forgeable = False
         self._news = asyncio.Event()
 
     async def run(self) -> NoReturn:
@@ -160,17 +190,23 @@ class ServiceWatch:
 
     async def _take(self, snapshot: pb.Snapshot) -> None:
         before = self._availability
-        self._availability = before.saw(sighting(snapshot), self._clock())
+        self._availability = before.saw(sighting(snapshot, by_envvar=self._by_envvar), self._clock())
         self._reminder.over("The scrub service is there", epoch=snapshot.epoch, ready=snapshot.ready)
         if before.epoch != snapshot.epoch:
             self._log.info("Following the scrub service", epoch=snapshot.epoch, devices=len(snapshot.devices))
+        forgeable = self._by_envvar and _forgeable(snapshot)
+        if forgeable and not self._forgeable:
+            self._log.error(
+                "The policy refuses devices that are announced by an environment variable: no GPU is handed out",
+                cure="start the plugin with --device-list-strategy volume-mounts, cdi-annotations or cdi-cri",
+            )
+        self._forgeable = forgeable
         await self._show()
 
     async def _show(self) -> None:
         before = {offer.id: offer.healthy for offer in self._board.offers}
-        offers = self._availability.offers(self._clock())
-        await self._board.show(offers, self._availability.epoch)
-        for offer in offers:
+        await self._board.show(self._availability.offers(self._clock()), self._availability.epoch)
+        for offer in self._board.offers:
             if before.get(offer.id) is not offer.healthy:
                 health = "Healthy" if offer.healthy else "Unhealthy"
                 self._log.info(

@@ -7,6 +7,7 @@ for ``--help`` waits for a gRPC server to load.
 from __future__ import annotations
 
 import asyncio
+import os
 from enum import StrEnum
 from pathlib import Path
 from socket import gethostname
@@ -14,12 +15,14 @@ from typing import Annotated
 
 import typer
 
+from scrubber.cli import plugin_flags as flags
 from scrubber.cli.options import KubeletDirOption, LogFormatOption, LogLevelOption, SocketOption, seconds
 from scrubber.config.settings import (
     FROM_KUBELET_DIR,
     Address,
     Backend,
     ContainerIdentity,
+    DisabledHealthchecks,
     LogFormat,
     LogLevel,
     ServiceSettings,
@@ -36,7 +39,7 @@ class Registration(StrEnum):
 
 def add_commands(app: typer.Typer) -> None:
     app.command()(serve)
-    app.command()(plugin)
+    app.command(cls=flags.PluginCommand)(plugin)
     app.command()(demo)
 
 
@@ -134,6 +137,30 @@ def serve(
             show_default="60s",
         ),
     ] = 60.0,
+    nvidia_driver_root: Annotated[
+        Path,
+        typer.Option(
+            envvar="NVIDIA_DRIVER_ROOT",
+            metavar="DIR",
+            help="Where NVIDIA's driver is installed, as this process sees it.",
+        ),
+    ] = Path("/"),
+    fail_on_init_error: Annotated[
+        bool,
+        typer.Option(
+            envvar="FAIL_ON_INIT_ERROR",
+            help="End when NVIDIA's driver is not there at the start; otherwise wait until it is.",
+        ),
+    ] = True,
+    disable_healthchecks: Annotated[
+        str,
+        typer.Option(
+            envvar="DP_DISABLE_HEALTHCHECKS",
+            metavar="XIDS",
+            help="XIDs that count for nothing: all, xids, or numbers with commas. Better said in the policy.",
+            show_default="none",
+        ),
+    ] = "",
 ) -> None:
     """Run the scrub service. It knows every device's state, scrubs, certifies, and quarantines what it cannot prove."""
     settings = ServiceSettings(
@@ -155,6 +182,9 @@ def serve(
         list_settle=list_settle,
         node_name=node_name or gethostname(),
         pod_resources_socket=pod_resources_socket or FROM_KUBELET_DIR,
+        nvidia_driver_root=nvidia_driver_root,
+        fail_on_init_error=fail_on_init_error and backend is Backend.NVIDIA,
+        disabled_healthchecks=DisabledHealthchecks.parse(disable_healthchecks),
     )
     from scrubber import daemon
 
@@ -167,9 +197,12 @@ def plugin(
     resource_name: Annotated[
         str,
         typer.Option(
-            envvar="SCRUBBER_RESOURCE_NAME", metavar="NAME", help="What pods ask for; nvidia.com/gpu on NVIDIA."
+            envvar="SCRUBBER_RESOURCE_NAME",
+            metavar="NAME",
+            help="What pods ask for.",
+            show_default="nvidia.com/gpu on NVIDIA, scrubber.dev/gpu on a simulated node",
         ),
-    ] = "scrubber.dev/gpu",
+    ] = "",
     registration: Annotated[
         Registration,
         typer.Option(
@@ -177,12 +210,42 @@ def plugin(
             help="watcher: the kubelet finds us in plugins_registry; classic: we call it; auto: watcher, then classic.",
         ),
     ] = Registration.AUTO,
+    device_list_strategy: flags.ListStrategyOption = None,
+    device_id_strategy: flags.IdStrategyOption = None,
+    pass_device_specs: flags.PassDeviceSpecsOption = None,
+    nvidia_driver_root: flags.DriverRootOption = None,
+    nvidia_dev_root: flags.DevRootOption = None,
+    driver_root_ctr_path: flags.DriverRootSeenOption = None,
+    mig_strategy: flags.MigStrategyOption = None,
+    cdi_annotation_prefix: flags.AnnotationPrefixOption = None,
+    nvidia_cdi_hook_path: flags.HookOption = None,
+    cdi_dir: flags.CdiDirOption = "/var/run/cdi",
+    gdrcopy_enabled: flags.GdrcopyOption = None,
+    gds_enabled: flags.GdsOption = None,
+    mofed_enabled: flags.MofedOption = None,
+    fail_on_init_error: flags.FailOnInitErrorOption = None,
+    config_file: flags.ConfigFileOption = None,
     log_format: LogFormatOption = LogFormat.AUTO,
     log_level: LogLevelOption = LogLevel.INFO,
 ) -> None:
     """Run the device plugin. It lets the kubelet hand devices over only as the scrub service allows."""
+    from plugin import nvidia_config
+    from plugin.injection import Feature
     from plugin.main import PluginSettings, run
 
+    written = nvidia_config.from_words(
+        strategies=device_list_strategy,
+        ids=device_id_strategy,
+        pass_device_specs=pass_device_specs,
+        driver_root=nvidia_driver_root,
+        dev_root=nvidia_dev_root,
+        driver_root_seen=driver_root_ctr_path,
+        mig=mig_strategy,
+        annotation_prefix=cdi_annotation_prefix,
+        hook=nvidia_cdi_hook_path,
+        fail_on_init_error=fail_on_init_error,
+        features={Feature.GDRCOPY: gdrcopy_enabled, Feature.GDS: gds_enabled, Feature.MOFED: mofed_enabled},
+    )
     settings = PluginSettings(
         kubelet_dir=kubelet_dir.absolute(),
         socket=socket.absolute(),
@@ -190,6 +253,12 @@ def plugin(
         registration=registration.value,
         log_format=log_format.value,
         log_level=log_level.value,
+        nvidia=nvidia_config.settle(
+            written,
+            Path(config_file) if config_file else None,
+            cdi_directory=Path(cdi_dir),
+            disabled_health_checks=os.environ.get("DP_DISABLE_HEALTHCHECKS", ""),
+        ),
     )
     raise typer.Exit(asyncio.run(run(settings)))
 

@@ -11,15 +11,18 @@ import pytest
 import plugin.main
 from plugin.main import PluginSettings
 from scrubber.cli.main import main
+from scrubber.config.policy_file import load_policy
 from scrubber.config.settings import (
     Address,
     Backend,
     ContainerIdentity,
+    DisabledHealthchecks,
     LogFormat,
     LogLevel,
     ServiceSettings,
 )
 from scrubber.domain.errors import BadConfiguration
+from scrubber.domain.policy import XidClass
 
 
 @pytest.fixture(autouse=True)
@@ -96,10 +99,19 @@ EVERYTHING = {
     "admin-group": "root",
     "watch-interval": "250ms",
     "list-settle": "2m",
+    "nvidia-driver-root": "driver",
+    "disable-healthchecks": "13,31",
 }
+NVIDIAS = {
+    "nvidia-driver-root": "NVIDIA_DRIVER_ROOT",
+    "disable-healthchecks": "DP_DISABLE_HEALTHCHECKS",
+    "fail-on-init-error": "FAIL_ON_INIT_ERROR",
+}
+"""Variables that NVIDIA's plugin has too."""
 
 
 def everything(directory: Path) -> ServiceSettings:
+    (directory / "driver").mkdir(exist_ok=True)
     return ServiceSettings(
         backend=Backend.NVIDIA,
         sim_dir=directory / "sim",
@@ -119,24 +131,29 @@ def everything(directory: Path) -> ServiceSettings:
         admin_group="root",
         watch_interval=0.25,
         list_settle=120.0,
+        nvidia_driver_root=directory / "driver",
+        fail_on_init_error=True,
+        disabled_healthchecks=DisabledHealthchecks(codes=frozenset({13, 31})),
     )
 
 
 def test_every_flag_arrives(told: list[ServiceSettings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = [word for flag, value in EVERYTHING.items() for word in (f"--{flag}", value)]
+    wanted = everything(tmp_path)
     assert exit_code("serve", "--reflection", *words) == 7
-    assert told == [everything(tmp_path)]
+    assert told == [wanted]
 
 
 def test_every_environment_variable_arrives(
     told: list[ServiceSettings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for flag, value in {**EVERYTHING, "reflection": "true"}.items():
-        monkeypatch.setenv(f"SCRUBBER_{flag.upper().replace('-', '_')}", value)
+    for flag, value in {**EVERYTHING, "reflection": "true", "fail-on-init-error": "true"}.items():
+        monkeypatch.setenv(NVIDIAS.get(flag, f"SCRUBBER_{flag.upper().replace('-', '_')}"), value)
+    wanted = everything(tmp_path)
     assert exit_code("serve") == 7
-    assert told == [everything(tmp_path)]
+    assert told == [wanted]
 
 
 def test_a_flag_wins_over_its_variable(
@@ -191,6 +208,14 @@ def test_what_is_no_address_is_refused(written: str) -> None:
         (("--backend", "nvidia", "--metrics-address", "9464"), '"9464" is not an address to listen on'),
         (("--backend", "nvidia", "--watch-interval", "0"), "--watch-interval cannot be 0 s"),
         (("--backend", "nvidia", "--watch-interval", "1h"), "--watch-interval cannot be 3600 s"),
+        (
+            ("--backend", "nvidia", "--nvidia-driver-root", "/no/such"),
+            "--nvidia-driver-root /no/such is not there; give",
+        ),
+        (
+            ("--backend", "nvidia", "--disable-healthchecks", "13,x"),
+            'DP_DISABLE_HEALTHCHECKS: "x" is no XID; write all,',
+        ),
         (("--backend", "nvidia", "--node-name", "a b"), '"a b" is no node name'),
         (("--backend", "nvidia", "--policy", ""), "--policy is empty"),
         (("--backend", "nvidia", "--admin-group", "no-such-group"), 'There is no group "no-such-group"'),
@@ -210,6 +235,23 @@ def test_what_cannot_work_is_refused_before_the_daemon_starts(
     assert (out, told) == ("", [])
     assert err.startswith(f"Error: {sentence.format(file=file)}")
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("written", "disabled", "still_counts"),
+    [
+        ("", DisabledHealthchecks(), {13, 79, 4242}),
+        ("all", DisabledHealthchecks(everything=True), set()),
+        ("xids", DisabledHealthchecks(everything=True), set()),
+        (" 79, 13 ", DisabledHealthchecks(codes=frozenset({13, 79})), {4242}),
+    ],
+)
+def test_xids_are_disabled_as_for_nvidias_plugin(
+    written: str, disabled: DisabledHealthchecks, still_counts: set[int]
+) -> None:
+    assert DisabledHealthchecks.parse(written) == disabled
+    policy = disabled.applied_to(load_policy("default"))
+    assert {code for code in (13, 79, 4242) if policy.xid_class(code) is not XidClass.IGNORE} == still_counts
 
 
 def test_the_plugin_is_told_what_was_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,47 +1,190 @@
-"""What a container is given with its devices."""
+"""What a container is given with its devices, for each way in which an administrator can have it given."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
+from pathlib import PurePosixPath
+from typing import Any
+
+import pytest
+from google.protobuf.json_format import MessageToDict
+from hypothesis import given
+from hypothesis import strategies as st
 
 from plugin.availability import Offer, Word
 from plugin.inject import container_response
+from plugin.injection import Feature, IdStrategy, Injection, ListStrategy, list_strategies
 from scrubber.domain.device import Access, AccessKind
+from scrubber.domain.errors import BadConfiguration
+from tests.gpus import gpu, instance
+
+TWO = (gpu(1), gpu(0))
+NAMES = "GPU-00000000,GPU-00000001"
 
 
-def offer(id_: str, *access: Access) -> Offer:
-    return Offer(id=id_, index="0", word=Word.OFFERED, access=access)
+def simulated(name: str) -> Offer:
+    return Offer(
+        id=name, index="0", word=Word.OFFERED, access=(Access(AccessKind.MOUNT, f"/sim/{name}", f"/dev/{name}"),)
+    )
 
 
-def test_a_simulated_device_is_a_read_write_mount() -> None:
-    response = container_response([offer("sim-0", Access(AccessKind.MOUNT, "/sim/0/memory", "/dev/simgpu0"))])
-    (mount,) = response.mounts
-    assert (mount.host_path, mount.container_path, mount.read_only) == ("/sim/0/memory", "/dev/simgpu0", False)
-    assert dict(response.envs) == {"SCRUBBER_VISIBLE_DEVICES": "sim-0"}
-    assert not response.devices
+def answer(offers: Iterable[Offer], injection: Injection | None = None) -> dict[str, Any]:
+    """The answer as JSON, without what every answer has."""
+    message: dict[str, Any] = MessageToDict(
+        container_response(offers, injection),
+        preserving_proto_field_name=True,
+        always_print_fields_with_no_presence=False,
+    )
+    del message["envs"]["SCRUBBER_VISIBLE_DEVICES"]
+    return {key: value for key, value in message.items() if value}
 
 
-def test_nvidia_devices_are_nodes_and_named_to_its_runtime() -> None:
-    control = Access(AccessKind.NODE, "/dev/nvidiactl", "/dev/nvidiactl")
-    given = [
-        offer(id_, Access(AccessKind.NODE, f"/dev/nvidia{number}", f"/dev/nvidia{number}"), control)
-        for number, id_ in enumerate(("GPU-a", "GPU-b"))
-    ]
-    response = container_response(given)
-    paths = [(node.host_path, node.container_path, node.permissions) for node in response.devices]
-    assert paths == [(path, path, "rw") for path in ("/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia1")]
-    assert dict(response.envs) == {
-        "NVIDIA_VISIBLE_DEVICES": "GPU-a,GPU-b",
-        "SCRUBBER_VISIBLE_DEVICES": "GPU-a,GPU-b",
+def test_a_simulated_device_is_a_read_write_mount_whatever_is_chosen_for_gpus() -> None:
+    for ways in itertools.combinations(ListStrategy, 2):
+        given_ = container_response([simulated("sim-0")], Injection(ways, pass_device_specs=True))
+        assert MessageToDict(given_, preserving_proto_field_name=True) == {
+            "envs": {"SCRUBBER_VISIBLE_DEVICES": "sim-0"},
+            "mounts": [{"host_path": "/sim/sim-0", "container_path": "/dev/sim-0"}],
+        }
+
+
+def test_envvar_names_the_devices_in_nvidias_variable() -> None:
+    assert answer(TWO) == {"envs": {"NVIDIA_VISIBLE_DEVICES": NAMES}}
+
+
+def test_volume_mounts_name_them_by_mounts_that_a_pod_cannot_set() -> None:
+    root = "/var/run/nvidia-container-devices"
+    assert answer(TWO, Injection((ListStrategy.VOLUME_MOUNTS,))) == {
+        "envs": {"NVIDIA_VISIBLE_DEVICES": root},
+        "mounts": [
+            {"host_path": "/dev/null", "container_path": f"{root}/GPU-00000000"},
+            {"host_path": "/dev/null", "container_path": f"{root}/GPU-00000001"},
+        ],
     }
 
 
-def test_the_answer_is_the_same_in_whatever_order_the_kubelet_names_the_devices() -> None:
-    given = [offer(id_, Access(AccessKind.MOUNT, f"/sim/{id_}", f"/dev/{id_}")) for id_ in "cab"]
-    assert (
-        len(
-            {container_response(order).SerializeToString(deterministic=True) for order in itertools.permutations(given)}
-        )
-        == 1
-    )
-    assert container_response(given).envs["SCRUBBER_VISIBLE_DEVICES"] == "a,b,c"
+def test_volume_mounts_beside_envvar_point_at_the_mounts() -> None:
+    both = answer(TWO, Injection((ListStrategy.ENVVAR, ListStrategy.VOLUME_MOUNTS)))
+    assert both == answer(TWO, Injection((ListStrategy.VOLUME_MOUNTS,)))
+
+
+def test_cdi_annotations_name_devices_of_our_specification() -> None:
+    given_ = answer(TWO, Injection((ListStrategy.CDI_ANNOTATIONS,)))
+    ((key, value),) = given_.pop("annotations").items()
+    assert value == "scrubber.dev/gpu=GPU-00000000,scrubber.dev/gpu=GPU-00000001"
+    assert key.startswith("cdi.k8s.io/nvidia-device-plugin_")
+    assert given_ == {}
+
+
+def test_the_key_of_an_annotation_is_one_that_kubernetes_and_cdi_take() -> None:
+    injection = Injection((ListStrategy.CDI_ANNOTATIONS,), annotation_prefix="runtime.example.com/")
+    (key,) = answer([gpu(number) for number in range(16)], injection)["annotations"]
+    prefix, _, name = key.partition("/")
+    assert (prefix, len(name) <= 63) == ("runtime.example.com", True)
+    assert name[0].isalnum()
+    assert name[-1].isalnum()
+    assert name.replace("-", "").replace("_", "").isalnum()
+
+
+def test_containers_with_other_devices_have_other_annotation_keys() -> None:
+    keys = [answer([each], Injection((ListStrategy.CDI_ANNOTATIONS,)))["annotations"] for each in TWO]
+    assert len({key for each in keys for key in each}) == 2
+
+
+def test_cdi_cri_names_them_in_the_field_of_the_runtime_interface() -> None:
+    assert answer(TWO, Injection((ListStrategy.CDI_CRI,))) == {
+        "cdi_devices": [{"name": "scrubber.dev/gpu=GPU-00000000"}, {"name": "scrubber.dev/gpu=GPU-00000001"}]
+    }
+
+
+def test_device_nodes_are_passed_on_request_each_once_below_the_dev_root() -> None:
+    plain = answer(TWO, Injection(pass_device_specs=True))["devices"]
+    assert [(each["host_path"], each["permissions"]) for each in plain] == [
+        (f"/dev/{name}", "rw") for name in ("nvidia0", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia1")
+    ]
+    rooted = Injection(pass_device_specs=True, dev_root=PurePosixPath("/run/nvidia/driver"))
+    (first, *_) = answer(TWO, rooted)["devices"]
+    assert first == {
+        "host_path": "/run/nvidia/driver/dev/nvidia0",
+        "container_path": "/dev/nvidia0",
+        "permissions": "rw",
+    }
+
+
+def test_device_nodes_are_not_passed_twice_where_cdi_alone_injects() -> None:
+    assert "devices" not in answer(TWO, Injection((ListStrategy.CDI_CRI,), pass_device_specs=True))
+    assert "devices" in answer(TWO, Injection((ListStrategy.ENVVAR, ListStrategy.CDI_CRI), pass_device_specs=True))
+
+
+def test_an_instance_brings_its_parents_node_and_its_capabilities() -> None:
+    paths = [each["host_path"] for each in answer([instance(0, 1)], Injection(pass_device_specs=True))["devices"]]
+    assert paths[:3] == ["/dev/nvidia0", "/dev/nvidia-caps/nvidia-cap11", "/dev/nvidia-caps/nvidia-cap12"]
+
+
+def test_indices_are_in_their_own_order_and_those_of_instances_have_two_parts() -> None:
+    by_index = Injection(ids=IdStrategy.INDEX)
+    assert answer([gpu(10), gpu(9)], by_index) == {"envs": {"NVIDIA_VISIBLE_DEVICES": "9,10"}}
+    assert answer([instance(0, 3), instance(0, 1)], by_index) == {"envs": {"NVIDIA_VISIBLE_DEVICES": "0:1,0:3"}}
+    assert answer([gpu(1)], Injection((ListStrategy.CDI_CRI,), IdStrategy.INDEX)) == {
+        "cdi_devices": [{"name": "scrubber.dev/gpu=1"}]
+    }
+
+
+def test_features_are_asked_of_nvidias_runtime() -> None:
+    features = frozenset({Feature.GDS, Feature.MOFED})
+    assert answer([gpu(0)], Injection(features=features))["envs"] == {
+        "NVIDIA_VISIBLE_DEVICES": "GPU-00000000",
+        "NVIDIA_GDS": "enabled",
+        "NVIDIA_MOFED": "enabled",
+    }
+
+
+def test_features_that_nobody_would_hear_of_are_refused() -> None:
+    with pytest.raises(BadConfiguration, match="gds: this is asked of NVIDIA's runtime"):
+        Injection((ListStrategy.CDI_CRI,), features=frozenset({Feature.GDS}))
+
+
+ways = st.sets(st.sampled_from(ListStrategy), min_size=1).map(
+    lambda chosen: tuple(each for each in ListStrategy if each in chosen)
+)
+
+
+@given(
+    order=st.permutations([gpu(2), gpu(0), gpu(11), instance(3, 1), instance(3, 0)]),
+    strategies=ways,
+    ids=st.sampled_from(IdStrategy),
+    specs=st.booleans(),
+)
+def test_the_answer_does_not_depend_on_the_order_in_which_the_kubelet_names_the_devices(
+    order: list[Offer], strategies: tuple[ListStrategy, ...], ids: IdStrategy, specs: bool
+) -> None:
+    injection = Injection(strategies, ids, specs)
+    one = container_response(order, injection).SerializeToString(deterministic=True)
+    other = container_response(sorted(order, key=lambda each: each.id), injection)
+    assert one == other.SerializeToString(deterministic=True)
+    assert other.envs["SCRUBBER_VISIBLE_DEVICES"] == ",".join(sorted(each.id for each in order))
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        (["cdi-cri,envvar"], (ListStrategy.ENVVAR, ListStrategy.CDI_CRI)),
+        (["cdi-cri", "volume-mounts", "cdi-cri"], (ListStrategy.VOLUME_MOUNTS, ListStrategy.CDI_CRI)),
+        ([" envvar , cdi-annotations"], (ListStrategy.ENVVAR, ListStrategy.CDI_ANNOTATIONS)),
+    ],
+)
+def test_strategies_are_written_with_commas_or_repeated(written: list[str], read: tuple[ListStrategy, ...]) -> None:
+    assert list_strategies(written, "--device-list-strategy") == read
+
+
+@pytest.mark.parametrize("written", [["evnvar"], [""], ["envvar,"], []])
+def test_what_is_no_strategy_is_refused_with_what_there_is(written: list[str]) -> None:
+    with pytest.raises(BadConfiguration, match="envvar, volume-mounts, cdi-annotations, cdi-cri"):
+        list_strategies(written, "--device-list-strategy")
+
+
+@pytest.mark.parametrize("prefix", ["", "/", "cdi.k8s.io"])
+def test_a_prefix_that_makes_no_key_is_refused(prefix: str) -> None:
+    with pytest.raises(BadConfiguration, match="write a domain and a slash"):
+        Injection(annotation_prefix=prefix)

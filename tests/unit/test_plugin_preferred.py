@@ -156,3 +156,28 @@ def test_half_of_a_large_node_is_chosen_whole_group_by_whole_group_and_in_few_lo
     for first in range(0, devices, group):
         assert len(chosen.intersection(ids[first : first + group])) in (0, group)
     assert Looked.times <= 3 * MOST_SEEDS * devices * picks
+
+
+def part(id_: str, parent: str, *, clean: bool = False, node: int | None = None) -> Offer:
+    return Offer(id=id_, index=id_, word=Word.OFFERED, certified=clean, numa_node=node, parent=parent)
+
+
+def test_instances_of_one_gpu_are_taken_together() -> None:
+    known = offers(part("a", "g0"), part("b", "g1"), part("c", "g0"), part("d", "g1"))
+    assert set(preferred("abcd", [], 2, known)) in ({"a", "c"}, {"b", "d"})
+    assert set(preferred("abcd", ["d"], 2, known)) == {"b", "d"}
+
+
+def test_a_gpu_of_which_part_is_taken_is_used_up_before_a_whole_one_is_begun() -> None:
+    known = offers(part("a", "g0"), part("b", "g1"), part("c", "g1"), part("d", "g1"))
+    assert preferred("abcd", [], 1, known) == ("a",)
+
+
+def test_a_clean_instance_comes_before_a_near_one() -> None:
+    known = offers(part("a", "g0"), part("b", "g0"), part("c", "g1", clean=True))
+    assert preferred("abc", ["a"], 2, known) == ("a", "c")
+
+
+def test_instances_of_one_gpu_are_closer_than_those_of_its_neighbour_on_the_numa_node() -> None:
+    known = offers(part("a", "g0", node=0), part("b", "g1", node=0), part("c", "g0", node=0))
+    assert set(preferred("bac", ["c"], 2, known)) == {"a", "c"}

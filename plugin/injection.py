@@ -1,0 +1,128 @@
+"""How a container learns which devices are its own: the choices that an administrator has.
+
+The words are those of NVIDIA's device plugin, so that its flags, its environment variables and its configuration file
+mean the same here. They concern devices that are reached by device nodes; a simulated device is always a mount.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import PurePosixPath
+
+from scrubber.domain.errors import BadConfiguration
+
+__all__ = ["CDI_PREFIX", "Feature", "IdStrategy", "Injection", "ListStrategy", "list_strategies"]
+
+CDI_PREFIX = "cdi.k8s.io/"
+"""How the annotations begin that every runtime with CDI reads."""
+
+
+HOST_ROOT = PurePosixPath("/")
+
+
+class ListStrategy(StrEnum):
+    """How the list of a container's devices reaches the runtime."""
+
+    ENVVAR = "envvar"
+    """``NVIDIA_VISIBLE_DEVICES`` holds the list. Any pod can set that variable itself."""
+    VOLUME_MOUNTS = "volume-mounts"
+    """A mount of ``/dev/null`` for each device; a pod needs a ``hostPath`` to forge that."""
+    CDI_ANNOTATIONS = "cdi-annotations"
+    """An annotation on the container that names devices of our CDI specification."""
+    CDI_CRI = "cdi-cri"
+    """The same names in the CRI's own field."""
+
+
+class IdStrategy(StrEnum):
+    """What a device is called in that list."""
+
+    UUID = "uuid"
+    INDEX = "index"
+
+
+class Feature(StrEnum):
+    """What else NVIDIA's runtime is asked for, by ``NVIDIA_<FEATURE>=enabled``."""
+
+    GDRCOPY = "gdrcopy"
+    GDS = "gds"
+    MOFED = "mofed"
+
+
+@dataclass(frozen=True, slots=True)
+class Injection:
+    """What a container is given with devices that are reached by device nodes.
+
+    Attributes:
+        strategies: at least one; in the order of :class:`ListStrategy`.
+        pass_device_specs: give the device nodes to the kubelet too, so that it does not take them away again when it
+            updates the container. Says nothing where CDI alone injects, which does so itself.
+        dev_root: where the device nodes are on the host: the directory that holds ``dev``.
+        annotation_prefix: how the key of the CDI annotation begins.
+
+    Raises:
+        BadConfiguration: a combination that cannot work.
+    """
+
+    strategies: tuple[ListStrategy, ...] = (ListStrategy.ENVVAR,)
+    ids: IdStrategy = IdStrategy.UUID
+    pass_device_specs: bool = False
+    dev_root: PurePosixPath = HOST_ROOT
+    annotation_prefix: str = CDI_PREFIX
+    features: frozenset[Feature] = frozenset()
+
+    def __post_init__(self) -> None:
+        if not self.annotation_prefix.endswith("/") or self.annotation_prefix == "/":
+            raise BadConfiguration(
+                f'The prefix of CDI annotations cannot be "{self.annotation_prefix}"; '
+                f"write a domain and a slash, such as {CDI_PREFIX}."
+            )
+        if self.features and self.only_cdi:
+            named = ", ".join(sorted(self.features))
+            raise BadConfiguration(
+                f"{named}: this is asked of NVIDIA's runtime, which is not asked for anything when CDI alone injects; "
+                "choose envvar or volume-mounts beside it, or leave it out."
+            )
+
+    @property
+    def by_cdi(self) -> bool:
+        """Whether a CDI specification is needed."""
+        return any(each in _CDI for each in self.strategies)
+
+    @property
+    def only_cdi(self) -> bool:
+        return all(each in _CDI for each in self.strategies)
+
+    @property
+    def by_envvar(self) -> bool:
+        """Whether an environment variable, which any pod can set, decides what a container sees."""
+        return ListStrategy.ENVVAR in self.strategies
+
+    def host_path(self, container_path: str, host_path: str) -> str:
+        """Where a device node is on the host; ``host_path`` is what the service says, which knows no other root."""
+        if self.dev_root == HOST_ROOT:
+            return host_path
+        return str(self.dev_root / container_path.lstrip("/"))
+
+
+_CDI = (ListStrategy.CDI_ANNOTATIONS, ListStrategy.CDI_CRI)
+
+
+def list_strategies(written: Iterable[str], origin: str) -> tuple[ListStrategy, ...]:
+    """Read strategies that are separated by commas, repeated, or both; each counts once.
+
+    Args:
+        origin: where they were written, for the complaint: a flag, or ``FILE:LINE: KEY``.
+
+    Raises:
+        BadConfiguration: none, or one that does not exist.
+    """
+    words = [word.strip() for each in written for word in each.split(",")]
+    known = ", ".join(ListStrategy)
+    for word in words:
+        if word not in list(ListStrategy):
+            raise BadConfiguration(f'{origin}: "{word}" is no way to pass devices; write one or more of {known}.')
+    if not words:
+        raise BadConfiguration(f"{origin}: there is no way to pass devices; write one or more of {known}.")
+    return tuple(each for each in ListStrategy if each in words)

@@ -1,0 +1,182 @@
+"""Which resource a device is advertised as, and the board of each resource.
+
+Promises: a device once listed stays listed where it was, because the kubelet shows an omitted device as healthy. No resource mixes kinds of instances behind one name: a node
+that cannot be advertised as the administrator asked is not advertised, with a sentence that says why.
+
+The decision is pure (:class:`Layout`); :class:`Resources` acts on it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from plugin.availability import Offer, Word
+from plugin.board import Board
+from plugin.kubelet import resource_complaint
+from plugin.logs import Log
+
+__all__ = ["NVIDIA", "SIMULATED", "Arrangement", "Layout", "MigStrategy", "Resources"]
+
+SIMULATED = "scrubber.dev/gpu"
+NVIDIA = "nvidia.com/gpu"
+
+
+class MigStrategy(StrEnum):
+    """How instances of a GPU are advertised; as in NVIDIA's plugin."""
+
+    NONE = "none"
+    """Whole GPUs only."""
+    SINGLE = "single"
+    """All GPUs of the node are cut into instances of one profile, or none is: one resource."""
+    MIXED = "mixed"
+    """A resource for each profile, beside that of the whole GPUs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """What is advertised as what.
+
+    Attributes:
+        lists: resource → its full list, in the order of the offers.
+        offers: all devices as they are to be seen, advertised or not.
+        complaint: why the node cannot be advertised as asked; empty when it can.
+        notes: what is left out, and what would change that.
+    """
+
+    lists: Mapping[str, tuple[Offer, ...]]
+    offers: tuple[Offer, ...] = ()
+    complaint: str = ""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The rule, and what it has decided so far.
+
+    Attributes:
+        resource: the name for whole devices; empty: by what they are.
+        listed: id → resources under which the device was ever listed. An instance may come back under its old id as
+            one of another profile.
+    """
+
+    mig: MigStrategy = MigStrategy.NONE
+    resource: str = ""
+    listed: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+    def arrange(self, offers: Iterable[Offer]) -> tuple[Layout, Arrangement]:
+        """Deal ``offers`` out, and remember where each has gone."""
+        offers = tuple(offers)
+        complaint = self._complaint(offers) if self.mig is MigStrategy.SINGLE else ""
+        judged = tuple(offer.withheld(complaint) if complaint and offer.by_node else offer for offer in offers)
+        listed = dict(self.listed)
+        lists: dict[str, list[Offer]] = {}
+        notes: Counter[str] = Counter()
+        for offer in judged:
+            home = self._home(offer)
+            if not home and not offer.gone:
+                notes[self._note(offer)] += 1
+            # A device that only a service that is not ready has named may not be all of its kind.
+            waits = offer.by_node and (complaint or (self.mig is MigStrategy.SINGLE and offer.word is Word.NONE))
+            if home and not waits:
+                listed[offer.id] = listed.get(offer.id, frozenset()) | {home}
+            for resource in sorted(listed.get(offer.id, ())):
+                moved = f"Device {offer.id} is not advertised as {resource} any more."
+                lists.setdefault(resource, []).append(offer if resource == home else offer.withheld(moved))
+        arrangement = Arrangement(
+            {resource: tuple(part) for resource, part in sorted(lists.items())},
+            judged,
+            complaint,
+            tuple(f"{note} ({count} of them)" for note, count in sorted(notes.items())),
+        )
+        return replace(self, listed=listed), arrangement
+
+    def _complaint(self, offers: Iterable[Offer]) -> str:
+        """Why the GPUs of this node are not of one kind. What only a service that is not ready has said counts not."""
+        gpus = [offer for offer in offers if offer.by_node and not offer.gone and offer.word is not Word.NONE]
+        instances = [offer for offer in gpus if offer.parent]
+        profiles = sorted({offer.profile or "unknown" for offer in instances})
+        if instances and len(instances) < len(gpus):
+            why = "some GPUs of this node are cut into MIG instances and some are not"
+        elif len(profiles) > 1:
+            why = f"the MIG instances of this node have different profiles ({', '.join(profiles)})"
+        else:
+            return ""
+        return f"With --mig-strategy single nothing can be advertised: {why}. Choose mixed, or cut all GPUs alike."
+
+    def _home(self, offer: Offer) -> str:
+        """The resource of a device; empty for none."""
+        if not offer.by_node:
+            return self.resource or SIMULATED
+        whole = self.resource or NVIDIA
+        if not offer.parent or self.mig is MigStrategy.SINGLE:
+            return whole
+        if self.mig is MigStrategy.NONE:
+            return ""
+        name = _mig_resource(whole, offer.profile)
+        return "" if not offer.profile or resource_complaint(name) else name
+
+    def _note(self, offer: Offer) -> str:
+        """Why a device has no resource."""
+        if self.mig is MigStrategy.NONE:
+            return "MIG instances are not advertised: --mig-strategy is none; choose single or mixed"
+        return f'A MIG instance of profile "{offer.profile}" is not advertised: no resource can be called after that'
+
+
+def _mig_resource(whole: str, profile: str) -> str:
+    """``nvidia.com/mig-1g.10gb.me`` for the profile ``1g.10gb+me``: a resource's name may hold no plus sign."""
+    domain = whole.partition("/")[0]
+    return f"{domain}/mig-{profile.replace('+', '.')}"
+
+
+Publish = Callable[[Sequence[Offer], str], Mapping[str, str]]
+"""Makes devices usable by containers before they are advertised; answers id → why it could not."""
+
+
+def _nothing_to_publish(offers: Sequence[Offer], epoch: str) -> Mapping[str, str]:
+    return {}
+
+
+class Resources(Board):
+    """The node's board, dealt out to a board for each resource.
+
+    Attributes:
+        boards: resource → its board; one that is there stays.
+        complaint: see :class:`Arrangement`.
+    """
+
+    def __init__(self, layout: Layout, *, log: Log, publish: Publish = _nothing_to_publish) -> None:
+        super().__init__()
+        self.boards: dict[str, Board] = {}
+        self.complaint = ""
+        self._layout = layout
+        self._log = log
+        self._publish = publish
+        self._notes: tuple[str, ...] = ()
+
+    async def show(self, offers: tuple[Offer, ...], epoch: str) -> None:
+        refusals = self._publish(offers, epoch)
+        usable = [
+            offer.withheld(refusals[offer.id]) if offer.id in refusals and offer.word is Word.OFFERED else offer
+            for offer in offers
+        ]
+        self._layout, arrangement = self._layout.arrange(usable)
+        before = (set(self.boards), self.complaint)
+        for resource, part in arrangement.lists.items():
+            await self.boards.setdefault(resource, Board()).show(part, epoch)
+        self._say(arrangement)
+        await super().show(arrangement.offers, epoch)
+        if before != (set(self.boards), self.complaint):
+            await self.ring()
+
+    def _say(self, arrangement: Arrangement) -> None:
+        if arrangement.complaint and arrangement.complaint != self.complaint:
+            self._log.error("This node cannot be advertised as asked", reason=arrangement.complaint)
+        elif self.complaint and not arrangement.complaint:
+            self._log.info("This node can be advertised as asked again")
+        for note in arrangement.notes:
+            if note not in self._notes:
+                self._log.warning("Some devices are not advertised", reason=note)
+        self.complaint, self._notes = arrangement.complaint, arrangement.notes

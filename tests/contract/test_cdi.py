@@ -1,0 +1,413 @@
+"""The CDI specification: what a container runtime would say to it, and that it is never half of anything."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pytest
+
+from plugin.availability import Offer
+from plugin.cdi import FILE, Publisher, qualified_name, replace_file, specification
+from plugin.driverfiles import DriverRoot, Hook, find_driver_files, find_hook
+from plugin.injection import IdStrategy, Injection, ListStrategy
+from plugin.logs import logger
+from scrubber.domain.errors import BadConfiguration
+from tests.gpus import DRIVER, gpu, install_driver, instance, nodes
+
+CDI = Injection((ListStrategy.CDI_CRI,))
+TOOLKIT = Hook("/usr/bin/nvidia-ctk")
+LIBRARIES = "/usr/lib/x86_64-linux-gnu"
+
+
+# -- what the interface demands, written from its documentation --------------------------------------------------------
+
+HOOK_NAMES = {"prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"}
+SINCE = {"hostPath of a device node": (0, 5, 0), "a name that begins with a digit": (0, 5, 0)}
+
+
+def complaints(spec: Any) -> list[str]:
+    """Everything that a runtime would refuse ``spec`` for."""
+    return [*_of_the_top(spec), *(each for device in spec["devices"] for each in _of_a_device(device, spec))]
+
+
+def _of_the_top(spec: Any) -> list[str]:
+    found = [
+        f"unknown key {key}" for key in set(spec) - {"cdiVersion", "kind", "devices", "containerEdits", "annotations"}
+    ]
+    if not re.fullmatch(r"\d+\.\d+\.\d+", spec["cdiVersion"]):
+        found.append("cdiVersion is no version")
+    vendor, _, kind = spec["kind"].partition("/")
+    if not re.fullmatch(r"[A-Za-z]([\w.-]*[A-Za-z0-9])?", vendor) or not re.fullmatch(
+        r"[A-Za-z]([\w-]*[A-Za-z0-9])?", kind
+    ):
+        found.append(f"kind {spec['kind']} is no vendor and class")
+    names = [device["name"] for device in spec["devices"]]
+    if not names:
+        found.append("there is no device")
+    if len(names) != len(set(names)):
+        found.append("a name is there twice")
+    return found + _of_edits(spec.get("containerEdits", {}), spec)
+
+
+def _of_a_device(device: Any, spec: Any) -> list[str]:
+    name, edits = device["name"], device["containerEdits"]
+    found = [f"unknown key {key}" for key in set(device) - {"name", "containerEdits", "annotations"}]
+    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?", name):
+        found.append(f"{name} is no name")
+    if name[0].isdigit() and _version(spec) < SINCE["a name that begins with a digit"]:
+        found.append(f"{name} begins with a digit")
+    if not any(edits.values()):
+        found.append(f"{name} changes nothing")
+    return found + _of_edits(edits, spec)
+
+
+def _of_edits(edits: Any, spec: Any) -> list[str]:
+    found = [f"unknown edit {key}" for key in set(edits) - {"env", "deviceNodes", "mounts", "hooks"}]
+    found += [f"{each} sets nothing" for each in edits.get("env", []) if not re.match(r"[^=]+=", each)]
+    for node in edits.get("deviceNodes", []):
+        found += [f"unknown key {key}" for key in set(node) - {"path", "hostPath", "permissions"}]
+        found += [
+            f"{node[key]} is not absolute" for key in ("path", "hostPath") if not node.get(key, "/").startswith("/")
+        ]
+        if "hostPath" in node and _version(spec) < SINCE["hostPath of a device node"]:
+            found.append("hostPath is not known yet")
+        if not set(node.get("permissions", "rwm")) <= set("rwm"):
+            found.append(f"{node['permissions']} are no permissions")
+    for mount in edits.get("mounts", []):
+        found += [f"unknown key {key}" for key in set(mount) - {"hostPath", "containerPath", "options"}]
+        found += [f"{mount} is no mount" for key in ("hostPath", "containerPath") if not mount[key].startswith("/")]
+    for hook in edits.get("hooks", []):
+        found += [f"unknown key {key}" for key in set(hook) - {"hookName", "path", "args", "env", "timeout"}]
+        if hook["hookName"] not in HOOK_NAMES or not hook["path"].startswith("/"):
+            found.append(f"{hook} is no hook")
+    return found
+
+
+def _version(spec: Any) -> tuple[int, ...]:
+    return tuple(map(int, spec["cdiVersion"].split(".")))
+
+
+# -- the specification -------------------------------------------------------------------------------------------------
+
+
+def spec_of(
+    root: Path, *gpus: Offer, host: str = "/", hook: Hook | None = None, injection: Injection = CDI
+) -> dict[str, Any]:
+    install_driver(root)
+    place = DriverRoot(PurePosixPath(host), root)
+    return specification(gpus, find_driver_files(place), place, hook, injection)
+
+
+def mounts(spec: dict[str, Any]) -> dict[str, str]:
+    """Container path → host path of everything that is mounted."""
+    return {each["containerPath"]: each["hostPath"] for each in spec["containerEdits"]["mounts"]}
+
+
+@pytest.mark.parametrize("ids", list(IdStrategy))
+@pytest.mark.parametrize("hook", [None, Hook("/usr/bin/nvidia-cdi-hook"), Hook("/usr/bin/nvidia-ctk")])
+@pytest.mark.parametrize("host", ["/", "/run/nvidia/driver"])
+def test_a_runtime_takes_it(tmp_path: Path, ids: IdStrategy, hook: Hook | None, host: str) -> None:
+    injection = Injection((ListStrategy.CDI_CRI,), ids, dev_root=PurePosixPath(host))
+    spec = spec_of(tmp_path, gpu(0), gpu(1), instance(2, 0), host=host, hook=hook, injection=injection)
+    assert complaints(spec) == []
+
+
+def test_a_device_has_its_own_nodes_and_all_share_the_drivers(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, gpu(1), instance(0, 2))
+    assert {
+        each["name"]: [node["path"] for node in each["containerEdits"]["deviceNodes"]] for each in spec["devices"]
+    } == {
+        gpu(1).id: ["/dev/nvidia1"],
+        instance(0, 2).id: ["/dev/nvidia-caps/nvidia-cap21", "/dev/nvidia-caps/nvidia-cap22", "/dev/nvidia0"],
+    }
+    assert spec["containerEdits"]["deviceNodes"] == [
+        {"path": f"/dev/{name}", "permissions": "rw"} for name in ("nvidia-uvm", "nvidia-uvm-tools", "nvidiactl")
+    ]
+
+
+def test_a_device_has_its_index_as_a_second_name_only_when_that_is_asked_for(tmp_path: Path) -> None:
+    assert [each["name"] for each in spec_of(tmp_path, gpu(1))["devices"]] == [gpu(1).id]
+    by_index = Injection((ListStrategy.CDI_CRI,), IdStrategy.INDEX)
+    spec = spec_of(tmp_path, gpu(1), instance(0, 2), injection=by_index)
+    assert [each["name"] for each in spec["devices"]] == ["0:2", "1", gpu(1).id, instance(0, 2).id]
+
+
+def test_the_drivers_libraries_and_programs_are_mounted_read_only_and_nothing_else_is(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, gpu(0), hook=Hook("/usr/bin/nvidia-cdi-hook"))
+    names = ("libcuda", "libnvcuvid", "libnvidia-ml", "libnvidia-ptxjitcompiler")
+    expected = ["/usr/bin/nvidia-smi", *(f"{LIBRARIES}/{name}.so.{DRIVER}" for name in names)]
+    assert mounts(spec) == {path: path for path in expected}
+    assert {tuple(each["options"]) for each in spec["containerEdits"]["mounts"]} == {("ro", "nosuid", "nodev", "bind")}
+
+
+def test_a_driver_with_a_root_of_its_own_is_mounted_where_containers_look_for_it(tmp_path: Path) -> None:
+    injection = replace(CDI, dev_root=PurePosixPath("/run/nvidia/driver"))
+    spec = spec_of(tmp_path, gpu(0), host="/run/nvidia/driver", injection=injection)
+    assert mounts(spec)["/usr/bin/nvidia-smi"] == "/run/nvidia/driver/usr/bin/nvidia-smi"
+    (device,) = spec["devices"]
+    assert device["containerEdits"]["deviceNodes"] == [
+        {"path": "/dev/nvidia0", "hostPath": "/run/nvidia/driver/dev/nvidia0", "permissions": "rw"}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "begin"),
+    [
+        ("/usr/bin/nvidia-cdi-hook", ["nvidia-cdi-hook"]),
+        ("/usr/local/nvidia/toolkit/nvidia-ctk", ["nvidia-ctk", "hook"]),
+    ],
+)
+def test_hooks_make_the_links_and_renew_the_linkers_cache(tmp_path: Path, path: str, begin: list[str]) -> None:
+    hooks = spec_of(tmp_path, gpu(0), hook=Hook(path))["containerEdits"]["hooks"]
+    assert [(each["hookName"], each["path"]) for each in hooks] == [("createContainer", path)] * 2
+    links, cache = (each["args"] for each in hooks)
+    assert links[: len(begin) + 1] == [*begin, "create-symlinks"]
+    assert f"libcuda.so.1::{LIBRARIES}/libcuda.so" in links
+    assert f"libcuda.so.{DRIVER}::{LIBRARIES}/libcuda.so.1" in links
+    assert cache == [*begin, "update-ldcache", "--folder", LIBRARIES]
+
+
+def test_without_a_hook_the_links_are_mounts(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, gpu(0))
+    assert "hooks" not in spec["containerEdits"]
+    for link in ("libcuda.so", "libcuda.so.1"):
+        assert mounts(spec)[f"{LIBRARIES}/{link}"] == f"{LIBRARIES}/libcuda.so.{DRIVER}"
+
+
+def test_nvidias_own_runtime_is_told_to_add_nothing(tmp_path: Path) -> None:
+    assert spec_of(tmp_path, gpu(0))["containerEdits"]["env"] == ["NVIDIA_VISIBLE_DEVICES=void"]
+
+
+# -- the driver's files ------------------------------------------------------------------------------------------------
+
+
+def kernel_runs(root: Path, version: str) -> None:
+    said = f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {version}  Release Build  (builder@host)\nGCC version:\n"
+    (root / "proc/driver/nvidia").mkdir(parents=True, exist_ok=True)
+    (root / "proc/driver/nvidia/version").write_text(said)
+
+
+def test_the_kernel_says_which_of_two_drivers_runs(tmp_path: Path) -> None:
+    for version in ("535.104.05", DRIVER):
+        install_driver(tmp_path, version)
+    kernel_runs(tmp_path, "535.104.05")
+    files = find_driver_files(DriverRoot(seen=tmp_path))
+    assert files.version == "535.104.05"
+    assert all(path.endswith(".so.535.104.05") for path in files.libraries)
+
+
+@pytest.mark.parametrize(
+    ("installed", "kernel", "sentence"),
+    [
+        ((), None, "NVIDIA's driver was not found: there is no libcuda.so.<version>"),
+        (("535.104.05", DRIVER), None, "It is not known which driver runs"),
+        ((DRIVER,), "570.1.2", f"The kernel runs NVIDIA's driver 570.1.2, and there is only libcuda.so.{DRIVER}"),
+    ],
+)
+def test_libraries_of_another_driver_are_never_given_out(
+    tmp_path: Path, installed: tuple[str, ...], kernel: str | None, sentence: str
+) -> None:
+    for version in installed:
+        install_driver(tmp_path, version)
+    if kernel is not None:
+        kernel_runs(tmp_path, kernel)
+    with pytest.raises(BadConfiguration, match=re.escape(sentence)):
+        find_driver_files(DriverRoot(seen=tmp_path))
+
+
+def test_a_directory_that_is_a_link_to_another_is_read_once(tmp_path: Path) -> None:
+    install_driver(tmp_path)
+    (tmp_path / "usr/lib64").symlink_to("lib/x86_64-linux-gnu")
+    (tmp_path / "lib").symlink_to("usr/lib")
+    files = find_driver_files(DriverRoot(seen=tmp_path))
+    assert files.directories == (LIBRARIES,)
+
+
+def test_a_hook_is_looked_for_on_the_host_only(tmp_path: Path) -> None:
+    install_driver(tmp_path, hook="nvidia-ctk")
+    assert find_hook(DriverRoot(seen=tmp_path)) == Hook("/usr/bin/nvidia-ctk")
+    assert find_hook(DriverRoot(PurePosixPath("/run/nvidia/driver"), tmp_path)) is None
+
+
+# -- the file ----------------------------------------------------------------------------------------------------------
+
+
+class Desk:
+    """A publisher, what it has written and what it has logged."""
+
+    def __init__(self, directory: Path, *, hook: Hook | None = TOOLKIT) -> None:
+        self.root, self.cdi, self.lines = directory / "root", directory / "cdi", io.StringIO()
+        self.publisher = Publisher(
+            self.cdi,
+            root=DriverRoot(seen=self.root),
+            hook=hook,
+            injection=CDI,
+            log=logger("json", "info", self.lines),
+        )
+
+    @property
+    def file(self) -> Path:
+        return self.cdi / FILE
+
+    @property
+    def names(self) -> list[str]:
+        return [each["name"] for each in json.loads(self.file.read_bytes())["devices"]]
+
+    @property
+    def events(self) -> list[str]:
+        return [json.loads(line)["event"] for line in self.lines.getvalue().splitlines()]
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    made = Desk(tmp_path)
+    install_driver(made.root)
+    made.publisher.check()
+    return made
+
+
+def test_the_same_devices_are_the_same_bytes_in_any_order_and_after_a_restart(desk: Desk, tmp_path: Path) -> None:
+    devices = [gpu(0), gpu(1), instance(2, 0)]
+    assert desk.publisher.publish(devices, "one") == {}
+    before = (desk.file.read_bytes(), desk.file.stat().st_mtime_ns, desk.file.stat().st_ino)
+    for order in itertools.permutations(devices):
+        assert Desk(tmp_path).publisher.publish(order, "two") == {}
+    assert (desk.file.read_bytes(), desk.file.stat().st_mtime_ns, desk.file.stat().st_ino) == before
+    assert desk.file.stat().st_mode & 0o777 == 0o644
+
+
+def test_it_follows_the_devices_and_what_is_gone_goes(desk: Desk) -> None:
+    desk.publisher.publish([gpu(0)], "one")
+    desk.publisher.publish([gpu(0), gpu(1)], "one")
+    assert desk.names == [gpu(0).id, gpu(1).id]
+    desk.publisher.publish([replace(gpu(0), gone=True), gpu(1)], "one")
+    assert desk.names == [gpu(1).id]
+
+
+def test_a_file_that_was_removed_or_changed_returns(desk: Desk) -> None:
+    desk.publisher.publish([gpu(0)], "one")
+    wanted = desk.file.read_bytes()
+    desk.file.unlink()
+    desk.publisher.publish([gpu(0)], "one")
+    assert desk.file.read_bytes() == wanted
+    desk.file.write_text("{}")
+    desk.publisher.publish([gpu(0)], "one")
+    assert desk.file.read_bytes() == wanted
+
+
+def test_without_gpus_nothing_is_written_because_a_specification_without_devices_is_none(desk: Desk) -> None:
+    assert desk.publisher.publish([], "one") == {}
+    assert not desk.file.exists()
+
+
+def test_what_cannot_be_written_is_said_once_and_no_device_is_offered_meanwhile(desk: Desk) -> None:
+    desk.file.mkdir()
+    for _ in range(2):
+        assert desk.publisher.publish([gpu(0)], "one") == {
+            gpu(0).id: f"Device {gpu(0).id} cannot be given to a container: its CDI specification cannot be written. "
+            "The plugin's log on the node says why."
+        }
+    assert desk.events == ["The CDI specification cannot be written"]
+    desk.file.rmdir()
+    assert desk.publisher.publish([gpu(0)], "one") == {}
+
+
+def test_a_driver_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.publisher.check()
+    assert set(desk.publisher.publish([gpu(0)], "one")) == {gpu(0).id}
+    install_driver(desk.root)
+    assert desk.publisher.publish([gpu(0)], "one") == {}
+
+
+def test_a_new_driver_is_found_with_the_service_that_found_it(desk: Desk) -> None:
+    desk.publisher.publish([gpu(0)], "one")
+    for name in (desk.root / "usr/lib/x86_64-linux-gnu").iterdir():
+        name.unlink()
+    install_driver(desk.root, "570.1.2")
+    for epoch in ("one", ""):
+        desk.publisher.publish([gpu(0)], epoch)
+        assert DRIVER in desk.file.read_text()
+    desk.publisher.publish([gpu(0)], "two")
+    assert "libcuda.so.570.1.2" in desk.file.read_text()
+
+
+def test_a_device_that_cannot_stand_in_it_is_named_and_the_others_can(desk: Desk) -> None:
+    old_style = replace(instance(1, 0), id="MIG-GPU-0/1/2")
+    bare = replace(gpu(2), access=nodes("nvidiactl"))
+    refused = desk.publisher.publish([gpu(0), old_style, bare], "one")
+    assert set(refused) == {old_style.id, bare.id}
+    assert desk.names == [gpu(0).id]
+
+
+def test_that_there_is_no_hook_is_said_at_the_start(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, hook=None)
+    desk.publisher.check()
+    assert len(desk.events) == 1
+    assert desk.events[0].startswith("No nvidia-cdi-hook or nvidia-ctk was found")
+
+
+def test_a_directory_that_cannot_be_written_to_is_refused_before_anything_is_promised(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.cdi.write_text("a file")
+    with pytest.raises(
+        BadConfiguration, match=r"No CDI specification can be written in .*choose a --device-list-strategy"
+    ):
+        desk.publisher.check()
+
+
+def test_names_are_qualified_as_the_file_says(desk: Desk) -> None:
+    desk.publisher.publish([gpu(0)], "one")
+    kind = json.loads(desk.file.read_bytes())["kind"]
+    assert qualified_name(gpu(0).id) == f"{kind}={gpu(0).id}"
+
+
+# -- killed in the middle ----------------------------------------------------------------------------------------------
+
+WRITER = """
+import sys
+from pathlib import Path
+from plugin.cdi import replace_file
+
+def stopped(temporary, final):
+    print(temporary.name, flush=True)
+    sys.stdin.read()
+
+replace_file(Path(sys.argv[1]), "a.json", b"new", rename=stopped)
+"""
+
+
+def test_a_writer_that_is_killed_before_the_rename_leaves_the_old_file_and_hinders_nobody(tmp_path: Path) -> None:
+    replace_file(tmp_path, "a.json", b"old")
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as writer:
+        assert writer.stdout is not None
+        temporary = writer.stdout.readline().strip()
+        assert (tmp_path / temporary).read_bytes() == b"new"
+        with pytest.raises(BlockingIOError):
+            replace_file(tmp_path, "a.json", b"other")
+        os.kill(writer.pid, signal.SIGKILL)
+    assert (tmp_path / "a.json").read_bytes() == b"old"
+    assert not temporary.endswith((".json", ".yaml"))
+    replace_file(tmp_path, "a.json", b"newest")
+    assert [each.name for each in tmp_path.iterdir()] == ["a.json"]
+    assert (tmp_path / "a.json").read_bytes() == b"newest"
+
+
+def test_nothing_is_written_through_a_link_that_somebody_laid(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("kept")
+    (tmp_path / ".a.json.tmp").symlink_to("precious")
+    with pytest.raises(OSError, match="symbolic links"):
+        replace_file(tmp_path, "a.json", b"new")
+    assert (tmp_path / "precious").read_text() == "kept"

@@ -1,0 +1,261 @@
+"""The plugin in the place of NVIDIA's, as a process: its flags, its variables and its file, and what the kubelet sees."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+
+from plugin.api import deviceplugin_pb2 as api
+from scrubber.api import scrubber_pb2 as pb
+from tests.gpus import gpu, install_driver, instance, seen
+from tests.plugin_collaborators import PATIENCE, FakeKubelet, FakeService, Registered, allocation, device, snapshot
+
+ENVVAR_REFUSED = (
+    "Device {id} is not handed out: the policy refuses devices that are announced by an environment variable, which any "
+    "pod can set. Start the plugin with another --device-list-strategy."
+)
+
+
+@asynccontextmanager
+async def plugin(directory: Path, *flags: str, **variables: str) -> AsyncIterator[Process]:
+    arguments = ["--kubelet-dir", str(directory), "--socket", str(directory / "s"), "--registration", "classic"]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "scrubber.cli.main", "plugin", *arguments, "--log-format", "json", *flags),
+        stderr=PIPE,
+        env=os.environ | variables,
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def says(process: Process, event: str) -> dict[str, str]:
+    """The next line of the log with this event."""
+    assert process.stderr is not None
+    async with asyncio.timeout(PATIENCE):
+        while line := await process.stderr.readline():
+            found: dict[str, str] = json.loads(line)
+            if found["event"] == event:
+                return found
+    raise AssertionError(f"the plugin ended without saying {event!r}")
+
+
+async def ends(process: Process) -> tuple[int, str]:
+    """Its exit status, and what it said at last."""
+    assert process.stderr is not None
+    async with asyncio.timeout(PATIENCE):
+        said = (await process.stderr.read()).decode()
+        return await process.wait(), said.strip().splitlines()[-1]
+
+
+async def allocated(registered: Registered, *ids: str) -> api.ContainerAllocateResponse:
+    answer: api.AllocateResponse = await registered.plugin.Allocate(allocation(*ids))
+    (container,) = answer.container_responses
+    return container
+
+
+def node(*devices: pb.SnapshotDevice, **facts: object) -> pb.Snapshot:
+    made = snapshot(*devices)
+    for name, value in facts.items():
+        setattr(made, name, value)
+    return made
+
+
+TWO = node(seen(gpu(0)), seen(gpu(1)))
+
+
+async def test_gpus_are_advertised_as_nvidias_and_named_in_its_variable_by_default(short_tmp: Path) -> None:
+    async with FakeKubelet(short_tmp) as kubelet, FakeService(short_tmp / "s", TWO), plugin(short_tmp):
+        registered = await kubelet.new_registration()
+        assert kubelet.requests[0].resource_name == "nvidia.com/gpu"
+        assert registered.healthy == {gpu(0).id, gpu(1).id}
+        container = await allocated(registered, gpu(1).id, gpu(0).id)
+        assert container == api.ContainerAllocateResponse(
+            envs={
+                "NVIDIA_VISIBLE_DEVICES": f"{gpu(0).id},{gpu(1).id}",
+                "SCRUBBER_VISIBLE_DEVICES": f"{gpu(0).id},{gpu(1).id}",
+            }
+        )
+
+
+async def test_simulated_devices_are_advertised_as_before(short_tmp: Path) -> None:
+    async with FakeKubelet(short_tmp) as kubelet, FakeService(short_tmp / "s", snapshot(device(0))), plugin(short_tmp):
+        registered = await kubelet.new_registration()
+        assert kubelet.requests[0].resource_name == "scrubber.dev/gpu"
+        assert len((await allocated(registered, "sim-0")).mounts) == 1
+
+
+async def test_the_command_line_wins_over_the_environment_and_that_over_the_file(short_tmp: Path) -> None:
+    (short_tmp / "config.yaml").write_text(
+        "version: v1\nflags: {plugin: {passDeviceSpecs: true, deviceListStrategy: cdi-cri, deviceIDStrategy: uuid}}\n"
+    )
+    flags = ("--device-list-strategy", "envvar", "--pass-device-specs=true")
+    variables = {
+        "CONFIG_FILE": str(short_tmp / "config.yaml"),
+        "DEVICE_LIST_STRATEGY": "volume-mounts",
+        "DEVICE_ID_STRATEGY": "index",
+        "PASS_DEVICE_SPECS": "false",
+        "NVIDIA_DEV_ROOT": "/run/nvidia/driver",
+    }
+    async with (
+        FakeKubelet(short_tmp) as kubelet,
+        FakeService(short_tmp / "s", TWO),
+        plugin(short_tmp, *flags, **variables),
+    ):
+        container = await allocated(await kubelet.new_registration(), gpu(1).id)
+        assert container.envs["NVIDIA_VISIBLE_DEVICES"] == "1"
+        assert container.devices[0].host_path == "/run/nvidia/driver/dev/nvidia1"
+
+
+@pytest.mark.parametrize("strategy", ["cdi-cri", "cdi-annotations"])
+async def test_with_cdi_a_device_stands_in_the_file_before_it_is_advertised(short_tmp: Path, strategy: str) -> None:
+    install_driver(short_tmp / "driver", hook="nvidia-ctk")
+    flags = ("--device-list-strategy", strategy, "--cdi-dir", str(short_tmp / "cdi"))
+    places = ("--driver-root-ctr-path", str(short_tmp / "driver"))
+    async with (
+        FakeKubelet(short_tmp) as kubelet,
+        FakeService(short_tmp / "s", TWO) as service,
+        plugin(short_tmp, *flags, *places),
+    ):
+        registered = await kubelet.new_registration()
+        spec = short_tmp / "cdi" / "scrubber.dev-gpu.json"
+        container = await allocated(registered, gpu(1).id, gpu(0).id)
+        named = [each.name for each in container.cdi_devices] or next(iter(container.annotations.values())).split(",")
+        known = {f"scrubber.dev/gpu={each['name']}" for each in json.loads(spec.read_bytes())["devices"]}
+        assert set(named) == known
+        assert "NVIDIA_VISIBLE_DEVICES" not in container.envs
+        service.show(node(seen(gpu(0)), seen(gpu(1)), seen(gpu(2)), version=2))
+        await kubelet.until(lambda: gpu(2).id in registered.healthy)
+        assert gpu(2).id in spec.read_text()
+
+
+async def test_with_cdi_and_no_driver_the_devices_are_listed_and_unhealthy(short_tmp: Path) -> None:
+    flags = ("--device-list-strategy", "cdi-cri", "--cdi-dir", str(short_tmp / "cdi"))
+    places = ("--driver-root-ctr-path", str(short_tmp / "driver"))
+    async with FakeKubelet(short_tmp) as kubelet, FakeService(short_tmp / "s", TWO), plugin(short_tmp, *flags, *places):
+        registered = await kubelet.new_registration()
+        assert registered.lists == [{gpu(0).id: "Unhealthy", gpu(1).id: "Unhealthy"}]
+        with pytest.raises(grpc.aio.AioRpcError, match="its CDI specification cannot be written"):
+            await allocated(registered, gpu(0).id)
+
+
+async def test_a_cdi_directory_that_cannot_be_written_to_ends_it_with_one_sentence(short_tmp: Path) -> None:
+    (short_tmp / "cdi").touch()
+    async with plugin(short_tmp, "--device-list-strategy=cdi-cri", "--cdi-dir", str(short_tmp / "cdi")) as process:
+        status, said = await ends(process)
+        assert status == 2
+        assert said.startswith(f"Error: No CDI specification can be written in {short_tmp / 'cdi'}")
+
+
+async def test_mixed_registers_each_profile_when_its_first_instance_appears(short_tmp: Path) -> None:
+    async with (
+        FakeKubelet(short_tmp) as kubelet,
+        FakeService(short_tmp / "s", node(seen(gpu(0)))) as service,
+        plugin(short_tmp, MIG_STRATEGY="mixed") as process,
+    ):
+        await kubelet.new_registration()
+        service.show(node(seen(gpu(0)), seen(instance(1, 0)), seen(instance(1, 1, "3g.40gb+me")), version=2))
+        await kubelet.until(lambda: sum(bool(each.lists) for each in kubelet.registered) == 3)
+        resources = {request.endpoint: request.resource_name for request in kubelet.requests}
+        by_resource = {resources[each.socket.name]: each for each in kubelet.registered}
+        assert {resource: each.healthy for resource, each in by_resource.items()} == {
+            "nvidia.com/gpu": {gpu(0).id},
+            "nvidia.com/mig-1g.10gb": {instance(1, 0).id},
+            "nvidia.com/mig-3g.40gb.me": {instance(1, 1).id},
+        }
+        with pytest.raises(grpc.aio.AioRpcError, match="is not one of this plugin's"):
+            await allocated(by_resource["nvidia.com/gpu"], instance(1, 0).id)
+        process.send_signal(signal.SIGTERM)
+        await kubelet.until(lambda: all(each.ended for each in kubelet.registered))
+        assert all(each.error is None for each in kubelet.registered)
+        assert await process.wait() == 0
+        assert not any(each.socket.exists() for each in kubelet.registered)
+
+
+async def test_single_on_a_node_of_two_kinds_ends_it_with_the_sentence(short_tmp: Path) -> None:
+    cut = node(seen(instance(0, 0)), seen(instance(1, 0, "3g.40gb")))
+    async with (
+        FakeKubelet(short_tmp) as kubelet,
+        FakeService(short_tmp / "s", cut),
+        plugin(short_tmp, "--mig-strategy", "single") as process,
+    ):
+        status, said = await ends(process)
+        assert status == 2
+        assert said.startswith("Error: With --mig-strategy single nothing can be advertised: ")
+        assert kubelet.requests == []
+
+
+async def test_single_waits_for_a_node_of_one_kind_when_it_may_not_fail(short_tmp: Path) -> None:
+    cut = node(seen(instance(0, 0)), seen(instance(1, 0, "3g.40gb")))
+    async with (
+        FakeKubelet(short_tmp) as kubelet,
+        FakeService(short_tmp / "s", cut) as service,
+        plugin(short_tmp, "--mig-strategy", "single", "--fail-on-init-error=false") as process,
+    ):
+        await says(process, "This node cannot be advertised as asked")
+        assert kubelet.requests == []
+        service.show(node(seen(instance(0, 0)), seen(instance(0, 1)), version=2))
+        registered = await kubelet.new_registration()
+        assert kubelet.requests[0].resource_name == "nvidia.com/gpu"
+        assert registered.healthy == {instance(0, 0).id, instance(0, 1).id}
+
+
+async def test_a_policy_that_refuses_the_variable_keeps_gpus_out_until_another_way_is_chosen(short_tmp: Path) -> None:
+    strict = node(seen(gpu(0)), device(0), envvar_refused=True)
+    async with FakeKubelet(short_tmp) as kubelet, FakeService(short_tmp / "s", strict):
+        async with plugin(
+            short_tmp, "--resource-name", "a.b/c", "--device-list-strategy=volume-mounts,envvar"
+        ) as process:
+            said = await says(
+                process,
+                "The policy refuses devices that are announced by an environment variable: no GPU is handed out",
+            )
+            assert said["cure"].startswith("start the plugin with --device-list-strategy volume-mounts")
+            registered = await kubelet.new_registration()
+            assert registered.lists == [{"sim-0": "Healthy", gpu(0).id: "Unhealthy"}]
+            with pytest.raises(grpc.aio.AioRpcError, match=re.escape(ENVVAR_REFUSED.format(id=gpu(0).id))):
+                await allocated(registered, gpu(0).id)
+        async with plugin(short_tmp, "--resource-name", "a.b/c", "--device-list-strategy", "volume-mounts"):
+            registered = await kubelet.new_registration(after=1)
+            assert registered.healthy == {"sim-0", gpu(0).id}
+
+
+async def test_disabled_health_checks_are_answered_with_where_they_are_set_now(short_tmp: Path) -> None:
+    async with plugin(short_tmp, DP_DISABLE_HEALTHCHECKS="48") as process:
+        assert "xids: ignore in the policy" in (await says(process, "DP_DISABLE_HEALTHCHECKS is set"))["reason"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (("--mig-strategy", "half"), "Error: Invalid value for '--mig-strategy'"),
+        (("--device-id-strategy", "name"), "Error: Invalid value for '--device-id-strategy'"),
+        (("--device-list-strategy", "env"), 'Error: --device-list-strategy: "env" is no way to pass devices;'),
+        (("--nvidia-driver-root", "driver"), 'Error: --nvidia-driver-root: "driver" is no place on the host;'),
+        (("--config-file", "/nowhere.yaml"), "Error: --config-file /nowhere.yaml cannot be read: "),
+        (("--cdi-annotation-prefix", "cdi"), 'Error: The prefix of CDI annotations cannot be "cdi";'),
+        (("--gds-enabled", "--device-list-strategy", "cdi-cri"), "Error: gds: this is asked of NVIDIA's runtime"),
+    ],
+)
+async def test_a_setting_that_cannot_work_is_one_sentence(
+    short_tmp: Path, flags: tuple[str, ...], sentence: str
+) -> None:
+    async with plugin(short_tmp, *flags) as process:
+        status, said = await ends(process)
+        assert status == 2
+        assert said.startswith(sentence)

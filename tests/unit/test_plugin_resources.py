@@ -1,0 +1,205 @@
+"""What a device is advertised as, for each MIG strategy."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plugin.availability import Offer, Word
+from plugin.logs import logger
+from plugin.resources import Arrangement, Layout, MigStrategy, Resources
+from scrubber.domain.device import Access, AccessKind
+from tests.gpus import gpu, instance
+
+SIM = Offer("sim-0", "0", Word.OFFERED, True, access=(Access(AccessKind.MOUNT, "/sim/0", "/dev/simgpu0"),))
+
+
+def arranged(mig: str, *offers: Offer, resource: str = "") -> Arrangement:
+    return Layout(MigStrategy(mig), resource).arrange(offers)[1]
+
+
+def ids(arrangement: Arrangement) -> dict[str, list[str]]:
+    return {resource: [offer.id for offer in part] for resource, part in arrangement.lists.items()}
+
+
+def gone(offer: Offer) -> Offer:
+    return replace(offer, word=Word.WITHHELD, healthy=False, gone=True, refusal="gone")
+
+
+def test_without_a_name_a_device_is_advertised_as_what_it_is() -> None:
+    assert ids(arranged("none", gpu(0), SIM)) == {"nvidia.com/gpu": [gpu(0).id], "scrubber.dev/gpu": ["sim-0"]}
+    assert ids(arranged("none", gpu(0), SIM, resource="a.b/c")) == {"a.b/c": [gpu(0).id, "sim-0"]}
+
+
+def test_none_advertises_whole_gpus_only_and_says_so() -> None:
+    arrangement = arranged("none", gpu(0), instance(1, 0), instance(1, 1))
+    assert ids(arrangement) == {"nvidia.com/gpu": [gpu(0).id]}
+    assert arrangement.notes == (
+        "MIG instances are not advertised: --mig-strategy is none; choose single or mixed (2 of them)",
+    )
+    assert arrangement.complaint == ""
+
+
+def test_single_advertises_instances_of_one_kind_as_gpus() -> None:
+    parts = [instance(number, part) for number in (0, 1) for part in (0, 1)]
+    assert ids(arranged("single", *parts)) == {"nvidia.com/gpu": [each.id for each in parts]}
+    assert ids(arranged("single", gpu(0), gpu(1))) == {"nvidia.com/gpu": [gpu(0).id, gpu(1).id]}
+
+
+@pytest.mark.parametrize(
+    ("offers", "why"),
+    [
+        ((gpu(0), instance(1, 0)), "some GPUs of this node are cut into MIG instances and some are not"),
+        ((instance(0, 0), instance(1, 0, "3g.40gb")), "different profiles (1g.10gb, 3g.40gb)"),
+    ],
+)
+def test_single_refuses_a_node_of_several_kinds(offers: tuple[Offer, ...], why: str) -> None:
+    arrangement = arranged("single", *offers)
+    assert arrangement.lists == {}
+    assert why in arrangement.complaint
+    assert "Choose mixed, or cut all GPUs alike." in arrangement.complaint
+
+
+def test_single_judges_only_what_is_there_and_what_a_ready_service_has_said() -> None:
+    parts = [instance(0, 0), instance(0, 1)]
+    assert arranged("single", *parts, gone(gpu(7))).complaint == ""
+    unspoken = gpu(1, word=Word.NONE)
+    assert ids(arranged("single", *parts, unspoken)) == {"nvidia.com/gpu": [each.id for each in parts]}
+
+
+def test_single_withholds_what_it_has_listed_when_the_node_is_cut_anew() -> None:
+    layout, _ = Layout(MigStrategy.SINGLE).arrange([instance(0, 0)])
+    layout, later = layout.arrange([instance(0, 0), instance(1, 0, "3g.40gb")])
+    (listed,) = later.lists["nvidia.com/gpu"]
+    assert (listed.id, listed.healthy, listed.refusal) == (instance(0, 0).id, False, later.complaint)
+    _, again = layout.arrange([instance(0, 0), gone(instance(1, 0, "3g.40gb"))])
+    assert again.lists["nvidia.com/gpu"][0].healthy
+    assert again.complaint == ""
+
+
+def test_mixed_has_a_resource_for_each_profile() -> None:
+    offers = (gpu(0), instance(1, 0), instance(1, 1, "1g.10gb+me"), instance(1, 2, "1c.3g.40gb"))
+    assert ids(arranged("mixed", *offers)) == {
+        "nvidia.com/gpu": [offers[0].id],
+        "nvidia.com/mig-1g.10gb": [offers[1].id],
+        "nvidia.com/mig-1g.10gb.me": [offers[2].id],
+        "nvidia.com/mig-1c.3g.40gb": [offers[3].id],
+    }
+    renamed = arranged("mixed", instance(1, 0), resource="example.com/accelerator")
+    assert ids(renamed) == {"example.com/mig-1g.10gb": [offers[1].id]}
+
+
+@pytest.mark.parametrize("profile", ["", "1g/10gb", "no name"])
+def test_an_instance_without_a_usable_profile_is_left_out_and_named(profile: str) -> None:
+    arrangement = arranged("mixed", instance(0, 0, profile), gpu(1))
+    assert ids(arrangement) == {"nvidia.com/gpu": [gpu(1).id]}
+    assert f'profile "{profile}" is not advertised' in arrangement.notes[0]
+
+
+def test_simulated_devices_are_not_asked_for_a_strategy() -> None:
+    part = replace(SIM, id="sim-0:1", index="0:1", parent="sim-0")
+    for mig in MigStrategy:
+        assert ids(arranged(mig, SIM, part)) == {"scrubber.dev/gpu": ["sim-0", "sim-0:1"]}
+
+
+def test_an_instance_that_comes_back_with_another_profile_is_out_of_service_under_its_old_one() -> None:
+    layout, _ = Layout(MigStrategy.MIXED).arrange([instance(0, 0)])
+    _, later = layout.arrange([instance(0, 0, "1g.10gb+me")])
+    (old,), (new,) = later.lists["nvidia.com/mig-1g.10gb"], later.lists["nvidia.com/mig-1g.10gb.me"]
+    assert (old.id, old.healthy, new.id, new.healthy) == (instance(0, 0).id, False, instance(0, 0).id, True)
+    assert old.refusal == f"Device {old.id} is not advertised as nvidia.com/mig-1g.10gb any more."
+
+
+offers_ = st.lists(
+    st.builds(gpu, st.integers(0, 3))
+    | st.builds(instance, st.integers(4, 6), st.integers(0, 2), st.sampled_from(["1g.10gb", "2g.20gb"])),
+    unique_by=lambda offer: offer.id,
+)
+
+
+@given(mig=st.sampled_from(MigStrategy), rounds=st.lists(offers_, min_size=1, max_size=4))
+def test_a_device_once_listed_stays_listed_where_it_was(mig: MigStrategy, rounds: list[list[Offer]]) -> None:
+    layout = Layout(mig)
+    known: dict[str, Offer] = {}
+    homes: set[tuple[str, str]] = set()
+    for present in rounds:
+        now = {offer.id: offer for offer in present}
+        known = {id_: gone(offer) for id_, offer in known.items()} | now
+        layout, arrangement = layout.arrange(known.values())
+        dealt = {(id_, resource) for resource, part in ids(arrangement).items() for id_ in part}
+        assert homes <= dealt
+        homes = dealt
+        for resource, part in arrangement.lists.items():
+            assert len({offer.profile for offer in part if offer.healthy}) <= 1, resource
+
+
+# -- the boards --------------------------------------------------------------------------------------------------------
+
+
+def events(lines: io.StringIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in lines.getvalue().splitlines()]
+
+
+async def test_each_resource_has_a_board_and_the_node_has_them_all() -> None:
+    resources = Resources(Layout(MigStrategy.MIXED), log=logger("json", "error"))
+    await resources.show((gpu(0), instance(1, 0)), "epoch")
+    assert {name: [offer.id for offer in board.offers] for name, board in resources.boards.items()} == {
+        "nvidia.com/gpu": [gpu(0).id],
+        "nvidia.com/mig-1g.10gb": [instance(1, 0).id],
+    }
+    assert [offer.id for offer in resources.offers] == [gpu(0).id, instance(1, 0).id]
+    assert {board.epoch for board in resources.boards.values()} == {"epoch"}
+    assert {board.version for board in resources.boards.values()} == {1}
+
+
+async def test_a_change_of_one_resource_is_no_news_to_the_others() -> None:
+    resources = Resources(Layout(MigStrategy.MIXED), log=logger("json", "error"))
+    await resources.show((gpu(0), instance(1, 0)), "epoch")
+    await resources.show((gpu(0, word=Word.WITHHELD), instance(1, 0)), "epoch")
+    assert {name: board.version for name, board in resources.boards.items()} == {
+        "nvidia.com/gpu": 2,
+        "nvidia.com/mig-1g.10gb": 1,
+    }
+
+
+async def test_what_cannot_be_published_is_unhealthy_on_every_board() -> None:
+    published: list[tuple[list[str], str]] = []
+
+    def publish(offers: Sequence[Offer], epoch: str) -> Mapping[str, str]:
+        published.append(([offer.id for offer in offers], epoch))
+        return {gpu(1).id: "No specification."}
+
+    resources = Resources(Layout(), log=logger("json", "error"), publish=publish)
+    await resources.show((gpu(0), gpu(1)), "epoch")
+    assert published == [([gpu(0).id, gpu(1).id], "epoch")]
+    for board in (resources, resources.boards["nvidia.com/gpu"]):
+        assert {offer.id: offer.healthy for offer in board.offers} == {gpu(0).id: True, gpu(1).id: False}
+        found = board.find(gpu(1).id)
+        assert found is not None
+        assert (found.word, found.refusal) == (Word.WITHHELD, "No specification.")
+
+
+async def test_what_is_wrong_with_the_layout_is_said_once_and_so_is_that_it_is_over() -> None:
+    lines = io.StringIO()
+    resources = Resources(Layout(MigStrategy.SINGLE), log=logger("json", "info", lines))
+    for offers in ((gpu(0), instance(1, 0)), (gpu(0), instance(1, 0)), (gpu(0),)):
+        await resources.show(offers, "epoch")
+    assert [each["event"] for each in events(lines)] == [
+        "This node cannot be advertised as asked",
+        "This node can be advertised as asked again",
+    ]
+
+
+async def test_what_is_left_out_is_said_once() -> None:
+    lines = io.StringIO()
+    resources = Resources(Layout(), log=logger("json", "info", lines))
+    for _ in range(3):
+        await resources.show((gpu(0), instance(1, 0)), "epoch")
+    assert [each["event"] for each in events(lines)] == ["Some devices are not advertised"]
