@@ -42,7 +42,7 @@ bench: $(STAMP)  ## measure, and write the results to bench/
 
 # On a machine with a GPU that nobody else uses. PYTHON may have CuPy and nvidia-ml-py already; nothing is installed.
 PYTHON ?= $(firstword $(wildcard $(BIN)/python) python3)
-gpu-check:  ## what only a real GPU can prove; results go to bench/results/
+gpu-check:  ## what only a real GPU can prove; overwrites its memory; results go to bench/results/
 	$(PYTHON) -m tests.gpu $(ARGS)
 
 kernels: $(STAMP)  ## compile the CUDA kernels to PTX anew

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from plugin.availability import Offer
-from plugin.driverfiles import DriverFiles, DriverRoot, Hook, find_driver_files
-from plugin.injection import IdStrategy, Injection
+from plugin.driverfiles import DriverFiles, DriverRoot, Hook, find_driver_files, still_there
+from plugin.injection import Injection
 from plugin.logs import Log
 from scrubber.domain.device import AccessKind
 from scrubber.domain.errors import BadConfiguration
@@ -62,8 +62,7 @@ def specification(
         nodes = _device_nodes(gpu, injection)
         own = [node for path, node in sorted(nodes.items()) if path not in CONTROL_NODES]
         shared |= {path: node for path, node in nodes.items() if path in CONTROL_NODES}
-        for name in _names(gpu, injection.ids):
-            devices[name] = {"deviceNodes": own}
+        devices[gpu.id] = {"deviceNodes": own}
     return {
         "cdiVersion": VERSION,
         "kind": KIND,
@@ -71,10 +70,6 @@ def specification(
         "containerEdits": _of_the_driver(files, root, hook)
         | ({"deviceNodes": [node for _, node in sorted(shared.items())]} if shared else {}),
     }
-
-
-def _names(gpu: Offer, ids: IdStrategy) -> tuple[str, ...]:
-    return (gpu.id,) if ids is IdStrategy.UUID else (gpu.id, gpu.index)
 
 
 def _device_nodes(gpu: Offer, injection: Injection) -> dict[str, Edits]:
@@ -162,7 +157,7 @@ class Publisher:
         try:
             directory.mkdir(parents=True, exist_ok=True)
             os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
-            probe.unlink()
+            probe.unlink(missing_ok=True)  # another instance of the plugin may just have done so
         except OSError as error:
             raise BadConfiguration(
                 f"No CDI specification can be written in {directory}: {error.strerror}. Make it writable for the "
@@ -179,6 +174,8 @@ class Publisher:
     def publish(self, offers: Sequence[Offer], epoch: str) -> Mapping[str, str]:
         """Write the file if it is not what it should be; answers id → why no container can be given the device.
 
+        What cannot be written costs the devices that the file does not give already as it should.
+
         Args:
             epoch: which run of the service is heard, empty for none; the driver's files are looked for again in each.
         """
@@ -190,25 +187,42 @@ class Publisher:
         try:
             files = self._driver_files(epoch)
             spec = specification(usable, files, self._root, self._hook, self._injection)
-            self._write(json.dumps(spec, indent=2, sort_keys=True).encode() + b"\n", len(usable), files.version)
         except (OSError, BadConfiguration) as error:
-            why = str(error) if isinstance(error, BadConfiguration) else f"{self._path}: {error.strerror}."
-            if why != self._trouble:
-                self._log.error("The CDI specification cannot be written", reason=why)
-            self._trouble = why
-            return unusable | {
-                gpu.id: f"Device {gpu.id} cannot be given to a container: its CDI specification cannot be written. "
-                "The plugin's log on the node says why."
-                for gpu in usable
-            }
+            return unusable | self._refused(usable, error)
+        try:
+            self._write(json.dumps(spec, indent=2, sort_keys=True).encode() + b"\n", len(usable), files.version)
+        except OSError as error:
+            given = self._given(spec)
+            return unusable | self._refused([gpu for gpu in usable if gpu.id not in given], error)
         self._trouble = ""
         return unusable
 
+    def _refused(self, gpus: Iterable[Offer], error: OSError | BadConfiguration) -> dict[str, str]:
+        why = str(error) if isinstance(error, BadConfiguration) else f"{self._path}: {error.strerror}."
+        if why != self._trouble:
+            self._log.error("The CDI specification cannot be written", reason=why)
+        self._trouble = why
+        return {
+            gpu.id: f"Device {gpu.id} cannot be given to a container: its CDI specification cannot be written. "
+            "The plugin's log on the node says why."
+            for gpu in gpus
+        }
+
     def _driver_files(self, epoch: str) -> DriverFiles:
         known = self._files
-        if known is None or (epoch and known[0] != epoch):
+        if known is None or (epoch and known[0] != epoch) or not still_there(known[1], self._root):
             known = self._files = (epoch, find_driver_files(self._root))
         return known[1]
+
+    def _given(self, spec: Edits) -> frozenset[str]:
+        """The devices that the file as it is gives just as ``spec`` does."""
+        try:
+            found = json.loads(self._path.read_bytes())
+            if found["containerEdits"] != spec["containerEdits"]:
+                return frozenset()
+            return frozenset(each["name"] for each in found["devices"] if each in spec["devices"])
+        except (OSError, ValueError, LookupError, TypeError):  # it is not there, or nothing that we wrote
+            return frozenset()
 
     def _write(self, content: bytes, devices: int, driver: str) -> None:
         try:

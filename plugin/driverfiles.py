@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 
 from scrubber.domain.errors import BadConfiguration
 
-__all__ = ["DriverFiles", "DriverRoot", "Hook", "find_driver_files", "find_hook"]
+__all__ = ["DriverFiles", "DriverRoot", "Hook", "find_driver_files", "find_hook", "still_there"]
 
 LIBRARY_DIRECTORIES = (
     "usr/lib/x86_64-linux-gnu",
@@ -36,7 +36,9 @@ PROGRAMS = (
 HOOK_PROGRAMS = ("nvidia-cdi-hook", "nvidia-ctk")
 HOOK_DIRECTORIES = ("usr/bin", "usr/local/nvidia/toolkit", "usr/local/bin")
 
-_OURS = re.compile(r"lib(cuda|cudadebugger|nvidia-|nvcuvid|nvoptix|(EGL|GLX|GLESv1_CM|GLESv2)_nvidia).*\.so\.")
+_OURS = re.compile(
+    r"lib(cuda|cudadebugger|nvidia-|nvcuvid|nvoptix|(EGL|GLX|GLESv1_CM|GLESv2)_nvidia)[A-Za-z0-9_.+-]*\.so[.0-9]*"
+)
 _VERSION = re.compile(r"\d+\.\d+(?:\.\d+)?")
 _KERNEL_MODULE = re.compile(rf"NVRM version:.*?\s({_VERSION.pattern})\s")
 _CUDA = re.compile(rf"libcuda\.so\.({_VERSION.pattern})")
@@ -132,6 +134,14 @@ def find_driver_files(root: DriverRoot) -> DriverFiles:
     )
 
 
+def still_there(files: DriverFiles, root: DriverRoot) -> bool:
+    """Whether ``files`` are all there as before, and the kernel runs their driver as far as it says."""
+    paths = (*files.libraries, *files.programs)
+    return _of_the_kernel(root.seen) in (None, files.version) and all(
+        (root.seen / path.lstrip("/")).is_file() for path in paths
+    )
+
+
 def find_hook(root: DriverRoot) -> Hook | None:
     """NVIDIA's hook program; looked for on the host only, so None where the driver has a root of its own."""
     if root.host != HOST_ROOT:
@@ -145,10 +155,7 @@ def find_hook(root: DriverRoot) -> Hook | None:
 
 def _version(root: Path) -> str:
     """Of the kernel module where that is to be read, else of the one ``libcuda`` below ``root``."""
-    try:
-        said = _KERNEL_MODULE.search((root / "proc/driver/nvidia/version").read_text(errors="replace"))
-    except OSError:
-        said = None
+    said = _of_the_kernel(root)
     found = sorted(
         {
             match[1]
@@ -160,15 +167,24 @@ def _version(root: Path) -> str:
     where = f"below {root}; the plugin is told where the driver is with --nvidia-driver-root and --driver-root-ctr-path"
     if not found:
         raise BadConfiguration(f"NVIDIA's driver was not found: there is no libcuda.so.<version> {where}.")
-    if said is not None and said[1] not in found:
+    if said is not None and said not in found:
         raise BadConfiguration(
-            f"The kernel runs NVIDIA's driver {said[1]}, and there is only libcuda.so.{' and '.join(found)} {where}."
+            f"The kernel runs NVIDIA's driver {said}, and there is only libcuda.so.{' and '.join(found)} {where}."
         )
     if said is None and len(found) > 1:
         raise BadConfiguration(
             f"It is not known which driver runs: there are libcuda.so.{' and '.join(found)} {where}."
         )
-    return said[1] if said is not None else found[0]
+    return said or found[0]
+
+
+def _of_the_kernel(root: Path) -> str | None:
+    """The version of the kernel module; None where that is not to be read."""
+    try:
+        said = _KERNEL_MODULE.search((root / "proc/driver/nvidia/version").read_text(errors="replace"))
+    except OSError:
+        return None
+    return None if said is None else said[1]
 
 
 def _directories(root: Path) -> Iterator[Path]:
@@ -183,4 +199,4 @@ def _directories(root: Path) -> Iterator[Path]:
 
 
 def _belongs(name: str, version: str) -> bool:
-    return name.endswith(f".so.{version}") and _OURS.match(name) is not None
+    return name.endswith(f".so.{version}") and _OURS.fullmatch(name) is not None

@@ -49,7 +49,7 @@ def container_response(
     )
     gpus = [offer for offer in given if offer.by_node]
     if gpus:
-        _name_to_the_runtime(response, _names(gpus, injection.ids), injection)
+        _name_to_the_runtime(response, gpus, injection)
         if injection.pass_device_specs and not injection.only_cdi:
             response.devices.extend(
                 kubelet.DeviceSpec(
@@ -70,9 +70,11 @@ def _names(gpus: Iterable[Offer], ids: IdStrategy) -> list[str]:
 
 
 def _name_to_the_runtime(
-    response: kubelet.ContainerAllocateResponse, names: Sequence[str], injection: Injection
+    response: kubelet.ContainerAllocateResponse, gpus: Sequence[Offer], injection: Injection
 ) -> None:
-    qualified = [qualified_name(name) for name in names]
+    names = _names(gpus, injection.ids)
+    # Never by index: the kubelet replays this answer at every start, and by then the index may be another device's.
+    qualified = [qualified_name(gpu.id) for gpu in gpus]
     for feature in sorted(injection.features):
         response.envs[f"NVIDIA_{feature.upper()}"] = "enabled"
     if ListStrategy.ENVVAR in injection.strategies:

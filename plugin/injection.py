@@ -6,6 +6,7 @@ mean the same here. They concern devices that are reached by device nodes; a sim
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -20,6 +21,11 @@ CDI_PREFIX = "cdi.k8s.io/"
 
 
 HOST_ROOT = PurePosixPath("/")
+
+_LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_PREFIX = re.compile(rf"{_LABEL}(\.{_LABEL})*/")
+_LONGEST_PREFIX = 254
+"""Kubernetes' limit for the domain in an annotation's key, and the slash."""
 
 
 class ListStrategy(StrEnum):
@@ -36,7 +42,7 @@ class ListStrategy(StrEnum):
 
 
 class IdStrategy(StrEnum):
-    """What a device is called in that list."""
+    """What a device is called in that list. In CDI's names, which are our own, it is always its UUID."""
 
     UUID = "uuid"
     INDEX = "index"
@@ -73,7 +79,7 @@ class Injection:
     features: frozenset[Feature] = frozenset()
 
     def __post_init__(self) -> None:
-        if not self.annotation_prefix.endswith("/") or self.annotation_prefix == "/":
+        if not _PREFIX.fullmatch(self.annotation_prefix) or len(self.annotation_prefix) > _LONGEST_PREFIX:
             raise BadConfiguration(
                 f'The prefix of CDI annotations cannot be "{self.annotation_prefix}"; '
                 f"write a domain and a slash, such as {CDI_PREFIX}."
@@ -118,7 +124,7 @@ def list_strategies(written: Iterable[str], origin: str) -> tuple[ListStrategy, 
     Raises:
         BadConfiguration: none, or one that does not exist.
     """
-    words = [word.strip() for each in written for word in each.split(",")]
+    words = [word for each in written for part in each.split(",") if (word := part.strip())]
     known = ", ".join(ListStrategy)
     for word in words:
         if word not in list(ListStrategy):

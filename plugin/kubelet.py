@@ -139,7 +139,8 @@ def resource_complaint(name: str) -> str:
     domain, _, base = name.partition("/")
     label = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
     hint = "Write DOMAIN/NAME, such as scrubber.dev/gpu."
-    if not re.fullmatch(rf"{label}(\.{label})*", domain) or not re.fullmatch(r"[A-Za-z0-9]([-\w.]*[A-Za-z0-9])?", base):
+    name_part = r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?"
+    if not re.fullmatch(rf"{label}(\.{label})*", domain) or not re.fullmatch(name_part, base):
         return f"{name!r} is no name for a resource. {hint}"
     if len(domain) > 244 or len(base) > 63:
         return f"{name!r} is too long: 244 characters before the slash and 63 after it. {hint}"

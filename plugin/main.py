@@ -21,10 +21,12 @@ from plugin.cdi import Publisher
 from plugin.gate import Gate, GateTimes
 from plugin.kubelet import KubeletPlaces, Registrar, Registration, RegistrationTimes
 from plugin.logs import Log, logger
-from plugin.nvidia_config import NvidiaSettings, health_check_warning
+from plugin.nvidia_config import NvidiaSettings, health_check_warning, index_warning
 from plugin.resources import NVIDIA, SIMULATED, Layout, MigStrategy, Resources
 from plugin.server import DevicePlugin
 from plugin.service import ServiceWatch, WatchTimes
+from plugin.upstream.behind import Behind, BehindTimes
+from plugin.upstream.front import Front
 from scrubber.api.client import PluginClient
 from scrubber.domain.errors import BadConfiguration, ScrubberError
 
@@ -38,6 +40,7 @@ class PluginTimes:
     gate: GateTimes = field(default_factory=GateTimes)
     registration: RegistrationTimes = field(default_factory=RegistrationTimes)
     watch: WatchTimes = field(default_factory=WatchTimes)
+    behind: BehindTimes = field(default_factory=BehindTimes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,7 @@ class PluginSettings:
         log_format: ``auto`` (for people on a terminal, else JSON lines), ``json`` or ``console``.
         log_level: ``debug``, ``info``, ``warning`` or ``error``.
         nvidia: what concerns GPUs of NVIDIA's only.
+        upstream_dir: where vendors' own plugins register, to stand behind this one; None: this plugin is the only one.
     """
 
     kubelet_dir: Path = Path("/var/lib/kubelet")
@@ -62,6 +66,7 @@ class PluginSettings:
     log_format: str = "auto"
     log_level: str = "info"
     nvidia: NvidiaSettings = field(default_factory=NvidiaSettings)
+    upstream_dir: Path | None = None
     times: PluginTimes = field(default_factory=PluginTimes)
 
 
@@ -76,9 +81,12 @@ async def run(settings: PluginSettings) -> int:
     nvidia = settings.nvidia
     for resource in _possible_resources(settings):
         _places(settings, resource).check()
-    resources = _resources(settings, log)
+    behind = _behind(settings, log)
+    resources = behind.front if behind else _resources(settings, log)
     if warning := health_check_warning(nvidia.disabled_health_checks):
         log.warning("DP_DISABLE_HEALTHCHECKS is set", reason=warning)
+    if warning := index_warning(nvidia.injection):
+        log.warning("Devices are named by index", reason=warning)
     client = PluginClient(settings.socket.absolute())
     gate = Gate(client, resources, times=settings.times.gate, log=log, clock=time.monotonic)
     watch = ServiceWatch(
@@ -94,7 +102,11 @@ async def run(settings: PluginSettings) -> int:
         return Registrar(
             _places(settings, resource),
             mode,
-            plugin=lambda streams: DevicePlugin(board, gate, streams=streams, log=log, injection=nvidia.injection),
+            plugin=lambda streams: (
+                behind.plugin(resource, gate, streams)
+                if behind
+                else DevicePlugin(board, gate, streams=streams, log=log, injection=nvidia.injection)
+            ),
             board=board,
             times=settings.times.registration,
             token=lambda: secrets.token_hex(4),
@@ -110,11 +122,13 @@ async def run(settings: PluginSettings) -> int:
             registration = tasks.create_task(
                 _register(resources, registrar, insist=nvidia.fail_on_init_error), name="registration"
             )
+            vendors = [tasks.create_task(behind.run(), name="vendors' plugins")] if behind else []
             await stop.wait()
             log.info("Stopping: the kubelet's streams end now")
             registration.cancel()
             await asyncio.wait({registration})
-            service.cancel()
+            for task in (service, *vendors):
+                task.cancel()
     except BaseExceptionGroup as group:
         error = _on_purpose(group)
         if error is None:
@@ -126,7 +140,9 @@ async def run(settings: PluginSettings) -> int:
     return 0
 
 
-async def _register(resources: Resources, registrar: Callable[[str, Board], Registrar], *, insist: bool) -> NoReturn:
+async def _register(
+    resources: Resources | Front, registrar: Callable[[str, Board], Registrar], *, insist: bool
+) -> NoReturn:
     """Register every resource as soon as it has a device: before the first snapshot there is no list to send.
 
     Args:
@@ -147,8 +163,28 @@ async def _register(resources: Resources, registrar: Callable[[str, Board], Regi
                 registered.add(resource)
 
 
-def _hopeless(resources: Resources, insist: bool) -> bool:
+def _hopeless(resources: Resources | Front, insist: bool) -> bool:
     return insist and bool(resources.complaint) and not resources.boards
+
+
+def _behind(settings: PluginSettings, log: Log) -> Behind | None:
+    """Vendors' plugins behind this one; None when there are to be none.
+
+    Raises:
+        BadConfiguration: their directory cannot be ours, or a setting contradicts them.
+    """
+    if settings.upstream_dir is None:
+        return None
+    if settings.resource_name:
+        raise BadConfiguration("--resource-name says nothing beside --upstream-dir: the vendor's plugin has the name.")
+    return Behind(
+        settings.upstream_dir.absolute(),
+        settings.kubelet_dir.absolute(),
+        times=settings.times.behind,
+        injection=settings.nvidia.injection,
+        log=log,
+        clock=time.monotonic,
+    )
 
 
 def _resources(settings: PluginSettings, log: Log) -> Resources:

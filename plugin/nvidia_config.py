@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from pathlib import Path, PurePath, PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 from plugin.driverfiles import DriverRoot, Hook, find_hook
 from plugin.injection import CDI_PREFIX, Feature, IdStrategy, Injection, ListStrategy, list_strategies
 from plugin.resources import NVIDIA, MigStrategy
-from scrubber.config.yaml_lines import Located, Location, Value, read_yaml
+from scrubber.config.yaml_lines import Located, Location, Value, file_content, read_yaml
 from scrubber.domain.errors import BadConfiguration
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "Written",
     "from_words",
     "health_check_warning",
+    "index_warning",
     "read_config",
     "settle",
 ]
@@ -93,7 +94,7 @@ def from_words(
         driver_root_seen=_absolute("--driver-root-ctr-path", driver_root_seen, Path),
         mig=MigStrategy(mig) if mig else None,
         annotation_prefix=annotation_prefix or None,
-        hook=hook or None,
+        hook=_absolute("--nvidia-cdi-hook-path", hook, str),
         fail_on_init_error=fail_on_init_error,
         gdrcopy=asked.get(Feature.GDRCOPY),
         gds=asked.get(Feature.GDS),
@@ -101,10 +102,10 @@ def from_words(
     )
 
 
-_Directory = TypeVar("_Directory", bound=PurePath)
+_Place = TypeVar("_Place", PurePosixPath, Path, str)
 
 
-def _absolute(flag: str, words: str | None, kind: Callable[[str], _Directory]) -> _Directory | None:
+def _absolute(flag: str, words: str | None, kind: Callable[[str], _Place]) -> _Place | None:
     if not words:
         return None
     if not words.startswith("/"):
@@ -188,6 +189,16 @@ def health_check_warning(disabled: str) -> str:
     )
 
 
+def index_warning(injection: Injection) -> str:
+    """What to tell somebody whose containers are given indices; empty when none is."""
+    if injection.ids is IdStrategy.UUID or injection.only_cdi:
+        return ""
+    return (
+        "Containers are told indices, and NVIDIA's runtime counts GPUs anew at every start: once one is lost or added, an "
+        "index is another GPU's, which may be somebody else's. Choose --device-id-strategy uuid."
+    )
+
+
 def read_config(path: Path) -> Written:
     """NVIDIA's configuration file, version ``v1``; YAML or JSON.
 
@@ -195,9 +206,10 @@ def read_config(path: Path) -> Written:
         BadConfiguration: it cannot be read, or asks for what is not done here; the sentence has the line.
     """
     try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise BadConfiguration(f"--config-file {path} cannot be read: {error.strerror}.") from error
+        content = file_content(path, "NVIDIA's configuration")
+    except (OSError, ValueError) as error:  # ValueError: a path that no file can have
+        why = getattr(error, "strerror", None) or error
+        raise BadConfiguration(f"--config-file {path} cannot be read: {why}.") from error
     return _Reader(str(path), read_yaml(content, str(path))).written()
 
 
@@ -215,7 +227,7 @@ class _Reader:
             raise self._complaint(("version",), f'is "{version}"; only v1 is read')
         self._refuse_sharing(top.get("sharing"))
         self._refuse_renaming(top.get("resources"))
-        if _holds_entries(top.get("imex")):
+        if self._section(("imex",), top.get("imex"), {"channelIDs", "required"}).get("channelIDs"):
             raise self._complaint(("imex",), "asks for IMEX channels, which this plugin does not hand out; remove it")
         return self._flags(top.get("flags"))
 
@@ -240,7 +252,7 @@ class _Reader:
             driver_root_seen=self._path(here, plugin, "containerDriverRoot", Path),
             mig=self._choice(at, flags, "migStrategy", MigStrategy),
             annotation_prefix=self._text(here, plugin, "cdiAnnotationPrefix"),
-            hook=self._text(here, plugin, "nvidiaCTKPath"),
+            hook=self._path(here, plugin, "nvidiaCTKPath", str),
             fail_on_init_error=self._truth(at, flags, "failOnInitError"),
             gdrcopy=self._truth(at, flags, "gdrcopyEnabled"),
             gds=self._truth(at, flags, "gdsEnabled"),
@@ -287,8 +299,8 @@ class _Reader:
         raise self._complaint((*at, key), f'is "{value}"; write a text')
 
     def _path(
-        self, at: Location, section: Mapping[str, Value], key: str, kind: Callable[[str], _Directory]
-    ) -> _Directory | None:
+        self, at: Location, section: Mapping[str, Value], key: str, kind: Callable[[str], _Place]
+    ) -> _Place | None:
         """A directory, or None where nothing is written."""
         value = self._text(at, section, key)
         if value is not None and not value.startswith("/"):
@@ -296,7 +308,9 @@ class _Reader:
         return None if value is None else kind(value)
 
     def _refuse_sharing(self, sharing: Value) -> None:
-        if _holds_entries(sharing):
+        ways = self._section(("sharing",), sharing, {"timeSlicing", "mps"})
+        keys = {"resources", "renameByDefault", "failRequestsGreaterThanOne"}
+        if any(self._section(("sharing", way), asked, keys).get("resources") for way, asked in ways.items()):
             raise self._complaint(
                 ("sharing",),
                 "asks for shared GPUs, which this plugin does not advertise: who may follow whom on a device is the "
@@ -306,7 +320,9 @@ class _Reader:
     def _refuse_renaming(self, resources: Value) -> None:
         """Entries that say what holds anyway are fine; NVIDIA's plugin passes over the others, which nobody notices."""
         for kind, entries in self._section(("resources",), resources, {"gpus", "mig"}).items():
-            for position, entry in enumerate(entries if isinstance(entries, list) else []):
+            if not isinstance(entries, list | None):
+                raise self._complaint(("resources", kind), "must be a list of patterns and names")
+            for position, entry in enumerate(entries or []):
                 where = ("resources", kind, position)
                 known = self._section(where, entry, {"pattern", "name"})
                 pattern, name = str(known.get("pattern")), str(known.get("name"))
@@ -324,10 +340,3 @@ class _Reader:
 
     def _complaint(self, where: Location, what: str) -> BadConfiguration:
         return BadConfiguration(f"{self._origin(where)} {what}.")
-
-
-def _holds_entries(value: Value) -> bool:
-    """Whether a list with something in it is anywhere in ``value``."""
-    if isinstance(value, list):
-        return bool(value)
-    return isinstance(value, dict) and any(_holds_entries(each) for each in value.values())

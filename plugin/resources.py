@@ -22,6 +22,8 @@ __all__ = ["NVIDIA", "SIMULATED", "Arrangement", "Layout", "MigStrategy", "Resou
 
 SIMULATED = "scrubber.dev/gpu"
 NVIDIA = "nvidia.com/gpu"
+UNKNOWN = "unknown"
+"""The profile of an instance of which the driver says nothing: two of them need not be alike."""
 
 
 class MigStrategy(StrEnum):
@@ -97,8 +99,10 @@ class Layout:
         """Why the GPUs of this node are not of one kind. What only a service that is not ready has said counts not."""
         gpus = [offer for offer in offers if offer.by_node and not offer.gone and offer.word is not Word.NONE]
         instances = [offer for offer in gpus if offer.parent]
-        profiles = sorted({offer.profile or "unknown" for offer in instances})
-        if instances and len(instances) < len(gpus):
+        profiles = sorted({offer.profile or UNKNOWN for offer in instances})
+        if UNKNOWN in profiles:
+            why = "the driver does not say which profile an instance has"
+        elif instances and len(instances) < len(gpus):
             why = "some GPUs of this node are cut into MIG instances and some are not"
         elif len(profiles) > 1:
             why = f"the MIG instances of this node have different profiles ({', '.join(profiles)})"
@@ -116,7 +120,7 @@ class Layout:
         if self.mig is MigStrategy.NONE:
             return ""
         name = _mig_resource(whole, offer.profile)
-        return "" if not offer.profile or resource_complaint(name) else name
+        return "" if offer.profile in ("", UNKNOWN) or resource_complaint(name) else name
 
     def _note(self, offer: Offer) -> str:
         """Why a device has no resource."""

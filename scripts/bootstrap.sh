@@ -46,6 +46,15 @@ fi
 # Debian ships the interpreter without ensurepip; `python3 -m venv` then leaves half a directory behind.
 "$python" -c 'import ensurepip, venv' 2>/dev/null || install_debian python3-venv
 
+# The tests compile a stand-in for the driver's library. Who only runs the demo needs no compiler.
+if ! command -v gcc >/dev/null; then
+    if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
+        install_debian gcc libc6-dev
+    else
+        echo "bootstrap: gcc is missing, and make test needs it; as root: apt-get install gcc libc6-dev" >&2
+    fi
+fi
+
 # A directory that was copied from elsewhere, or whose interpreter was removed, is not repaired but made anew.
 if [ -e "$venv" ] && ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
     [ -e "$venv/pyvenv.cfg" ] || refuse "$venv is in the way and is not a virtual environment; move it"

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import hashlib
-import locale
 import re
 import sys
 from collections.abc import Sequence
@@ -73,7 +72,9 @@ def _library() -> ctypes.CDLL:
 
 def _compile(source: Path) -> bytes:
     nvrtc = _library()
-    before = locale.setlocale(locale.LC_ALL)
+    libc = ctypes.CDLL(None)
+    libc.uselocale.restype, libc.uselocale.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
+    before = libc.uselocale(None)
 
     def must(status: int, *, log: ctypes.c_void_p | None = None) -> None:
         if status != 0:
@@ -88,7 +89,7 @@ def _compile(source: Path) -> bytes:
         return _text(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program)
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
-        locale.setlocale(locale.LC_ALL, before)  # the compiler sets it to "C", for the whole process
+        libc.uselocale(before)  # the compiler leaves this thread in the locale "C"
 
 
 def _text(size_of: ctypes._NamedFuncPointer, get: ctypes._NamedFuncPointer, program: ctypes.c_void_p) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 from scrubber.adapters.children.process import Children
@@ -87,13 +88,18 @@ async def sim_backend(directory: Path, *, question: float) -> AsyncIterator[Devi
 class _FollowedInventory:
     """:class:`scrubber.ports.Inventory` that has the events of what it finds watched."""
 
-    def __init__(self, inventory: NvidiaInventory, watch: EventWatch) -> None:
+    def __init__(self, inventory: NvidiaInventory, watch: EventWatch, holders: NvidiaHolders) -> None:
         self._inventory = inventory
         self._watch = watch
+        self._holders = holders
         self.last: Sequence[Device] = ()
 
     async def devices(self) -> tuple[Device, ...]:
         found = await self._inventory.devices()
+        known = {device.id for device in self.last}
+        for device in found:
+            if device.id not in known:  # also one that was away: a GPU back from MIG mode, or on the bus again
+                self._holders.forget(device.id)
         self.last = found
         self._watch.follow(found)
         # Whoever opens a GPU first wakes it, which takes seconds where nothing keeps it awake. The events' children have
@@ -144,8 +150,13 @@ async def nvidia_backend(
         environment: more variables for the CUDA children.
 
     Raises:
-        BadConfiguration: CuPy is not installed, or cannot be loaded.
+        BadConfiguration: nvidia-ml-py is not installed, or CuPy is not or cannot be loaded.
     """
+    if find_spec("pynvml") is None:  # looked for and not loaded; without it every child of the driver would only die
+        raise BadConfiguration(
+            "nvidia-ml-py is not installed, so no GPU can be asked anything: install the service with its extra cuda12 "
+            "(or cuda13, as the driver's version asks)."
+        )
     own = children or Children()
     locks = state / "locks"
     locks.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -160,9 +171,9 @@ async def nvidia_backend(
         stack.push_async_callback(questions.close)
         watch = EventWatch(own, places, inventory.fingerprint)
         stack.push_async_callback(watch.close)
-        followed = _FollowedInventory(inventory, watch)
         holders = NvidiaHolders(own, questions, places, infrastructure=infrastructure, walk_deadline=walk)
         stack.push_async_callback(holders.close)
+        followed = _FollowedInventory(inventory, watch, holders)
         programs = Programs(own, state, libraries=places.library_directories(), environment=environment)
         stack.push_async_callback(programs.close)
         try:
@@ -185,7 +196,7 @@ async def nvidia_backend(
         yield DeviceBackend(
             inventory=followed,
             holders=holders,
-            telemetry=NvidiaTelemetry(questions, watch),
+            telemetry=NvidiaTelemetry(questions, watch, holders),
             settings=NvidiaSettings(questions),
             resetter=resetter,
             eraser=eraser,

@@ -53,6 +53,8 @@ __all__ = ["run"]
 
 _HEALTH_EVERY = 5
 """Watch intervals between two comparisons of health snapshots."""
+_DRIVER_EVERY = 5.0
+"""Seconds between two looks at the driver itself."""
 
 
 async def run(settings: ServiceSettings) -> int:
@@ -102,8 +104,6 @@ async def _serve(settings: ServiceSettings, policy: Policy, log: structlog.typin
         supervisor.notify("STATUS=Waiting for the driver")
         patient = not settings.fail_on_init_error
         identity, devices = await _driver(backend, clock, log, supervisor, patient=patient)
-        for device, reason in backend.not_advertised().items():
-            log.warning("device.not-advertised", device=device, sentence=reason)
         identity = replace(identity, node=settings.node_name)
 
         # A defect in a scrub ends the service; at the end, what is still under way is abandoned, and dirty.
@@ -159,7 +159,7 @@ async def _serve(settings: ServiceSettings, policy: Policy, log: structlog.typin
         supervisor.notify(f"READY=1\nSTATUS=Watching {len(devices)} devices")
         head = f"{state.head_sequence}:{state.head_hash}"
         log.info("service.ready", devices=len(devices), policy=policy.name, version=__version__, audit_head=head)
-        await _run_tasks(node, backend, state, instruments, journal, supervisor, settings)
+        await _run_tasks(node, backend, state, instruments, journal, supervisor, settings, log)
 
 
 async def _run_tasks(
@@ -170,14 +170,13 @@ async def _run_tasks(
     journal: StructlogJournal,
     supervisor: sdnotify.SystemdNotifier,
     settings: ServiceSettings,
+    log: structlog.typing.FilteringBoundLogger,
 ) -> None:
     """Until cancelled, or until one of them dies."""
     interval = settings.watch_interval
 
-    async def greet(device: str) -> None:
-        found = {each.id: each for each in await backend.inventory.devices()}
-        if device in found:
-            await welcome(node, found[device], state, instruments=instruments)
+    async def greet(device: Device) -> None:
+        await welcome(node, device, state, instruments=instruments)
 
     async with asyncio.TaskGroup() as group:
         watching = watch_inventory(node, inventory=backend.inventory, instruments=instruments, welcome=greet)
@@ -187,6 +186,7 @@ async def _run_tasks(
         group.create_task(watching, name="inventory")
         group.create_task(tend_all(node, instruments=instruments), name="tending")
         group.create_task(_show_states(node, backend, journal), name="states")
+        group.create_task(_watch_driver(backend, instruments, log), name="driver")
         group.create_task(_keep_alive(supervisor, instruments.clock), name="watchdog")
 
 
@@ -197,6 +197,32 @@ async def _show_states(node: Node, backend: DeviceBackend, journal: StructlogJou
         journal.children(backend.children.abandoned_total)
         journal.devices((each.device.id, each.record.hygiene.value, each.record.health.value) for each in view.devices)
         view = await node.changed(view.version)
+
+
+async def _watch_driver(
+    backend: DeviceBackend, instruments: Instruments, log: structlog.typing.FilteringBoundLogger
+) -> None:
+    """Say which devices are not handed out, and since when; end the service when the driver is another one.
+
+    Raises:
+        Away: nothing that was proved under the driver before holds under this one. The supervisor starts the service
+            anew, which knows nothing and scrubs everything.
+    """
+    told: dict[str, str] = {}
+    driver = instruments.identity.driver
+    while True:
+        withheld = dict(backend.not_advertised())
+        for device, reason in withheld.items():
+            if told.get(device) != reason:
+                log.warning("device.not-advertised", device=device, sentence=reason)
+        told = withheld
+        try:
+            now = (await backend.inventory.identity()).driver
+        except Away:
+            now = driver  # its devices say so
+        if now != driver:
+            raise Away(f"The driver was changed from {driver} to {now} while the service ran; it has to start anew.")
+        await instruments.clock.sleep(_DRIVER_EVERY)
 
 
 async def _keep_alive(supervisor: sdnotify.SystemdNotifier, clock: Clock) -> None:

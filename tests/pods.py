@@ -148,13 +148,15 @@ class CgroupGround:
         return ["/bin/sh", "-ec", f'{enter}; exec "$@"', "enter"], {}
 
     def clear(self) -> None:
+        for root in self.roots:  # all of them first: what is frozen in one hierarchy dies in none
+            for state in root.glob("*/**/freezer.state"):
+                with contextlib.suppress(OSError):
+                    state.write_text("THAWED")
         for root in self.roots:
             # The kernel lets go of an emptied cgroup a moment after the last exit; there is nothing to wait on in v1.
             while True:
                 below = [root, *(path for path in root.rglob("*") if path.is_dir())]
                 for cgroup in below:
-                    if (cgroup / "freezer.state").exists() and cgroup != root:
-                        (cgroup / "freezer.state").write_text("THAWED")
                     with contextlib.suppress(OSError, ProcessLookupError):
                         for pid in (cgroup / "cgroup.procs").read_text().split():
                             os.kill(int(pid), signal.SIGKILL)

@@ -69,7 +69,7 @@ async def slow_path(ports: Ports, device: Device, wanted: Mapping[str, str], *, 
     await timed("held", ports.holders.held(device))
     seconds = time.perf_counter() - begun
     passes = dict(report.seconds_by_phase)
-    parts["memory, outside its passes"] = parts["memory"] - sum(passes.values())
+    parts["memory outside its passes"] = parts["memory"] - sum(passes.values())
     return SlowPath(seconds, parts, passes, report)
 
 

@@ -19,13 +19,14 @@ import os
 import platform
 import stat as modes
 import struct
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from scrubber.adapters.proc import Stat, parse_stat
 
 __all__ = ["File", "Found", "Nodes", "Target", "Walk", "has_open", "start_time", "walk"]
 
+_MOST_LISTS = 16
 _COMMAND_LENGTH = 200
 _FDINFO_LENGTH = 512  # flags and inode are in the first lines; what a driver adds comes after them
 
@@ -112,27 +113,38 @@ def walk(target: Target, excluded: Iterable[int] = (), named: Iterable[int] = ()
         named: PIDs that are described as well when they hold nothing that a walk can see. Those that are gone, or
             zombies without a living thread, are not in the answer.
     """
-    skipped, wanted = frozenset(excluded), frozenset(named)
+    wanted = frozenset(named)
     settled: set[tuple[bytes, int]] = set()
     holders: list[Found] = []
     unreadable: dict[int, int] = {}
-    for name in os.listdir("/proc"):
-        if not name.isdigit() or int(name) in skipped:
-            continue
-        look = _Look(int(name), target, settled)
+    for pid in _everybody(excluded):
+        look = _Look(pid, target, settled)
         try:
-            found = look.run(always=int(name) in wanted)
+            found = look.run(always=pid in wanted)
         except PermissionError:  # not even its state may be known
             found, look.closed = None, True
         if found is not None:
             holders.append(found)
         if look.closed and (found is None or not found.parts):
             try:
-                uid = os.stat(f"/proc/{name}").st_uid
+                uid = os.stat(f"/proc/{pid}").st_uid
             except OSError:
                 continue  # it ended meanwhile
             unreadable[uid] = unreadable.get(uid, 0) + 1
     return Walk(tuple(sorted(holders)), tuple(sorted(unreadable.items())))
+
+
+def _everybody(excluded: Iterable[int]) -> Iterator[int]:
+    """Each process once, also those that were forked meanwhile: one that forks and ends is never in the list when it is
+    looked at, but its child is in the next list. A busy node always has new ones, so the lists come to an end.
+    """
+    known = set(excluded)
+    for _ in range(_MOST_LISTS):
+        fresh = [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) not in known]
+        if not fresh:
+            return
+        known.update(fresh)
+        yield from fresh
 
 
 def has_open(place: str, device: int, inode: int) -> bool:

@@ -178,6 +178,9 @@ def device_message(view: DeviceView) -> pb.Device:
         scrub=view.scrub or "",
         parent=device.parent or "",
         numa_node=device.numa_node,
+        profile=device.profile or "",
+        peers=sorted(device.peers),
+        traits={name: _text(value) for name, value in device.traits},
         retry_at=record.retry_at or 0.0,
         kind="" if record.last_grant is None else record.last_grant.kind.value,
     )

@@ -159,7 +159,14 @@ class Certificate(_message.Message):
     def __init__(self, id: _Optional[str] = ..., node: _Optional[str] = ..., boot: _Optional[str] = ..., driver: _Optional[str] = ..., device: _Optional[str] = ..., sequence: _Optional[int] = ..., previous_grant: _Optional[int] = ..., next_grant: _Optional[int] = ..., path: _Optional[str] = ..., scrub: _Optional[str] = ..., covered: _Optional[_Iterable[str]] = ..., not_covered: _Optional[_Iterable[str]] = ..., policy: _Optional[str] = ..., policy_digest: _Optional[str] = ..., issued_at: _Optional[float] = ..., rests_on: _Optional[str] = ...) -> None: ...
 
 class Device(_message.Message):
-    __slots__ = ("id", "index", "model", "memory_bytes", "state", "hygiene", "health", "cause", "certificate", "tenant_namespace", "pod", "container", "grants", "scrub", "parent", "numa_node", "retry_at", "kind")
+    __slots__ = ("id", "index", "model", "memory_bytes", "state", "hygiene", "health", "cause", "certificate", "tenant_namespace", "pod", "container", "grants", "scrub", "parent", "numa_node", "retry_at", "kind", "profile", "peers", "traits")
+    class TraitsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     ID_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -178,6 +185,9 @@ class Device(_message.Message):
     NUMA_NODE_FIELD_NUMBER: _ClassVar[int]
     RETRY_AT_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
+    PROFILE_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    TRAITS_FIELD_NUMBER: _ClassVar[int]
     id: str
     index: str
     model: str
@@ -196,7 +206,10 @@ class Device(_message.Message):
     numa_node: int
     retry_at: float
     kind: str
-    def __init__(self, id: _Optional[str] = ..., index: _Optional[str] = ..., model: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., state: _Optional[str] = ..., hygiene: _Optional[str] = ..., health: _Optional[str] = ..., cause: _Optional[_Union[Cause, _Mapping]] = ..., certificate: _Optional[_Union[Certificate, _Mapping]] = ..., tenant_namespace: _Optional[str] = ..., pod: _Optional[str] = ..., container: _Optional[str] = ..., grants: _Optional[int] = ..., scrub: _Optional[str] = ..., parent: _Optional[str] = ..., numa_node: _Optional[int] = ..., retry_at: _Optional[float] = ..., kind: _Optional[str] = ...) -> None: ...
+    profile: str
+    peers: _containers.RepeatedScalarFieldContainer[str]
+    traits: _containers.ScalarMap[str, str]
+    def __init__(self, id: _Optional[str] = ..., index: _Optional[str] = ..., model: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., state: _Optional[str] = ..., hygiene: _Optional[str] = ..., health: _Optional[str] = ..., cause: _Optional[_Union[Cause, _Mapping]] = ..., certificate: _Optional[_Union[Certificate, _Mapping]] = ..., tenant_namespace: _Optional[str] = ..., pod: _Optional[str] = ..., container: _Optional[str] = ..., grants: _Optional[int] = ..., scrub: _Optional[str] = ..., parent: _Optional[str] = ..., numa_node: _Optional[int] = ..., retry_at: _Optional[float] = ..., kind: _Optional[str] = ..., profile: _Optional[str] = ..., peers: _Optional[_Iterable[str]] = ..., traits: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class ListDevicesRequest(_message.Message):
     __slots__ = ()

@@ -15,6 +15,7 @@ from scrubber.domain import errors
 from scrubber.domain.errors import (
     Away,
     BadConfiguration,
+    BeingReset,
     DeviceFault,
     Fatal,
     Held,
@@ -44,6 +45,7 @@ CODES: Mapping[type[ScrubberError], grpc.StatusCode] = {
     Retry: grpc.StatusCode.UNAVAILABLE,
     NotReady: grpc.StatusCode.UNAVAILABLE,
     Away: grpc.StatusCode.UNAVAILABLE,
+    BeingReset: grpc.StatusCode.UNAVAILABLE,
     Refused: grpc.StatusCode.FAILED_PRECONDITION,
     InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
     Quarantined: grpc.StatusCode.FAILED_PRECONDITION,

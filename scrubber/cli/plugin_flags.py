@@ -88,7 +88,7 @@ IdStrategyOption = Annotated[
     typer.Option(
         "--device-id-strategy",
         envvar="DEVICE_ID_STRATEGY",
-        help="What a device is called there. An index may mean another device after a reboot.",
+        help="What a device is called there; in CDI always its UUID. Once a device is lost, an index is another one's.",
         show_default="uuid",
     ),
 ]

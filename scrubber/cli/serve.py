@@ -225,6 +225,15 @@ def plugin(
     mofed_enabled: flags.MofedOption = None,
     fail_on_init_error: flags.FailOnInitErrorOption = None,
     config_file: flags.ConfigFileOption = None,
+    upstream_dir: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="SCRUBBER_UPSTREAM_DIR",
+            metavar="DIR",
+            help="Stand in front of a vendor's own plugin, which finds its kubelet in DIR.",
+            show_default="none",
+        ),
+    ] = None,
     log_format: LogFormatOption = LogFormat.AUTO,
     log_level: LogLevelOption = LogLevel.INFO,
 ) -> None:
@@ -256,9 +265,10 @@ def plugin(
         nvidia=nvidia_config.settle(
             written,
             Path(config_file) if config_file else None,
-            cdi_directory=Path(cdi_dir),
+            cdi_directory=Path(cdi_dir or nvidia_config.CDI_DIRECTORY).absolute(),
             disabled_health_checks=os.environ.get("DP_DISABLE_HEALTHCHECKS", ""),
         ),
+        upstream_dir=upstream_dir.absolute() if upstream_dir else None,
     )
     raise typer.Exit(asyncio.run(run(settings)))
 

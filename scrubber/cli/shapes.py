@@ -58,6 +58,9 @@ def device(message: pb.Device) -> dict[str, Any]:
         "scrub": message.scrub or None,
         "parent": message.parent or None,
         "numa_node": message.numa_node if message.HasField("numa_node") else None,
+        "profile": message.profile or None,
+        "peers": list(message.peers),
+        "traits": dict(sorted(message.traits.items())),
     }
 
 

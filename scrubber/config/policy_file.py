@@ -9,19 +9,17 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
-import stat
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from scrubber.config.policy_model import PolicyFile
+from scrubber.config.policy_model import UNIT, PolicyFile
 from scrubber.config.shipped import find_policy, shipped_policies
-from scrubber.config.yaml_lines import MAX_BYTES, Located, Location, read_yaml
+from scrubber.config.yaml_lines import Located, Location, file_content, read_yaml
 from scrubber.domain.errors import BadConfiguration
 from scrubber.domain.policy import Policy, XidClass
 
@@ -34,6 +32,10 @@ _TYPES = {
     "list_type": "write a list, such as [79, 151]",
     "model_type": "write its keys below it, indented",
     "dict_type": "write its keys below it, indented",
+}
+_LISTS = {
+    "units": "write a list, such as [nvidia-dcgm.service]",
+    "pods": "write a list, such as [{namespace: gpu-operator, service-account: nvidia-dcgm}]",
 }
 
 
@@ -88,26 +90,11 @@ def policy_digest(policy: Policy) -> str:
 
 def _read(path: Path, xids: Mapping[int, XidClass]) -> Policy:
     try:
-        content = _content(path)
+        content = file_content(path, "a policy")
     except (OSError, ValueError) as error:  # ValueError: a path that no file can have
         why = getattr(error, "strerror", None) or error
         raise BadConfiguration(f"{path}: the policy cannot be read: {why}.") from error
     return parse_policy(content, str(path), xids=xids)
-
-
-def _content(path: Path) -> bytes:
-    """All of the file: a device or a pipe could keep the service from starting for ever, and so could a huge one."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise BadConfiguration(f"{path}: a policy is a regular file, and this is none; save it to one.")
-        with open(descriptor, "rb", closefd=False) as file:
-            content = file.read(MAX_BYTES + 1)
-    finally:
-        os.close(descriptor)
-    if len(content) > MAX_BYTES:
-        raise BadConfiguration(f"{path}: a policy has at most {MAX_BYTES} bytes, and this file is longer.")
-    return content
 
 
 def _complaint(error: ErrorDetails, document: Located) -> tuple[int, str]:
@@ -120,19 +107,23 @@ def _complaint(error: ErrorDetails, document: Located) -> tuple[int, str]:
         text = f"{_name(where)}{context['sentence']}" if where else context["sentence"]
     elif kind == "extra_forbidden":
         text = _unknown_key(where)
+    elif error["input"] is None:
+        text = f"{_name(where)}nothing is written here; write its value, or remove the key"
     elif kind == "choice":
         text = _name(where) + _not_a_choice(context["written"], context["choices"])
     elif kind == "missing":
         text = f'the key "{where[-1]}" is missing; add a line such as {where[-1]}: mine'
+    elif kind == "string_pattern_mismatch" and context["pattern"] == UNIT:
+        text = f'{_name(where)}"{error["input"]}" is no service of systemd; write all of its name, such as nvidia-dcgm.service'
     elif kind == "string_pattern_mismatch":
         text = f'{_name(where)}"{error["input"]}" is no name; use small letters, digits and hyphens, such as my-policy'
     elif kind in ("greater_than_equal", "less_than_equal"):
         least_or_most = f"at least {context['ge']}" if "ge" in context else f"at most {context['le']}"
         text = f"{_name(where)}{error['input']} is impossible; write {least_or_most}"
-    elif error["input"] is None:
-        text = f"{_name(where)}nothing is written here; write its value, or remove the key"
     else:
-        text = f"{_name(where)}{_shown(error['input'])} does not fit here; {_TYPES.get(kind, error['msg'])}"
+        helps = _LISTS.get(str(where[-1])) if kind == "list_type" else None
+        helps = helps or _TYPES.get(kind, error["msg"])
+        text = f"{_name(where)}{_shown(error['input'])} does not fit here; {helps}"
     return document.line(where), text if text.endswith("?") else f"{text}."
 
 
@@ -146,7 +137,8 @@ def _unknown_key(where: Location) -> str:
     key = str(where[-1])
     close = get_close_matches(key.lower().replace("_", "-"), known, n=1)
     helps = f'did you mean "{close[0]}"?' if close else f"known here: {', '.join(known)}"
-    place = f' in "{where[-2]}"' if len(where) > 1 else ""
+    around = [part for part in where[:-1] if isinstance(part, str)]
+    place = f' in "{around[-1]}"' if around else ""
     return f'unknown key "{key}"{place}; {helps}'
 
 
@@ -154,7 +146,10 @@ def _keys(where: Location) -> list[str]:
     """The keys that may stand at ``where``."""
     model: type[BaseModel] = PolicyFile
     for part in where:
-        annotation = {field.alias: field.annotation for field in model.model_fields.values()}.get(str(part))
+        if isinstance(part, int):  # of a list, of which all entries are alike
+            continue
+        annotation = {field.alias: field.annotation for field in model.model_fields.values()}.get(part)
+        annotation = next(iter(get_args(annotation)), annotation)
         if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
             return []
         model = annotation

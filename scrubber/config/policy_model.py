@@ -14,7 +14,7 @@ from typing import Annotated, Any, NoReturn, Self, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-from scrubber.config.quantities import parse_codes, parse_floors, parse_rate, parse_seconds, parse_size
+from scrubber.config.quantities import parse_codes, parse_rate, parse_seconds, parse_size
 from scrubber.domain.diagnosis import CHECKS, Level
 from scrubber.domain.handover import HandOver
 from scrubber.domain.policy import (
@@ -31,7 +31,7 @@ from scrubber.domain.policy import (
     XidClass,
 )
 
-__all__ = ["HIGHEST_XID", "PolicyFile", "policy_schema"]
+__all__ = ["HIGHEST_XID", "UNIT", "PolicyFile", "policy_schema"]
 
 HIGHEST_XID = 9999
 KUBELET_PRESTART_SECONDS = 30.0
@@ -124,6 +124,7 @@ ProofWord = Annotated[Proof, _choice(Proof)]
 
 
 _DNS = r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$"
+UNIT = r"^[A-Za-z0-9:_.@-]+\.service$"
 
 
 def _hyphens(name: str) -> str:
@@ -232,7 +233,26 @@ class MemorySection(_Section):
     )
 
 
-Floors = Annotated[dict[str, dict[str, float]], BeforeValidator(_read(parse_floors))]
+def _floors(written: object) -> dict[str, dict[str, float]]:
+    """For patterns of model names, the least rate of each check: ``{"NVIDIA H200*": {"host-to-device": "20GB/s"}}``."""
+    if not isinstance(written, dict):
+        refuse('floors are patterns of model names, each with its checks below it, such as "NVIDIA H200*"')
+    floors: dict[str, dict[str, float]] = {}
+    for model, rates in written.items():
+        if not isinstance(rates, dict):
+            refuse(f"write checks below the pattern, each with its rate; known are {', '.join(CHECKS)}", model)
+        floors[model] = {}
+        for check, rate in rates.items():
+            if check not in CHECKS:
+                refuse(f"this is not a check; known are {', '.join(CHECKS)}", model, check)
+            try:
+                floors[model][check] = float(parse_rate(rate))
+            except ValueError as error:
+                refuse(str(error), model, check)
+    return floors
+
+
+Floors = Annotated[dict[str, dict[str, float]], BeforeValidator(_floors)]
 LevelWord = Annotated[Level, _choice(Level)]
 
 
@@ -260,7 +280,7 @@ class ServiceAccount(_Section):
 class InfrastructureSection(_Section):
     """Holders that belong to the node: left alone, noted, and in the way of a reset. Never by process name."""
 
-    units: list[Annotated[str, Field(pattern=r"^[A-Za-z0-9:_.@-]+\.service$")]] = Field(
+    units: list[Annotated[str, Field(pattern=UNIT)]] = Field(
         sorted(_INFRASTRUCTURE.units), description="systemd units, such as nvidia-dcgm.service."
     )
     pods: list[ServiceAccount] = Field([], description="Pods by namespace and service account.")

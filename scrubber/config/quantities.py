@@ -9,9 +9,7 @@ from __future__ import annotations
 import math
 import re
 
-from scrubber.domain.diagnosis import CHECKS
-
-__all__ = ["parse_codes", "parse_floors", "parse_rate", "parse_seconds", "parse_size"]
+__all__ = ["parse_codes", "parse_rate", "parse_seconds", "parse_size"]
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _BYTES: dict[str, int] = {
@@ -60,21 +58,6 @@ def parse_size(written: object) -> int:
 def parse_rate(written: object) -> int:
     """Bytes per second of ``"64MiB/s"`` or ``"64MiB"``; at least 1."""
     return parse_size(written.removesuffix("/s") if isinstance(written, str) else written)
-
-
-def parse_floors(written: object) -> dict[str, dict[str, float]]:
-    """For patterns of model names, the least rate of each check: ``{"NVIDIA H200*": {"host-to-device": "20GB/s"}}``."""
-    if not isinstance(written, dict):
-        raise ValueError('floors are patterns of model names, each with its checks, such as "NVIDIA H200*": {...}')
-    floors: dict[str, dict[str, float]] = {}
-    for model, rates in written.items():
-        if not isinstance(model, str) or not model or not isinstance(rates, dict):
-            raise ValueError(f"{_quoted(model)} is no pattern of model names with checks below it")
-        for check in rates:
-            if check not in CHECKS:
-                raise ValueError(f"{_quoted(check)} is not a check; known are {', '.join(CHECKS)}")
-        floors[model] = {check: float(parse_rate(rate)) for check, rate in rates.items()}
-    return floors
 
 
 def parse_codes(written: object, highest: int) -> tuple[int, ...]:

@@ -8,15 +8,18 @@ readers silently keep the last. Scalars follow YAML 1.2: ``no`` is a word, not `
 from __future__ import annotations
 
 import math
+import os
 import re
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import yaml
 
 from scrubber.domain.errors import BadConfiguration
 
-__all__ = ["MAX_BYTES", "Located", "Location", "Scalar", "Value", "read_yaml"]
+__all__ = ["MAX_BYTES", "Located", "Location", "Scalar", "Value", "file_content", "read_yaml"]
 
 Scalar = str | int | float | bool | None
 Value = Scalar | list["Value"] | dict[str, "Value"]
@@ -49,6 +52,30 @@ class Located:
             if found is not None:
                 return found
         return self.value_lines.get((), 1)
+
+
+def file_content(path: Path, what: str) -> bytes:
+    """All of a file: a pipe could keep its reader from starting for ever, and so could a huge one.
+
+    Args:
+        what: the file is to be, for complaints: "a policy".
+
+    Raises:
+        BadConfiguration: it is no regular file, or too large.
+        OSError: it cannot be read.
+        ValueError: no file can have this path.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise BadConfiguration(f"{path}: {what} is a regular file, and this is none; save it to one.")
+        with open(descriptor, "rb", closefd=False) as file:
+            content = file.read(MAX_BYTES + 1)
+    finally:
+        os.close(descriptor)
+    if len(content) > MAX_BYTES:
+        raise BadConfiguration(f"{path}: {what} has at most {MAX_BYTES} bytes, and this file is longer.")
+    return content
 
 
 def read_yaml(content: bytes, name: str) -> Located:
@@ -95,6 +122,8 @@ def _compose(text: str, name: str) -> yaml.Node | None:
         raise BadConfiguration(
             f"{name}:{line}: the character U+{error.character:04X} may not stand in a YAML file."
         ) from error
+    except (ValueError, OverflowError) as error:  # of an escape such as \U00110000
+        raise BadConfiguration(f"{name}:1: this is not YAML: an escape in it is no character.") from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = 1 if mark is None else mark.line + 1
@@ -108,7 +137,7 @@ def _yaml_hint(error: yaml.MarkedYAMLError) -> str:
     if "mapping values are not allowed" in (error.problem or ""):
         return "; check the indentation, and quote text that holds a colon"
     if "another document" in (error.problem or ""):
-        return "; one file holds one policy (a line --- begins another)"
+        return "; one file holds one document (a line --- begins another)"
     return ""
 
 
@@ -126,7 +155,18 @@ class _Reading:
             return self._mapping(node, where)
         if isinstance(node, yaml.SequenceNode):
             return [self.value(item, (*where, position)) for position, item in enumerate(node.value)]
-        return _scalar(node)
+        return self._scalar(node)
+
+    def _scalar(self, node: yaml.Node) -> Scalar:
+        text = str(node.value)
+        try:
+            text.encode()
+            return _scalar(node)
+        except UnicodeEncodeError:
+            wrong = "an escape of half a character stands here; write the character itself"
+        except ValueError:  # of a whole number with more digits than Python reads
+            wrong = f"the number {text[:20]}… has {len(text)} digits; nothing is as large as that"
+        raise BadConfiguration(f"{self._name}:{node.start_mark.line + 1}: {wrong}.")
 
     def _mapping(self, node: yaml.MappingNode, where: Location) -> dict[str, Value]:
         found: dict[str, Value] = {}
@@ -135,6 +175,7 @@ class _Reading:
             if not isinstance(key_node, yaml.ScalarNode):
                 raise BadConfiguration(f"{self._name}:{line}: a key must be one word.")
             key = str(key_node.value)
+            self._scalar(key_node)
             inner = (*where, key)
             if key in found:
                 first = self.key_lines[inner]

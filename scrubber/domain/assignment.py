@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 __all__ = ["Assignment", "Pod", "PodAbsence", "Process", "Reading", "Trust", "presumed_sandbox", "remaining"]
@@ -25,11 +25,18 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """One container's share: pod, container, devices."""
+    """One container's share: pod, container, devices.
+
+    Attributes:
+        resource: under which the kubelet accounts it: a device plugin's resource, or the name of the DRA driver whose
+            claim it is. Empty where nobody said it. It says who gave the devices away and not who has them, so two
+            assignments that differ in nothing else are the same.
+    """
 
     pod: Pod
     container: str
     devices: frozenset[str]
+    resource: str = field(default="", compare=False)
 
 
 class Trust(StrEnum):
@@ -46,10 +53,18 @@ class Reading:
 
     Attributes:
         trust: only a trusted reading proves that a pod is absent.
-        assignments: from PodResources; entries merged per container. Ordinary init containers are never among them.
+        assignments: from PodResources; entries merged per container and resource. Ordinary init containers are never
+            among them.
         hinted: from the checkpoint alone (init containers): good enough to wait for a pod, never to trust it.
         at: monotonic seconds when the reading was taken.
         detail: a sentence on why the reading is not trusted; empty when it is.
+        init_containers_known: whether the checkpoint could be read and bears the list out. Without it no ordinary init
+            container is seen, so ``hinted`` may lack one, and :meth:`containers_with` may count too few.
+        spent: pods that are listed and that neither the list nor the checkpoint gives a device of any kind. Kubelets
+            before 1.34 go on listing a pod that has ended, for as long as its object exists.
+        remarks: what the reading had to do without, in sentences, trusted or not.
+        unproved: pods that are not listed although the kubelet's checkpoint and log directories still have them, and that
+            this kubelet has not listed since its start. It may not have come to them yet: their absence says nothing.
     """
 
     trust: Trust
@@ -57,6 +72,10 @@ class Reading:
     hinted: tuple[Assignment, ...] = ()
     at: float = 0.0
     detail: str = ""
+    init_containers_known: bool = True
+    spent: frozenset[Pod] = frozenset()
+    remarks: tuple[str, ...] = ()
+    unproved: frozenset[Pod] = frozenset()
 
     def having(self, device: str) -> tuple[Assignment, ...]:
         """All assignments that PodResources lists for ``device``."""
@@ -74,7 +93,7 @@ class Reading:
         pods = {each.pod for each in (*found, *self.hinted) if device in each.devices}
         if self.trust is Trust.UNREADABLE or not found or len(pods) != 1:
             return None
-        return min(found, key=lambda each: each.container)
+        return min(found, key=lambda each: (each.container, each.resource))
 
     def hint_of(self, device: str) -> Assignment | None:
         """Whom the checkpoint names for ``device`` when PodResources names nobody; None unless it is one pod."""
@@ -90,18 +109,40 @@ class Reading:
         hinted = {(each.pod, each.container) for each in self.hinted if device in each.devices}
         return len(hinted | {(each.pod, each.container) for each in self.having(device)})
 
+    def foreign(self, device: str, own: Collection[str]) -> tuple[Assignment, ...]:
+        """Assignments of ``device`` that another plugin's resource or a DRA driver made.
+
+        Args:
+            own: the resources under which our own plugin hands devices out.
+        """
+        return tuple(each for each in self.having(device) if each.resource and each.resource not in own)
+
     def lists(self, pod: Pod) -> bool:
         """Whether ``pod`` is anywhere in this reading; a pod of the same name and unknown uid counts as the same."""
-        for each in (*self.assignments, *self.hinted):
-            same_name = (each.pod.namespace, each.pod.name) == (pod.namespace, pod.name)
-            if same_name and (each.pod.uid is None or pod.uid is None or each.pod.uid == pod.uid):
-                return True
-        return False
+        return any(_may_be_one(each.pod, pod) for each in (*self.assignments, *self.hinted))
+
+    def proves_absent(self, pod: Pod) -> bool:
+        """Whether ``pod`` is missing from this reading, and that means something."""
+        doubted = any(_may_be_one(each, pod) for each in self.unproved)
+        return self.trust is Trust.TRUSTED and not doubted and not self.lists(pod)
+
+    def keeps(self, pod: Pod) -> bool:
+        """Whether a container of ``pod`` may yet start on a device: the pod is listed, and not as one that is spent.
+
+        That it is spent proves nothing against its processes: only a pod that is not listed is absent.
+        """
+        named = {each.pod for each in (*self.assignments, *self.hinted)}
+        return any(_may_be_one(each, pod) for each in named - self.spent)
+
+
+def _may_be_one(one: Pod, other: Pod) -> bool:
+    same_name = (one.namespace, one.name) == (other.namespace, other.name)
+    return same_name and (one.uid is None or other.uid is None or one.uid == other.uid)
 
 
 @dataclass(frozen=True, slots=True)
 class PodAbsence:
-    """In how many trusted readings in a row a pod was absent. Untrusted readings neither count nor reset."""
+    """In how many readings in a row a pod was proved absent. Those that prove nothing neither count nor reset."""
 
     times: int = 0
     since: float | None = None
@@ -110,7 +151,7 @@ class PodAbsence:
         """The absence once ``reading`` is taken into account."""
         if reading.lists(pod):
             return PodAbsence()
-        if reading.trust is not Trust.TRUSTED:
+        if not reading.proves_absent(pod):
             return self
         return PodAbsence(self.times + 1, reading.at if self.since is None else self.since)
 

@@ -42,6 +42,18 @@ def _claim(result: StepResult) -> str:
             return f"{result.step.value}: done"
 
 
+def _is_unexplained(result: StepResult) -> bool:
+    """Whether the step claims nothing, and has not said why in its own words."""
+    said = any(line.startswith(f"{result.step.value}: ") for line in result.not_covered)
+    return result.verdict is Verdict.FAILED or (result.verdict is Verdict.NOT_COVERED and not said)
+
+
+def _unclaimed(result: StepResult) -> str:
+    if result.step is Step.ON_CHIP and result.verdict is Verdict.NOT_COVERED:
+        return "the device has none"
+    return _UNCLAIMED[result.verdict]
+
+
 def certify(
     scrub: ScrubRecord,
     steps: Iterable[StepResult],
@@ -63,7 +75,7 @@ def certify(
     done = tuple(steps)
     covered = tuple(_claim(result) for result in done if result.verdict is Verdict.PASSED)
     missing = [line for result in done for line in result.not_covered]
-    missing += [f"{result.step.value}: {_UNCLAIMED[result.verdict]}" for result in done if result.verdict in _UNCLAIMED]
+    missing += [f"{result.step.value}: {_unclaimed(result)}" for result in done if _is_unexplained(result)]
     ran = {result.step for result in done}
     for step in Step:
         if step in ran:

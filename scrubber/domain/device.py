@@ -11,6 +11,10 @@ from scrubber.domain.errors import InvalidRequest
 __all__ = ["Access", "AccessKind", "Device", "NodeIdentity", "find_device"]
 
 
+_PLACE = ("pci_address", "minor", "device_number", "gpu_instance", "compute_instance")
+"""The traits that say where a device is; holders, containers and resets go by them."""
+
+
 class AccessKind(StrEnum):
     """How a container gets hold of the device."""
 
@@ -29,7 +33,7 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device as the driver describes it; nothing in here changes while the device is there.
+    """A device as the driver describes it. While it is there, nothing in here changes but its peers and some traits.
 
     Attributes:
         id: the UUID that the driver gives.
@@ -53,6 +57,12 @@ class Device:
     access: tuple[Access, ...] = ()
     profile: str | None = None
     traits: tuple[tuple[str, str], ...] = ()
+
+    def is_where(self, other: Device) -> bool:
+        """Whether who looks for this device where ``other`` is finds it: at the same address, behind the same node."""
+        mine, theirs = dict(self.traits), dict(other.traits)
+        moved = [name for name in _PLACE if mine.get(name) != theirs.get(name)]
+        return not moved and (self.parent, self.memory_bytes) == (other.parent, other.memory_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@
     ├── Retry                 ask again; nothing is wrong with the request
     │   ├── NotReady          a scrub is under way, or an earlier pod is not over yet
     │   └── Away              a collaborator (service, kubelet, child) did not answer
+    │       └── BeingReset    nobody is asked about the device, because it is being reset
     ├── Refused               asking again changes nothing until somebody acts
     │   ├── InvalidRequest    unknown, duplicate or missing ids; malformed input
     │   ├── Quarantined       the device is out of service
@@ -29,6 +30,7 @@ from __future__ import annotations
 __all__ = [
     "Away",
     "BadConfiguration",
+    "BeingReset",
     "DeviceFault",
     "Fatal",
     "Held",
@@ -83,6 +85,12 @@ class Away(Retry):
     """A collaborator did not answer in time."""
 
     code = "away"
+
+
+class BeingReset(Away):
+    """Nobody is asked about the device until its reset is over: no silence of anybody's."""
+
+    code = "being-reset"
 
 
 class Refused(ScrubberError):

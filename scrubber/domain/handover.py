@@ -25,6 +25,7 @@ def judge(
     *,
     allocated_since: bool,
     containers: int,
+    init_containers_known: bool = True,
 ) -> HandOver:
     """The kind of a hand-over.
 
@@ -33,13 +34,15 @@ def judge(
         following: what the kubelet's witnesses say now; None when they do not agree on one pod.
         allocated_since: whether the device was allocated again since the last grant (True when not known).
         containers: how many containers of the following pod have the device.
+        init_containers_known: whether ordinary init containers, which had the device before, would be among them.
 
     A recreated StatefulSet pod has its predecessor's name: without equal UIDs nothing is the same pod.
     """
     if previous is None or following is None:
         return HandOver.UNKNOWN
     if previous.pod.uid is not None and previous.pod.uid == following.pod.uid:
-        if previous.container == following.container and containers == 1 and not allocated_since:
+        alone = containers == 1 and init_containers_known
+        if previous.container == following.container and alone and not allocated_since:
             return HandOver.SAME_CONTAINER
         return HandOver.SAME_POD
     if previous.pod.tenant == following.pod.tenant:

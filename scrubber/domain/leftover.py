@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from scrubber.domain.assignment import PodAbsence, Process
+from scrubber.domain.assignment import PodAbsence, Process, remaining
 
 __all__ = ["PodState", "Standing", "standing"]
 
@@ -21,11 +21,15 @@ class PodState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """``processes`` are those that keep the pod from being over; ``proof`` says why they are leftovers."""
+    """``processes`` are those that keep the pod from being over; ``proof`` says why they are leftovers.
+
+    ``others`` keep it from being over as well, and nothing is proved against them yet.
+    """
 
     state: PodState
     processes: tuple[Process, ...] = ()
     proof: str = ""
+    others: tuple[Process, ...] = ()
 
 
 def standing(
@@ -35,6 +39,7 @@ def standing(
     listed: bool,
     trusted: bool,
     sandbox: bool,
+    baseline: Iterable[Process] = (),
     firsts: Mapping[str, Process],
     now: float,
     grant_age: float,
@@ -44,12 +49,15 @@ def standing(
     """Where the pod of an earlier grant stands.
 
     Args:
-        processes: those of the pod that did not stand there before its first grant.
+        processes: those of the pod; without those that stood there before its first grant, as long as no trusted reading
+            lacks the pod.
         absence: in how many trusted readings in a row the pod was absent.
         listed: whether the newest reading lists it (never asked of the pod that is starting now: pass False).
         trusted: whether the newest reading proves absence.
         sandbox: whether its sandbox stands, or is not known. While the grant is younger than ``dying_grace``, the runtime
             may still be about to start the container in it, also when the pod was deleted by force a moment ago.
+        baseline: those that stood there before the pod's first grant: it is not over while they live, and nothing is
+            proved against them by what became of other containers.
         firsts: the first process of each of its containers.
         now: monotonic seconds, the clock of ``absence``.
         grant_age: seconds since the grant; without a trusted reading a young grant's container may be about to start.
@@ -62,11 +70,14 @@ def standing(
         return Standing(PodState.LIVING if listed or starting else PodState.OVER)
     if not absence.proved or absence.since is None:
         return Standing(PodState.LIVING, left)
-    living = {process.identity for process in left}
-    containers = {process.container for process in left}
-    dead_firsts = all(container in firsts and firsts[container].identity not in living for container in containers)
-    if dead_firsts and not starting:
-        return Standing(PodState.LEFTOVER, left, "its pod is gone and the first process of its container is dead")
     if now - absence.since >= dying_grace:
         return Standing(PodState.LEFTOVER, left, f"its pod has been gone for over {dying_grace:g} s")
+    living = {process.identity for process in left}
+    later = remaining(left, baseline)
+    containers = {process.container for process in later}
+    dead_firsts = all(name in firsts and firsts[name].identity not in living for name in containers)
+    if later and dead_firsts and not starting:
+        others = tuple(process for process in left if process not in later)
+        proof = "its pod is gone and the first process of its container is dead"
+        return Standing(PodState.LEFTOVER, later, proof, others)
     return Standing(PodState.LIVING, left)

@@ -38,6 +38,7 @@ _CONDITIONS: Mapping[str, tuple[Severity, str]] = {
     "nvlink-down": (Severity.WARNING, "NVLinks are down"),
     "ecc-mode-pending": (Severity.WARNING, "a change of its ECC mode waits for a reset"),
     "mig-mode-pending": (Severity.WARNING, "a change of its MIG mode waits for a reset"),
+    "events-unheard": (Severity.WARNING, "what its driver reports by itself, XIDs among it, may go unseen"),
     "scrub-on-free-disabled": (Severity.NOTE, "the driver was told not to clear memory that is freed"),
 }
 """What lasts until something is done about it, by code of :attr:`~scrubber.domain.telemetry.Snapshot.conditions`."""
@@ -56,6 +57,7 @@ _WAYS: Mapping[str, WayBack] = {
     "ecc-uncorrected": WayBack.RESET,
     "recovery-reset": WayBack.RESET,
     "recovery-reboot": WayBack.REBOOT,
+    "recovery-service": WayBack.PERSON,
     "too-hot": WayBack.WAIT,
     "ghost": WayBack.RESET,
     "unkillable": WayBack.WAIT,
@@ -107,7 +109,7 @@ def snapshot_findings(snapshot: Snapshot, policy: Policy) -> tuple[Finding, ...]
         evidence = {"errors": snapshot.ecc_uncorrected}
         found.append(Finding(Step.HEALTH, "ecc-uncorrected", Severity.FAULT, sentence, evidence))
     if snapshot.recovery not in (None, "none"):
-        asked = "recovery-reboot" if "reboot" in str(snapshot.recovery) else "recovery-reset"
+        asked = _asked_for(str(snapshot.recovery))
         found.append(Finding(Step.HEALTH, asked, Severity.FAULT, f"The driver asks for: {snapshot.recovery}."))
     found += [_condition(code, read) for code, read in sorted(snapshot.conditions.items())]
     heat = snapshot.temperature_celsius
@@ -115,6 +117,13 @@ def snapshot_findings(snapshot: Snapshot, policy: Policy) -> tuple[Finding, ...]
         sentence = f"{heat} °C is above the policy's {policy.max_temperature_celsius} °C."
         found.append(Finding(Step.HEALTH, "too-hot", Severity.WARNING, sentence, {"celsius": heat}))
     return tuple(found)
+
+
+def _asked_for(recovery: str) -> str:
+    """The code for what the driver asks for; what concerns more than this GPU (its fabric, its peers) is a person's."""
+    if "reboot" in recovery:
+        return "recovery-reboot"
+    return "recovery-service" if recovery in ("imex", "drain-p2p") else "recovery-reset"
 
 
 def _condition(code: str, read: str) -> Finding:

@@ -17,7 +17,7 @@ class Snapshot:
         xids: XIDs whose condition still stands, each with how often it was seen since the driver was loaded.
         ecc_uncorrected: volatile uncorrected ECC errors.
         temperature_celsius: of the GPU.
-        used_bytes: memory in use by anyone; None where the platform cannot say.
+        held: what :meth:`scrubber.ports.Holders.held` would say, where it is told in the same batch; else None.
         recovery: what the driver itself asks for: ``none``, ``reset``, ``reboot``, …
         settings: current values by name; ``defaults`` the driver's own defaults for the same names.
         conditions: what is wrong while it lasts, by code (``row-remap-pending``, ``pcie-width``, ``nvlink-down``, …),
@@ -29,7 +29,7 @@ class Snapshot:
     xids: Mapping[int, int] = field(default_factory=dict)
     ecc_uncorrected: int | None = None
     temperature_celsius: int | None = None
-    used_bytes: int | None = None
+    held: bool | None = None
     recovery: str | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, str] = field(default_factory=dict)

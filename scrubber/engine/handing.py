@@ -145,6 +145,7 @@ class Handing:
             certain,
             allocated_since=keeper.allocated_since,
             containers=reading.containers_with(device),
+            init_containers_known=reading.init_containers_known,
         )
         if self._asked_for.setdefault(device, following) != following:
             raise NotReady(

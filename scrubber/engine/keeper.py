@@ -15,7 +15,7 @@ from dataclasses import replace
 from scrubber.domain.assignment import Pod
 from scrubber.domain.certify import certify
 from scrubber.domain.device import Device
-from scrubber.domain.errors import Away, DeviceFault, Held, InvalidRequest, LedgerFailure, NotReady
+from scrubber.domain.errors import Away, BeingReset, DeviceFault, Held, InvalidRequest, LedgerFailure, NotReady
 from scrubber.domain.evidence import Certificate, Finding, Occasion, Outcome, Path, ScrubRecord, Severity, Step
 from scrubber.domain.health import Cause, Health, WayBack
 from scrubber.domain.hygiene import Hygiene
@@ -90,6 +90,12 @@ class Keeper:
     @property
     def view(self) -> DeviceView:
         return DeviceView(self.device, self._record, None if self._job is None else self._job.id)
+
+    def described(self, device: Device) -> None:
+        """The device, as it is described now; it is where it was."""
+        if device != self.device:
+            self.device = device
+            self._changed()
 
     # -- hints from the kubelet's calls ----------------------------------------------------------------------------
 
@@ -243,7 +249,13 @@ class Keeper:
         return findings
 
     def _silence(self, away: Away) -> tuple[Finding, ...]:
-        """Nobody could be asked, which is not the device's fault; but no data is never healthy for long."""
+        """Nobody could be asked, which is not the device's fault; but no data is never healthy for long.
+
+        A device that is kept back for a reset is not silent: the reset has a deadline, and who began it judges it.
+        """
+        if isinstance(away, BeingReset):
+            self._silent_since = None
+            raise away
         now = self._instruments.clock.monotonic()
         self._silent_since = now if self._silent_since is None else self._silent_since
         if now - self._silent_since < _SILENCE:

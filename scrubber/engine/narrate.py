@@ -76,7 +76,7 @@ def scrub_finished(scrub: ScrubRecord, certificate: Certificate | None) -> tuple
                 "residue_bytes": scrub.measured(Step.MEMORY, "residue_bytes"),
                 "cleared_bytes": scrub.measured(Step.MEMORY, "cleared_bytes"),
                 "leftovers": leftovers,
-                "sentence": why,
+                "sentence": why or None,
             },
         )
     )

@@ -50,6 +50,7 @@ class Node:
         self._keepers: dict[str, Keeper] = {}
         self._ordered: list[Keeper] = []
         self._expected: set[str] = set()
+        self._leaving: set[str] = set()
         self._ready = False
         self._undelivered: dict[tuple[str, ...], tuple[Granted, ...]] = {}
         self.gone: dict[str, DeviceRecord] = {}
@@ -105,6 +106,9 @@ class Node:
         self._show()
 
     def _show(self) -> None:
+        left = [keeper for device, keeper in self._keepers.items() if device in self._leaving]
+        if any(keeper.record.hygiene is not Hygiene.IN_USE and keeper.job is None for keeper in left):
+            self.inventory_changed.set()
         info = self._info()
         self._board.show(
             tuple(keeper.view for keeper in self._ordered),
@@ -293,13 +297,22 @@ class Node:
 
     # -- devices that come and go ----------------------------------------------------------------------------------
 
+    def described(self, device: Device) -> None:
+        """The inventory lists the device: what is new about it counts, unless it is somewhere else now."""
+        keeper = self._keepers.get(device.id)
+        if keeper is not None and device.is_where(keeper.device):
+            self._leaving.discard(device.id)
+            keeper.described(device)
+
     async def lost(self, device: str) -> None:
-        """The inventory lists the device no longer."""
+        """The inventory lists the device no longer, or somewhere else. One that is in use is looked for once it is free."""
         keeper = self._keepers[device]
         if keeper.record.hygiene is not Hygiene.IN_USE and keeper.job is None:
+            self._leaving.discard(device)
             await self.remove(device)
             return
-        sentence = "The device is no longer in the inventory."
+        self._leaving.add(device)
+        sentence = "The device is no longer in the inventory, or is somewhere else now."
         await keeper.report([Finding(Step.HEALTH, "lost", Severity.FAULT, sentence)])
 
     async def drain(self) -> None:

@@ -123,12 +123,16 @@ class PodWatch:
         processes = remaining(everything, baseline)
         if pod == asking:
             return Standing(PodState.LIVING if processes else PodState.OVER, processes)
+        absence = self._absences.get(pod, PodAbsence())
         return standing(
-            processes,
-            self._absences.get(pod, PodAbsence()),
-            listed=self.reading.lists(pod),
+            # What stood there before the first grant may have been handed the device since (a sidecar, over a socket).
+            # It is left out only as long as nothing says that the pod is gone: its sandbox ends with it.
+            tuple(sorted(everything)) if absence.times else processes,
+            absence,
+            listed=self.reading.keeps(pod),
             trusted=self.reading.trust is Trust.TRUSTED,
             sandbox=not baseline or len(processes) < len(everything),
+            baseline=baseline,
             firsts=self._known_firsts(pod),
             now=self._clock.monotonic(),
             grant_age=_age(grant, wall),

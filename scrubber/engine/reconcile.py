@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from scrubber.domain.assignment import presumed_sandbox, remaining
 from scrubber.domain.device import Device
-from scrubber.domain.errors import DeviceFault, Unreadable
+from scrubber.domain.errors import Away, DeviceFault, Unreadable
 from scrubber.domain.evidence import Outcome, ScrubRecord, Step
 from scrubber.domain.handover import HandOver
 from scrubber.domain.hygiene import Hygiene
@@ -74,7 +74,8 @@ async def _look_at(keeper: Keeper, instruments: Instruments) -> None:
     """A device that cannot be looked at is out of service, stays with the pods it was granted to, and stops nothing."""
     try:
         await _adopt_if_used(keeper, instruments)
-    except DeviceFault as fault:
+    except (DeviceFault, Away) as error:
+        fault = error if isinstance(error, DeviceFault) else Unreadable(str(error))
         if keeper.record.open_grants and keeper.record.hygiene is Hygiene.DIRTY:
             await keeper.adopt(None)
         await keeper.report([fault_finding(Step.HOLDERS, fault)])

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+from scrubber.domain.device import Device
 from scrubber.domain.errors import DeviceFault, LedgerFailure, ScrubberError
 from scrubber.domain.evidence import Step
 from scrubber.domain.hygiene import Hygiene
@@ -109,33 +110,41 @@ async def _given_back(keeper: Keeper, instruments: Instruments) -> bool:
 
 
 async def watch_inventory(
-    node: Node, *, inventory: Inventory, instruments: Instruments, welcome: Callable[[str], Awaitable[None]]
+    node: Node, *, inventory: Inventory, instruments: Instruments, welcome: Callable[[Device], Awaitable[None]]
 ) -> None:
-    """Follow devices that come and go.
+    """Follow devices that come and go, and those that are somewhere else now: they went, and came.
 
     Args:
-        welcome: makes a keeper for a new device, by its id.
+        welcome: makes a keeper for a new device.
     """
     while True:
         await node.inventory_changed.wait()
         node.inventory_changed.clear()
         failed = False
         try:
-            there = {device.id for device in await inventory.devices()}
+            there = {device.id: device for device in await inventory.devices()}
         except ScrubberError:
-            there, failed = set(node.keepers), True
-        gone = [partial(node.lost, device) for device in sorted(node.keepers.keys() - there)]
-        new = [partial(welcome, device) for device in sorted(there - node.keepers.keys())]
-        steps: list[Callable[[], Awaitable[None]]] = [*gone, *new]
-        for follow in steps:
-            try:
-                await follow()
-            except ScrubberError:
-                failed = True
+            there, failed = {keeper.device.id: keeper.device for keeper in node.keepers.values()}, True
+        for device in there.values():
+            node.described(device)
+        gone = [keeper.device for keeper in node.keepers.values() if there.get(keeper.device.id) != keeper.device]
+        for lost in sorted(gone, key=lambda device: device.id):
+            failed |= await _fails(partial(node.lost, lost.id))
+        for new in sorted(there.keys() - node.keepers.keys()):
+            failed |= await _fails(partial(welcome, there[new]))
         if failed:
             # Neither a driver that is away nor a ledger that is full may lose a change, nor one device another's.
             await instruments.clock.sleep(1.0)
             node.inventory_changed.set()
+
+
+async def _fails(change: Callable[[], Awaitable[None]]) -> bool:
+    """Make ``change``; whether it has to be made again."""
+    try:
+        await change()
+    except ScrubberError:
+        return True
+    return False
 
 
 async def quarantine_unreadable(keeper: Keeper, fault: DeviceFault) -> None:

@@ -62,8 +62,8 @@ class EraseReport:
         cleared_bytes, verified_bytes: written, and read back as zeros. Short of ``total_bytes`` is a failure or is
             named in ``not_covered``.
         residue_bytes: non-zero bytes found by the audit; None when it did not run.
-        failed_bytes: bytes that did not read back as zeros.
-        fence_broken: somebody tried to open the device meanwhile, so the eraser stopped.
+        failed_bytes: bytes that did not read back as they were written.
+        fence_broken: the fence did not hold: somebody tried to open the device, or took the fence down.
         mended: the device's size was changed by a tenant and was put right.
         seconds_by_phase: duration of each pass.
         not_covered_bytes: bytes that no pass could reach; named in ``not_covered``.
@@ -100,7 +100,7 @@ class Eraser(Protocol):
             Held: the child could not fence the device, somebody has it.
             Stuck: the deadline is over; the child was killed or, if it does not die, abandoned.
             Unreadable: the child died or reported something that makes no sense.
-            Away: no child can be started; the device was not touched, and it is not its fault.
+            Away: no child can be had, or it was ended with what it came from; it is not the device's fault.
         """
 
     async def orphan(self, device: Device) -> int | None:

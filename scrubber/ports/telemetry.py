@@ -20,6 +20,7 @@ class Telemetry(Protocol):
             Lost: the device fell off the bus.
             Unreadable: the answer makes no sense.
             Away: nobody can be asked now (no child can be started); says nothing about the device.
+            BeingReset: nobody is asked until the reset that is under way is over.
         """
 
     def signals(self) -> AsyncIterator[Signal]:

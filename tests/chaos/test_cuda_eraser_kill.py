@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 LONG = 60.0
 
 SERVICE = """
-import asyncio, sys
+import asyncio, os, signal, sys
 from pathlib import Path
 from scrubber.adapters.children.process import Children
 from tests.contract.cuda_rig import CudaRig
@@ -34,6 +34,9 @@ from tests.nvidia.world import World
 
 async def main():
     rig = CudaRig(World(Path(sys.argv[1])), Path(sys.argv[2]), Children())
+    if sys.argv[3:]:
+        rig.gpu.on_fence = lambda moment: moment in sys.argv and os.kill(os.getpid(), signal.SIGKILL)
+        await rig.erase(rig.device())
     begun = await rig.in_mid_clear(rig.device())
     print(rig.programs.zygote.pid, await rig.eraser.orphan(rig.device()), flush=True)
     await begun.task
@@ -125,6 +128,22 @@ async def test_a_service_that_is_killed_leaves_a_fence_that_the_next_one_takes_d
     assert await rig.eraser.orphan(device) is None
     assert not is_fenced(rig, device)
     await the_next_scrub_finds_what_was_left(rig, device)
+
+
+@pytest.mark.parametrize("moment", ["up", "down"])
+async def test_a_service_that_is_killed_between_the_note_and_the_fence_leaves_neither(
+    rig: CudaRig, moment: str
+) -> None:
+    """Noted and not yet fenced; not fenced any more and still noted."""
+    device = rig.device()
+    service = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", SERVICE, str(rig.world.root), str(rig.state), moment, cwd=ROOT
+    )
+    assert await service.wait() == -signal.SIGKILL
+    assert (rig.gpu.mode(device), rig.note(device).exists()) == ("default", True)
+    assert await rig.eraser.end_orphan(device, 10.0)
+    assert not is_fenced(rig, device)
+    assert (await rig.erase(device)).failed_bytes == 0
 
 
 async def test_a_fence_that_a_dead_service_left_does_not_become_the_mode_to_go_back_to(rig: CudaRig) -> None:

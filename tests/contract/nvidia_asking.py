@@ -9,6 +9,7 @@ from pathlib import Path
 from scrubber.adapters.children.message import Message
 from scrubber.adapters.children.process import Children
 from scrubber.adapters.children.questions import QuestionPool
+from scrubber.adapters.nvidia.holders import NvidiaHolders
 from scrubber.adapters.nvidia.inventory import NvidiaInventory
 from scrubber.adapters.nvidia.question import DRIVER_MODULE, about, driver_arguments, gpu_of
 from scrubber.adapters.nvidia.settings import NvidiaSettings
@@ -25,9 +26,17 @@ class Told:
 
     def __init__(self) -> None:
         self.seen: dict[str, Mapping[int, int]] = {}
+        self.deaf: dict[str, str] = {}
+        self.corrupt: set[str] = set()
 
     def xids(self, device: str) -> Mapping[int, int]:
         return self.seen.get(device, {})
+
+    def unheard(self, device: str) -> str | None:
+        return self.deaf.get(device)
+
+    def inforom_corrupt(self, device: str) -> bool:
+        return device in self.corrupt
 
     async def listen(self) -> AsyncIterator[Signal]:
         for device in self.seen:
@@ -50,7 +59,8 @@ class Asking:
             deadline=deadline,
         )
         self.told = Told()
-        self.telemetry = NvidiaTelemetry(self.questions, self.told)
+        self.holders = NvidiaHolders(self.children, self.questions, places, infrastructure=_nobody)
+        self.telemetry = NvidiaTelemetry(self.questions, self.told, self.holders)
         self.settings = NvidiaSettings(self.questions)
 
     def devices(self) -> tuple[Device, ...]:
@@ -75,9 +85,15 @@ class Asking:
         return self.world.find(device.id)[0]
 
     async def close(self) -> None:
+        await self.holders.close()
         await self.questions.close()
         await self.inventory.close()
         await self.children.close()
+
+
+async def _nobody(_: int) -> str | None:
+    """No process is infrastructure."""
+    return None
 
 
 @asynccontextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import itertools
 import json
@@ -10,6 +11,8 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -135,11 +138,15 @@ def test_a_device_has_its_own_nodes_and_all_share_the_drivers(tmp_path: Path) ->
     ]
 
 
-def test_a_device_has_its_index_as_a_second_name_only_when_that_is_asked_for(tmp_path: Path) -> None:
-    assert [each["name"] for each in spec_of(tmp_path, gpu(1))["devices"]] == [gpu(1).id]
-    by_index = Injection((ListStrategy.CDI_CRI,), IdStrategy.INDEX)
-    spec = spec_of(tmp_path, gpu(1), instance(0, 2), injection=by_index)
-    assert [each["name"] for each in spec["devices"]] == ["0:2", "1", gpu(1).id, instance(0, 2).id]
+@pytest.mark.parametrize("ids", list(IdStrategy))
+def test_a_device_is_named_by_its_uuid_and_by_nothing_that_may_move_to_another(tmp_path: Path, ids: IdStrategy) -> None:
+    taken_over = replace(gpu(2), index=gpu(1).index)
+    spec = spec_of(tmp_path, gpu(1), taken_over, instance(0, 2), injection=Injection((ListStrategy.CDI_CRI,), ids))
+    assert {each["name"]: each["containerEdits"]["deviceNodes"][-1]["path"] for each in spec["devices"]} == {
+        gpu(1).id: "/dev/nvidia1",
+        gpu(2).id: "/dev/nvidia2",
+        instance(0, 2).id: "/dev/nvidia0",
+    }
 
 
 def test_the_drivers_libraries_and_programs_are_mounted_read_only_and_nothing_else_is(tmp_path: Path) -> None:
@@ -231,6 +238,14 @@ def test_a_directory_that_is_a_link_to_another_is_read_once(tmp_path: Path) -> N
     (tmp_path / "lib").symlink_to("usr/lib")
     files = find_driver_files(DriverRoot(seen=tmp_path))
     assert files.directories == (LIBRARIES,)
+
+
+def test_a_file_that_cannot_be_named_in_json_is_none_of_the_drivers(tmp_path: Path) -> None:
+    install_driver(tmp_path)
+    directory = os.fsencode(tmp_path / LIBRARIES[1:])
+    for name in (b"libnvidia-\xff.so.", b"libnvidia-a::b.so.", b"libnvidia-a\n.so."):
+        Path(os.fsdecode(directory + b"/" + name + DRIVER.encode())).touch()
+    assert len(find_driver_files(DriverRoot(seen=tmp_path)).libraries) == 4
 
 
 def test_a_hook_is_looked_for_on_the_host_only(tmp_path: Path) -> None:
@@ -330,16 +345,71 @@ def test_a_driver_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
     assert desk.publisher.publish([gpu(0)], "one") == {}
 
 
-def test_a_new_driver_is_found_with_the_service_that_found_it(desk: Desk) -> None:
-    desk.publisher.publish([gpu(0)], "one")
-    for name in (desk.root / "usr/lib/x86_64-linux-gnu").iterdir():
+def remove_driver(root: Path) -> None:
+    for name in (root / "usr/lib/x86_64-linux-gnu").iterdir():
         name.unlink()
+
+
+@pytest.mark.parametrize("epoch", ["one", "", "two"])
+def test_a_driver_that_is_replaced_is_followed_whatever_the_service_does_meanwhile(desk: Desk, epoch: str) -> None:
+    assert desk.publisher.publish([gpu(0)], "one") == {}
+    remove_driver(desk.root)
+    assert set(desk.publisher.publish([gpu(0)], epoch)) == {gpu(0).id}
     install_driver(desk.root, "570.1.2")
-    for epoch in ("one", ""):
-        desk.publisher.publish([gpu(0)], epoch)
-        assert DRIVER in desk.file.read_text()
-    desk.publisher.publish([gpu(0)], "two")
+    assert desk.publisher.publish([gpu(0)], epoch) == {}
     assert "libcuda.so.570.1.2" in desk.file.read_text()
+    assert DRIVER not in desk.file.read_text()
+
+
+def test_of_two_drivers_that_of_the_kernel_is_followed(desk: Desk) -> None:
+    kernel_runs(desk.root, DRIVER)
+    desk.publisher.publish([gpu(0)], "one")
+    install_driver(desk.root, "570.1.2")
+    desk.publisher.publish([gpu(0)], "one")
+    assert DRIVER in desk.file.read_text()
+    kernel_runs(desk.root, "570.1.2")
+    desk.publisher.publish([gpu(0)], "one")
+    assert "libcuda.so.570.1.2" in desk.file.read_text()
+
+
+def test_more_of_the_driver_is_found_with_the_next_run_of_the_service(desk: Desk) -> None:
+    desk.publisher.publish([gpu(0)], "one")
+    (desk.root / "usr/bin/nvidia-debugdump").touch()
+    desk.publisher.publish([gpu(0)], "one")
+    assert "nvidia-debugdump" not in desk.file.read_text()
+    desk.publisher.publish([gpu(0)], "two")
+    assert "nvidia-debugdump" in desk.file.read_text()
+
+
+@contextmanager
+def writing(directory: Path) -> Iterator[None]:
+    """Another instance of the plugin is about to replace the file."""
+    handle = os.open(directory, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
+def test_what_cannot_be_written_costs_no_device_that_the_file_gives_as_it_should_already(desk: Desk) -> None:
+    desk.publisher.publish([gpu(0), gpu(1)], "one")
+    with writing(desk.cdi):
+        assert desk.publisher.publish([gpu(0)], "one") == {}
+        moved = replace(gpu(1), access=nodes("nvidia7", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"))
+        assert set(desk.publisher.publish([gpu(0), moved, gpu(2)], "one")) == {gpu(1).id, gpu(2).id}
+    assert desk.publisher.publish([gpu(0), moved, gpu(2)], "one") == {}
+    assert desk.names == [gpu(0).id, gpu(1).id, gpu(2).id]
+
+
+def test_a_file_with_the_libraries_of_another_driver_gives_no_device_as_it_should(desk: Desk) -> None:
+    desk.publisher.publish([gpu(0)], "one")
+    remove_driver(desk.root)
+    install_driver(desk.root, "570.1.2")
+    with writing(desk.cdi):
+        assert set(desk.publisher.publish([gpu(0)], "one")) == {gpu(0).id}
+        desk.file.write_text('{"devices": 5}')
+        assert set(desk.publisher.publish([gpu(0)], "one")) == {gpu(0).id}
 
 
 def test_a_device_that_cannot_stand_in_it_is_named_and_the_others_can(desk: Desk) -> None:

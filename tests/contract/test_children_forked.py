@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping
@@ -11,8 +12,9 @@ from pathlib import Path
 import pytest
 
 import scrubber
+from scrubber.adapters.children.conversation import Conversation
 from scrubber.adapters.children.forked import Zygote
-from scrubber.adapters.children.message import Message
+from scrubber.adapters.children.message import Message, pack
 from scrubber.adapters.children.process import ChildDied, Children, NotStarted, process_over
 from scrubber.adapters.children.questions import answer_of
 from scrubber.domain.errors import Away, Held
@@ -121,6 +123,7 @@ async def test_a_forked_child_that_survives_sigkill_is_abandoned_and_counted(tmp
     assert (child.abandoned, deaf.abandoned) == (False, ())
     assert zygote.pid is not None
     os.kill(zygote.pid, signal.SIGKILL)
+    deaf.kill_limit = LONG
     await zygote.close()
 
 
@@ -136,6 +139,21 @@ async def test_a_zygote_that_is_killed_takes_what_it_forked_with_it_and_the_next
     assert await child.wait(LONG)
     assert await child.kill()
     assert (await told(zygote))["parent"] == zygote.pid != first
+
+
+async def test_a_zygote_that_stands_still_costs_its_callers_a_sentence_and_the_next_fork_gets_a_new_one(
+    zygote: Zygote, children: Children
+) -> None:
+    await zygote.warm()
+    first = zygote.pid
+    assert first is not None
+    os.kill(first, signal.SIGSTOP)
+    patience, children.start_limit = children.start_limit, 0.2
+    with pytest.raises(NotStarted, match="did not answer"):
+        await zygote.fork(PROGRAM)
+    children.start_limit = patience
+    assert (await told(zygote))["parent"] == zygote.pid != first
+    await ended(first)
 
 
 async def test_forks_that_are_asked_for_at_once_are_all_made(zygote: Zygote) -> None:
@@ -166,7 +184,7 @@ async def test_a_missing_library_is_a_sentence_that_says_what_to_install(childre
     missing = library(tmp_path / "missing", "raise ImportError('libcudart is not there')")
     zygote = Zygote(children, ZYGOTE, programs=[PROGRAM], environment=missing)
     for attempt in (zygote.warm, lambda: zygote.fork(PROGRAM), zygote.warm):
-        with pytest.raises(Away, match=r"libcudart is not there.*pip install gpu-scrubber\[cuda12\]"):
+        with pytest.raises(Away, match=r"libcudart is not there.*install the service with its extra cuda12"):
             await attempt()
     (tmp_path / "missing" / "cupy.py").write_text("", encoding="ascii")
     await zygote.warm()  # it was installed meanwhile
@@ -180,6 +198,25 @@ async def test_a_library_that_starts_a_thread_is_not_forked_from(children: Child
     zygote = Zygote(children, ZYGOTE, programs=[PROGRAM], environment=threaded)
     with pytest.raises(Away, match="2 threads"):
         await zygote.fork(PROGRAM)
+
+
+async def test_what_a_child_answers_before_it_ends_is_heard_however_soon_it_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours, theirs = socket.socketpair()
+    send_fds = socket.send_fds
+
+    def answered_and_over(link: socket.socket, buffers: list[bytes], descriptors: list[int]) -> int:
+        sent = send_fds(link, buffers, descriptors)
+        theirs.sendall(pack({"ok": {}}))
+        theirs.close()
+        return sent
+
+    monkeypatch.setattr(socket, "send_fds", answered_and_over)
+    conversation = Conversation(ours, "Child 1")
+    await conversation.send({"program": PROGRAM}, (ours.fileno(),))
+    assert await conversation.receive() == {"ok": {}}
+    conversation.hang_up()
 
 
 async def test_a_program_that_the_zygote_does_not_know_is_refused(zygote: Zygote) -> None:

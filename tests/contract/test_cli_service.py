@@ -55,6 +55,9 @@ CLEAN = pb.Device(
     ),
     grants=3,
     numa_node=0,
+    profile="1g.10gb",
+    peers=["SIM-GPU-bb"],
+    traits={"vbios": "96.00.89", "pci_address": "0000:01:00.0"},
 )
 SICK = pb.Device(
     id="SIM-GPU-bb",
@@ -254,6 +257,9 @@ class TestDevices:
             "scrub": None,
             "parent": None,
             "numa_node": 0,
+            "profile": "1g.10gb",
+            "peers": ["SIM-GPU-bb"],
+            "traits": {"pci_address": "0000:01:00.0", "vbios": "96.00.89"},
         }
         assert sick["certificate"] is None
         assert sick["cause"] == {

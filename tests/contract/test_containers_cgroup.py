@@ -21,6 +21,7 @@ from tests.pods import (
     PATIENCE,
     CgroupGround,
     Node,
+    Started,
     ground_of,
     lives,
     new_pod,
@@ -39,6 +40,18 @@ while time.monotonic() < until:
         os._exit(0)
 """
 
+HOPPER = """
+# Between two cgroups without end: whoever looks into one after the other may find it in neither.
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+places = [open(f"{each}/cgroup.procs", "w") for each in sys.argv[1:]]
+until = time.monotonic() + 60
+print("ready", flush=True)
+while time.monotonic() < until:
+    for place in places:
+        place.write("0")
+        place.flush()
+"""
+
 LAYOUTS = {
     "systemd-guaranteed": ("kubepods.slice", "kubepods-pod{escaped}.slice"),
     "systemd-burstable": ("kubepods.slice", "kubepods-burstable.slice/kubepods-burstable-pod{escaped}.slice"),
@@ -52,6 +65,11 @@ LAYOUTS = {
     "cgroupfs-besteffort": ("kubepods", "besteffort/pod{uid}"),
     "cgroupfs-below-a-root": ("kubelet/kubepods", "besteffort/pod{uid}"),
 }
+
+
+def move(process: Started, cgroup: Path) -> None:
+    cgroup.mkdir(parents=True, exist_ok=True)
+    (cgroup / "cgroup.procs").write_text(str(process.pid))
 
 
 @pytest.fixture(params=CGROUP_WAYS)
@@ -97,6 +115,68 @@ async def test_a_leftover_that_moved_to_another_pods_cgroup_is_not_signalled_and
         (cgroup / "cgroup.procs").write_text(str(moved.pid))
     assert await containers.end(pod, leftovers, PATIENCE) == leftovers
     assert moved.runs
+
+
+async def test_a_process_outside_its_container_in_a_cgroup_made_for_it_is_still_the_pods(node: Node) -> None:
+    pod, containers = new_pod(), node.ground.containers()
+    moved = await node.start(pod, "main")
+    for beside, container in (("hidden", "hidden"), ("hidden/kubepods/pod0", "hidden"), ("", "")):
+        for cgroup in ground(node).cgroups(pod, beside):
+            move(moved, cgroup)
+        found = await containers.processes(pod)
+        assert [(process.pid, process.container) for process in found] == [(moved.pid, container)]
+        assert await containers.pod_uid_of(moved.pid) == pod.uid
+    assert await containers.end(pod, await containers.processes(pod), PATIENCE) == ()
+    await moved.ended()
+
+
+async def test_a_process_that_moves_about_below_its_container_is_never_overlooked(node: Node) -> None:
+    pod, containers = new_pod(), node.ground.containers()
+    await node.start(pod, "sandbox")
+    places = [cgroup for each in ("main/a", "main/b") for cgroup in ground(node).cgroups(pod, each)]
+    for place in places:
+        place.mkdir(parents=True)
+    restless = await node.start(pod, "main/a", HOPPER, *map(str, places))
+    for _ in range(300):
+        assert restless.pid in {process.pid for process in await containers.processes(pod)}
+    leftovers = [process for process in await containers.processes(pod) if process.container == "main"]
+    assert await containers.end(pod, leftovers, PATIENCE) == ()
+    await restless.ended()
+
+
+async def test_a_tenant_that_makes_thousands_of_cgroups_hides_nobody_and_outlives_nothing(node: Node) -> None:
+    pod, containers = new_pod(), node.ground.containers()
+    hiding = await node.start(pod, "main")
+    for container in ground(node).cgroups(pod, "main"):
+        for number in range(2_100):
+            (container / str(number)).mkdir()
+        move(hiding, container / "1049")
+    found = await containers.processes(pod)
+    assert [(process.pid, process.container) for process in found] == [(hiding.pid, "main")]
+    assert await containers.end(pod, found, PATIENCE) == ()
+    await hiding.ended()
+
+
+async def test_a_leftover_that_froze_itself_is_ended(node: Node) -> None:
+    pod, containers = new_pod(), node.ground.containers()
+    frozen = await node.start(pod, "main/self")
+    leftovers = await containers.processes(pod)
+    for cgroup in ground(node).cgroups(pod, "main/self"):
+        for name, state in (("cgroup.freeze", "1"), ("freezer.state", "FROZEN")):
+            if (cgroup / name).exists():
+                (cgroup / name).write_text(state)
+    assert await containers.end(pod, leftovers, PATIENCE) == ()
+    assert await frozen.ended() == -9
+
+
+async def test_a_user_of_the_node_cannot_pass_for_a_pod(node: Node) -> None:
+    victim, containers = new_pod("victim"), node.ground.containers()
+    await node.start(victim, "main")
+    forger = await node.start(new_pod("forger"), "main")
+    for root in ground(node).roots:
+        move(forger, root / "user.slice" / "user@1000.service" / "kubepods" / f"pod{victim.uid}" / "main")
+    assert await containers.pod_uid_of(forger.pid) is None
+    assert forger.pid not in {process.pid for process in await containers.processes(victim)}
 
 
 async def test_a_leftover_that_forks_and_exits_without_end_is_caught(node: Node) -> None:
@@ -213,6 +293,98 @@ async def test_the_processes_of_a_container_with_threaded_cgroups_are_seen() -> 
         (threaded / "cgroup.type").write_text("threaded")
         (threaded / "cgroup.threads").write_text(str(main.pid))
         assert [process.pid for process in await containers.processes(pod)] == [main.pid]
+
+
+@only_with(CGROUP2)
+async def test_the_processes_of_a_container_that_is_threaded_itself_are_seen_and_ended() -> None:
+    assert CGROUP2 is not None
+    made = CgroupGround((CGROUP2,))
+    async with node_of(made) as node:
+        pod, containers = new_pod(), made.containers()
+        main = await node.start(pod, "")
+        [container] = made.cgroups(pod, "main")
+        container.mkdir()
+        (container / "cgroup.type").write_text("threaded")
+        (container / "cgroup.threads").write_text(str(main.pid))
+        with pytest.raises(OSError, match="not supported"):
+            (container / "cgroup.procs").read_text()
+        leftovers = await containers.processes(pod)
+        assert [process.pid for process in leftovers] == [main.pid]
+        assert await containers.end(pod, leftovers, PATIENCE) == ()
+        await main.ended()
+        assert await containers.processes(pod) == ()
+
+
+@only_with(CGROUP2)
+async def test_a_runtime_that_puts_containers_beside_their_pod_does_not_hide_them() -> None:
+    assert CGROUP2 is not None
+    made = CgroupGround((CGROUP2,), kubepods="kubepods.slice", pod_directory="kubepods-pod{escaped}.slice")
+    async with node_of(made) as node:
+        pod, other, containers = new_pod(), new_pod("other"), made.containers()
+        assert pod.uid is not None
+        assert other.uid is not None
+        [own] = made.cgroups(pod)
+        own.mkdir(parents=True)
+        main = await node.start(other, "main")
+        stray = f"kubepods-burstable-pod{pod.uid.replace('-', '_')}.slice:cri-containerd:{'ab' * 32}"
+        for parent in (made.root / "system.slice" / "containerd.service", made.root):
+            move(main, parent / stray / "deeper")
+            found = await containers.processes(pod)
+            assert [(process.pid, process.container) for process in found] == [(main.pid, stray)]
+            assert await containers.pod_uid_of(main.pid) == pod.uid
+            assert await containers.processes(other) == ()
+        assert await containers.end(pod, await containers.processes(pod), PATIENCE) == ()
+        await main.ended()
+        assert await containers.processes(pod) == ()
+
+
+@only_with(CGROUP2)
+async def test_a_pod_that_runs_on_while_the_kubelets_driver_is_changed_is_still_found() -> None:
+    assert CGROUP2 is not None
+    made = CgroupGround((CGROUP2,))
+    async with node_of(made) as node:
+        pod, containers = new_pod(), made.containers()
+        assert pod.uid is not None
+        slices = made.root / "kubepods.slice" / f"kubepods-pod{pod.uid.replace('-', '_')}.slice"
+        slices.mkdir(parents=True)
+        main = await node.start(pod, "main")
+        assert [process.pid for process in await containers.processes(pod)] == [main.pid]
+        assert await containers.end(pod, await containers.processes(pod), PATIENCE) == ()
+        await main.ended()
+
+
+@only_with(CGROUP1 and CGROUP2)
+@pytest.mark.parametrize("runtime", ["all", "v1 only"])
+async def test_with_v1_and_v2_side_by_side_a_pod_is_not_empty_because_one_of_them_is(runtime: str) -> None:
+    assert CGROUP1 is not None
+    assert CGROUP2 is not None
+    both = CgroupGround((CGROUP2, *CGROUP1))
+    async with node_of(both) as node:
+        pod, containers = new_pod(), both.containers()
+        main = await node.start(pod, "main")
+        if runtime != "all":
+            move(main, both.root)
+        [process] = await containers.processes(pod)
+        assert (process.pid, process.container) == (main.pid, "main")
+        assert await containers.pod_uid_of(main.pid) == pod.uid
+        assert await containers.end(pod, [process], PATIENCE) == ()
+        await main.ended()
+
+
+@only_with(CGROUP1)
+async def test_a_process_that_two_hierarchies_put_into_two_pods_is_both_ones_and_is_not_signalled() -> None:
+    assert CGROUP1 is not None
+    made = CgroupGround(CGROUP1)
+    async with node_of(made) as node:
+        pod, other, containers = new_pod(), new_pod("other"), made.containers()
+        astride = await node.start(pod, "main", CHILD_ON_REQUEST)
+        move(astride, made.cgroups(other, "main")[1])
+        for each in (pod, other):
+            leftovers = await containers.processes(each)
+            assert [process.pid for process in leftovers] == [astride.pid], "neither pod is over"
+            assert await containers.end(each, leftovers, 0.1) == leftovers
+        assert await containers.pod_uid_of(astride.pid) is None, "and it is nobody's for certain"
+        assert await lives(astride)
 
 
 def test_the_hierarchy_that_holds_pods_is_discovered_before_one_that_holds_none(tmp_path: Path) -> None:

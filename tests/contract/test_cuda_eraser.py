@@ -55,7 +55,9 @@ async def test_every_byte_is_either_verified_or_named_as_not_covered(rig: CudaRi
     rest = report.not_covered_bytes - report.reserved_bytes
     assert rest == GRANULE + 4096  # a context of the stand-in, and the eraser's counters
     assert f"memory: {report.reserved_bytes} bytes reserved by the driver" in report.not_covered
-    assert any(sentence.startswith(f"memory: {rest} bytes that the eraser did not get") for sentence in report.not_covered)
+    assert any(
+        sentence.startswith(f"memory: {rest} bytes that the eraser did not get") for sentence in report.not_covered
+    )
 
 
 async def test_memory_that_somebody_holds_without_a_process_is_not_claimed(rig: CudaRig) -> None:

@@ -18,6 +18,7 @@ from scrubber.adapters.clock import SystemClock
 from scrubber.adapters.kubelet import KubeletAssignments
 from scrubber.domain.assignment import Assignment, Pod, PodAbsence, Reading, Trust
 from scrubber.domain.errors import BadConfiguration
+from scrubber.ports.clock import Clock
 from scrubber.wire import podresources_pb2 as messages
 
 GPU = "scrubber.dev/gpu"
@@ -36,6 +37,20 @@ class AgedClock(SystemClock):
 
     def wall(self) -> float:
         return super().wall() + self._age
+
+
+class RacingClock(AgedClock):
+    """Nobody waits: a sleep only moves the time on."""
+
+    def __init__(self, age: float) -> None:
+        super().__init__(age)
+        self.slept: list[float] = []
+
+    def monotonic(self) -> float:
+        return super().monotonic() + sum(self.slept)
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
 
 
 def listing(*pods: messages.PodResources) -> bytes:
@@ -112,7 +127,12 @@ class Kubelet:
 
     @asynccontextmanager
     async def adapter(
-        self, *, age: float = 3_600.0, settle: float = 60.0, deadline: float = 10.0
+        self,
+        *,
+        age: float = 3_600.0,
+        settle: float = 60.0,
+        deadline: float = 10.0,
+        clock: Clock | None = None,
     ) -> AsyncIterator[KubeletAssignments]:
         """The adapter; unless told otherwise the kubelet seems to have run for an hour when it first asks."""
         adapter = KubeletAssignments(
@@ -120,7 +140,7 @@ class Kubelet:
             kubelet_dir=self.root,
             pod_logs_dir=self.root / "pods",
             device_ids=lambda: OURS,
-            clock=AgedClock(age),
+            clock=clock or AgedClock(age),
             settle=settle,
             deadline=deadline,
         )
@@ -189,15 +209,44 @@ async def test_an_init_containers_device_is_a_hint_and_no_assignment(kubelet: Ku
     assert hint == Assignment(Pod("team-a", "train", FIRST), "init", frozenset({"gpu-2"}))
 
 
+TRAIN = Pod("team-a", "train", FIRST)
+
+
 async def test_a_pod_that_is_over_becomes_absent_though_checkpoint_and_logs_still_know_it(kubelet: Kubelet) -> None:
     kubelet.log("train", FIRST)
     kubelet.allocate(FIRST, "main", "gpu-0")
-    kubelet.answer = listing()
+    kubelet.answer = listing(pod("train", "gpu-0"))
     absence = PodAbsence()
     async with kubelet.adapter() as adapter:
+        assert (await adapter.read()).lists(TRAIN)
+        kubelet.answer = listing()
         for _ in range(2):
-            absence = absence.after(await adapter.read(), Pod("team-a", "train", FIRST))
+            absence = absence.after(await adapter.read(), TRAIN)
     assert absence.proved
+
+
+async def test_a_pod_that_a_restarted_kubelet_has_not_listed_yet_is_never_absent(kubelet: Kubelet) -> None:
+    """Without an API server it lists static pods alone, however long, while every container runs on."""
+    kubelet.log("train", FIRST)
+    kubelet.allocate(FIRST, "main", "gpu-0")
+    kubelet.answer = listing(pod("static-proxy"))
+    async with kubelet.adapter(settle=0.0) as adapter:
+        absence = PodAbsence()
+        for _ in range(3):
+            reading = await adapter.read()
+            assert reading.trust is Trust.TRUSTED
+            assert reading.unproved == {TRAIN}
+            absence = absence.after(reading, TRAIN)
+        assert absence == PodAbsence()
+        kubelet.answer = listing(pod("static-proxy"), pod("train", "gpu-0"))
+        assert (await adapter.read()).unproved == frozenset()
+        kubelet.answer = listing(pod("static-proxy"))
+        for _ in range(2):
+            absence = absence.after(await adapter.read(), TRAIN)
+        assert absence.proved
+        await kubelet.stop()
+        await kubelet.start()
+        assert (await adapter.read()).unproved == {TRAIN}
 
 
 async def test_a_kubelet_that_is_not_there_makes_an_unreadable_reading(kubelet: Kubelet) -> None:
@@ -289,6 +338,34 @@ async def test_a_kubelet_that_is_merely_busy_is_asked_again(kubelet: Kubelet) ->
     assert kubelet.asked == 3
 
 
+async def test_a_kubelet_that_turns_everybody_down_is_left_alone_for_longer_each_time(kubelet: Kubelet) -> None:
+    kubelet.log("train", FIRST)
+    clock = RacingClock(3_600.0)
+    async with kubelet.adapter(clock=clock) as adapter:
+        kubelet.answer = listing()
+        assert (await adapter.read()).trust is Trust.TRUSTED
+        kubelet.answer = grpc.StatusCode.RESOURCE_EXHAUSTED
+        reading = await adapter.read()
+        assert reading.trust is Trust.UNREADABLE
+        assert "asks it too often" in reading.detail
+        assert clock.slept[:5] == [0.02, 0.04, 0.08, 0.16, 0.32]
+        assert set(clock.slept[5:]) == {0.5}
+        kubelet.answer = listing()
+        assert (await adapter.read()).trust is Trust.TRUSTED, "it never was away, so its empty list is believed"
+
+
+async def test_questions_stay_within_half_of_what_the_kubelet_answers_the_node(kubelet: Kubelet) -> None:
+    kubelet.answer = listing()
+    clock = RacingClock(3_600.0)
+    async with kubelet.adapter(clock=clock) as adapter:
+        began = clock.monotonic()
+        for _ in range(105):
+            assert (await adapter.read()).trust is Trust.TRUSTED
+        assert clock.monotonic() - began >= (105 - 5) / 50
+    assert kubelet.asked == 105
+    assert len(clock.slept) >= 1, "it was the waiting that took the time"
+
+
 async def test_a_restarted_kubelets_empty_list_is_not_believed_until_it_lists_everybody(kubelet: Kubelet) -> None:
     kubelet.log("train", FIRST)
     kubelet.log("infer", SECOND)
@@ -332,6 +409,7 @@ async def test_a_kubelet_as_young_as_its_socket_is_not_believed_when_it_lists_no
     kubelet.answer = listing()
     async with kubelet.adapter(age=0.0) as adapter:
         assert (await adapter.read()).trust is Trust.EMPTY_AFTER_RESTART
+        kubelet.allocate(FIRST, "main", "gpu-0")
         kubelet.answer = listing(pod("train", "gpu-0"))
         assert (await adapter.read()).trust is Trust.TRUSTED
 
@@ -342,8 +420,106 @@ async def test_an_unreadable_checkpoint_is_remarked_and_does_not_spoil_a_proved_
     kubelet.answer = listing(pod("train", "gpu-0"))
     async with kubelet.adapter() as adapter:
         reading = await adapter.read()
-        assert (reading.trust, reading.detail) == (Trust.TRUSTED, "")
-        assert any("checkpoint" in remark for remark in adapter.remarks)
+    assert (reading.trust, reading.detail) == (Trust.TRUSTED, "")
+    assert any("checkpoint" in remark for remark in reading.remarks)
+    assert not reading.init_containers_known, "an init container may have had the device, and nobody would know"
+
+
+async def test_a_checkpoint_of_another_kubelet_tells_nothing_of_init_containers(kubelet: Kubelet) -> None:
+    kubelet.answer = listing(pod("train", "gpu-0"))
+    async with kubelet.adapter() as adapter:
+        reading = await adapter.read()
+        assert not reading.init_containers_known
+        assert "team-a/train" in reading.remarks[0]
+        kubelet.log("train", FIRST)
+        kubelet.allocate(FIRST, "main", "gpu-0")
+        reading = await adapter.read()
+    assert reading.init_containers_known
+    assert reading.remarks == ()
+
+
+async def test_a_young_kubelet_is_not_believed_on_the_word_of_another_ones_checkpoint(kubelet: Kubelet) -> None:
+    kubelet.answer = listing(pod("train", "gpu-0"))
+    async with kubelet.adapter(age=0.0) as adapter:
+        assert (await adapter.read()).trust is Trust.EMPTY_AFTER_RESTART
+
+
+async def test_a_pod_that_has_ended_and_is_still_listed_may_not_start_on_a_device(kubelet: Kubelet) -> None:
+    ended = Pod("team-a", "job", FIRST)
+    kubelet.log("job", FIRST)
+    kubelet.log("train", SECOND)
+    kubelet.allocate(SECOND, "main", "gpu-0")
+    kubelet.answer = listing(pod("job"), pod("train", "gpu-0"))
+    async with kubelet.adapter() as adapter:
+        reading = await adapter.read()
+        assert reading.spent == {ended}
+        assert not reading.keeps(ended)
+        assert reading.keeps(Pod("team-a", "train", SECOND))
+        kubelet.write_checkpoint("{")
+        assert (await adapter.read()).keeps(ended), "an init container of it may have one"
+
+
+async def test_a_dra_drivers_claim_and_the_fields_of_later_kubelets_are_read(kubelet: Kubelet) -> None:
+    claim = messages.ClaimResource(
+        cdi_devices=[messages.CDIDevice(name="k8s.gpu.vendor.com/claim=5f1d-gpu-0")],
+        driver_name="gpu.vendor.com",
+        pool_name="node-1",
+        device_name="first",
+        share_id="a",
+    )
+    container = messages.ContainerResources(
+        name="main",
+        cpu_ids=[1, 2],
+        memory=[messages.ContainerMemory(memory_type="memory", size=1 << 30)],
+        dynamic_resources=[messages.DynamicResource(claim_name="c", claim_namespace="team-b", claim_resources=[claim])],
+    )
+    claiming = messages.PodResources(name="claims", namespace="team-b", containers=[container])
+    unknown_field = b"\xaa\x06\x03new"  # number 101, of type bytes
+    claiming.MergeFromString(unknown_field)
+    kubelet.answer = listing(pod("train", "gpu-0"), claiming) + unknown_field
+    async with kubelet.adapter() as adapter:
+        reading = await adapter.read()
+    assert reading.trust is Trust.TRUSTED
+    assert reading.assignment_of("gpu-0") is None, "two pods have it"
+    assert reading.foreign("gpu-0", {GPU}) == (
+        Assignment(Pod("team-b", "claims"), "main", frozenset({"gpu-0"}), "gpu.vendor.com"),
+    )
+
+
+async def test_a_device_of_several_numa_nodes_is_one_device(kubelet: Kubelet) -> None:
+    entries = [
+        messages.ContainerDevices(
+            resource_name=GPU,
+            device_ids=["gpu-0"],
+            topology=messages.TopologyInfo(nodes=[messages.NUMANode(ID=node)]),
+        )
+        for node in range(4)
+    ]
+    container = messages.ContainerResources(name="main", devices=entries)
+    kubelet.answer = listing(messages.PodResources(name="train", namespace="team-a", containers=[container]))
+    async with kubelet.adapter() as adapter:
+        [assignment] = (await adapter.read()).assignments
+    assert assignment == Assignment(Pod("team-a", "train"), "main", frozenset({"gpu-0"}))
+
+
+async def test_a_list_of_thousands_of_pods_is_read_whole(kubelet: Kubelet) -> None:
+    crowd = [pod(f"pod-{number}", *(f"nic-{number}-{each}" for each in range(24))) for number in range(5_000)]
+    kubelet.answer = listing(*crowd, pod("train", "gpu-0"))
+    assert len(kubelet.answer) > 4 * 1024 * 1024, "more than gRPC takes unless told otherwise"
+    async with kubelet.adapter() as adapter:
+        reading = await adapter.read()
+    assert reading.trust is Trust.TRUSTED
+    assert len(reading.assignments) == 5_001
+    assert reading.assignment_of("gpu-0") is not None
+
+
+async def test_a_list_that_is_too_large_is_not_asked_for_again_and_again(kubelet: Kubelet) -> None:
+    kubelet.answer = listing(pod("x" * (17 * 1024 * 1024)))
+    async with kubelet.adapter() as adapter:
+        reading = await adapter.read()
+    assert reading.trust is Trust.UNREADABLE
+    assert "larger than max" in reading.detail
+    assert kubelet.asked == 1
 
 
 async def test_without_log_directories_pods_have_no_uid(kubelet: Kubelet) -> None:

@@ -10,7 +10,7 @@ from scrubber.domain.errors import Away, Unreadable
 from scrubber.domain.telemetry import Signal
 from tests.contract.backend_contract import BackendContract, request, unheard
 from tests.contract.nvidia_rig import PATIENCE, NvidiaRig, started
-from tests.nvidia.world import World
+from tests.nvidia.world import MIB, World
 
 
 class TestNvidiaBackend(BackendContract):
@@ -137,3 +137,17 @@ async def test_a_gpu_that_was_plugged_in_is_handed_out_and_one_that_was_taken_ou
             world.remove_gpu(world.gpus[0])
             assert [each.id for each in await rig.backend.inventory.devices()] == [second.id, added.uuid]
             assert (await rig.backend.telemetry.snapshot(second)).recovery == "none"
+
+
+async def test_what_a_gpu_uses_when_idle_is_learned_anew_when_it_comes_back(short_tmp: Path) -> None:
+    """A driver may keep more for itself on a GPU that was in MIG mode, or off the bus, than it did before."""
+    with World.create(short_tmp / "node", gpus=1, mebibytes=64) as world:
+        async with started(world, short_tmp / "state") as rig:
+            (whole,) = await rig.backend.inventory.devices()
+            assert not await rig.backend.holders.held(whole)
+            world.gpus[0].split("1g.18gb")
+            assert whole not in await rig.backend.inventory.devices()
+            world.gpus[0].merge()
+            world.gpus[0].set("used", 20 * MIB)
+            assert await rig.backend.inventory.devices() == (whole,)
+            assert not await rig.backend.holders.held(whole)

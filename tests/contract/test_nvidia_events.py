@@ -154,12 +154,25 @@ async def test_types_that_say_nothing_about_health_are_not_asked_for(node: Node)
     assert await until(signals, Signal(first.id, "xid", 79)) == []
 
 
+async def test_an_inforom_that_is_corrupt_is_told_of_its_gpu_alone_and_costs_no_question_its_deadline(
+    node: Node,
+) -> None:
+    node.world.gpus[0].fail("nvmlDeviceValidateInforom", 14)
+    signals = node.watch.listen()
+    first, second = await node.follow()
+    async with asyncio.timeout(10):
+        while not node.watch.inforom_corrupt(first.id):
+            await anext(signals)
+    assert not node.watch.inforom_corrupt(second.id)
+
+
 async def test_a_gpu_without_events_is_named_and_its_child_lets_go_of_it(node: Node) -> None:
     gpu = node.world.gpus[0]
     gpu.unset("event_types")
     first, second = await node.follow()
     assert list(node.watch.unwatched) == [first.id]
     assert "reports no events" in node.watch.unwatched[first.id]
+    assert node.watch.unheard(first.id) is None
     for child in node.children_of(first):
         assert await child.wait(10.0)
     assert node.child_of(second)
@@ -188,9 +201,11 @@ async def test_a_gpu_that_hung_is_watched_once_it_answers(world: World) -> None:
     watch.follow(devices)
     await watch.ready(20.0)
     assert "did not answer about its events" in watch.unwatched[devices[0].id]
+    assert watch.unheard(devices[0].id) == watch.unwatched[devices[0].id]
     signals = watch.listen()
     world.gpus[0].heal()
     await until(signals, Signal(devices[0].id, "changed"))
+    assert watch.unheard(devices[0].id) is None
     await watch.close()
     await inventory.close()
     await children.close()

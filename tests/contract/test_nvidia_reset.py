@@ -269,6 +269,21 @@ async def test_questions_and_events_of_the_other_gpus_go_on_meanwhile(bench: Ben
     await bench.watched()
 
 
+@TWO_GPUS
+async def test_where_a_driver_opens_every_gpu_for_everybody_all_children_let_go(world: World) -> None:
+    world.set("attaches_all", "")
+    bench = Bench(world)
+    bench.replace_program()
+    await bench.start()
+    device, other = bench.devices
+    await bench.ask(other)
+    await bench.resetter.reset(device, LONG)
+    assert (bench.gpu.resets(), bench.witnessed("attached")) == (1, [[]])
+    assert "total" in await bench.ask(other)
+    await bench.watched()
+    await bench.close()
+
+
 async def test_nvidia_smi_gets_an_environment_that_we_wrote(
     bench: Bench, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -492,12 +507,34 @@ async def test_a_driver_that_hangs_over_the_gpu_is_stuck_at_the_deadline_and_unt
     assert not (bench.world.root / "witness").exists()
 
 
+@TWO_GPUS
 async def test_no_reset_is_begun_that_has_no_time_to_end(bench: Bench, device: Device) -> None:
+    """Something of ours may have the GPU open for as long as another one hangs."""
     bench.gpu.set("persistence_mode", 1)
-    with pytest.raises((Held, Stuck)):
-        await bench.resetter.reset(device, 0.9)
+    bench.world.gpus[1].hang("nvmlDeviceGetName")
+    listing = asyncio.create_task(bench.inventory.devices())
+    await asyncio.sleep(0)  # the round is under way
+    with pytest.raises(Held, match="before everything had let go of it"):
+        await bench.resetter.reset(device, 5.0)
+    listing.cancel()
     assert not (bench.world.root / "witness").exists()
     assert bench.gpu.text("persistence_mode") == "1"
+    await bench.watched()
+
+
+@TWO_GPUS
+async def test_of_gpus_that_are_reset_together_each_gets_its_persistence_mode_back(bench: Bench) -> None:
+    """Also when the other could not be switched, and the reset does not happen."""
+    for one, other in (bench.world.gpus, bench.world.gpus[::-1]):
+        one.set("architecture", 5)
+        one.set("persistence_mode", 1)
+        one.link(0, other)
+    bench.devices = await bench.inventory.devices()
+    bench.world.gpus[1].fail("nvmlDeviceSetPersistenceMode", 999)
+    bench.gpu.fail_resets()
+    with pytest.raises(Unreadable):
+        await bench.resetter.reset(bench.devices[0], LONG)
+    assert [gpu.text("persistence_mode") for gpu in bench.world.gpus] == ["1", "1"]
 
 
 async def test_a_gpu_that_does_not_come_back_is_not_called_reset(bench: Bench, device: Device) -> None:

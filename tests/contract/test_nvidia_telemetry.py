@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ async def node(tmp_path: Path) -> AsyncIterator[Asking]:
 
 async def test_a_healthy_gpu_has_nothing_to_report(node: Asking) -> None:
     snapshot = await node.snapshot()
-    assert (snapshot.ecc_uncorrected, snapshot.temperature_celsius, snapshot.used_bytes) == (0, 31, 0)
+    assert (snapshot.ecc_uncorrected, snapshot.temperature_celsius, snapshot.held) == (0, 31, False)
     assert (snapshot.recovery, snapshot.conditions, snapshot.xids) == ("none", {}, {})
     assert set(snapshot.settings) == set(snapshot.defaults)
     assert snapshot.counters["pcie_replays"] == 0
@@ -62,6 +63,17 @@ async def test_what_the_driver_asks_for_has_a_word(node: Asking, action: int, wo
     assert (await node.snapshot()).recovery == word
 
 
+async def test_a_gpu_whose_events_nobody_hears_is_not_healthy_for_want_of_bad_news(node: Asking) -> None:
+    first, second = node.devices()
+    node.told.deaf[first.id] = "Its child does not live long."
+    node.told.corrupt.add(first.id)
+    conditions = [(await node.telemetry.snapshot(each)).conditions for each in (first, second)]
+    assert conditions == [
+        {"events-unheard": "Its child does not live long.", "inforom-corrupt": "its checksums are wrong"},
+        {},
+    ]
+
+
 def pending_rows(gpu: Gpu) -> None:
     gpu.set("remapped_rows_pending", 1)
 
@@ -77,10 +89,6 @@ def pending_pages(gpu: Gpu) -> None:
 def all_pages(gpu: Gpu) -> None:
     gpu.set("retired_pages/0", " ".join(str(4096 * page) for page in range(40)))
     gpu.set("retired_pages/1", " ".join(str(4096 * page) for page in range(40, 64)))
-
-
-def corrupt(gpu: Gpu) -> None:
-    gpu.fail("nvmlDeviceValidateInforom", 14)
 
 
 def slow(reasons: int) -> Callable[[Gpu], None]:
@@ -119,7 +127,6 @@ def unscrubbed(gpu: Gpu) -> None:
         (failed_rows, "row-remap-failure", "could not be remapped"),
         (pending_pages, "page-retirement-pending", "next reset"),
         (all_pages, "page-retirement-limit", "64 pages"),
-        (corrupt, "inforom-corrupt", "checksums"),
         (slow(0x08), "hw-slowdown", "0x8"),
         (slow(0x40), "hw-thermal-slowdown", "0x40"),
         (slow(0x80), "power-brake", "0x80"),
@@ -219,7 +226,7 @@ async def test_a_gpu_that_needs_a_reset_says_only_that(node: Asking) -> None:
     node.gpu(device).need_reset()
     snapshot = await node.telemetry.snapshot(device)
     assert set(snapshot.conditions) == {"reset-required"}
-    assert (snapshot.used_bytes, snapshot.settings, snapshot.defaults) == (None, {}, {})
+    assert (snapshot.held, snapshot.settings, snapshot.defaults) == (None, {}, {})
     with pytest.raises(Unreadable, match="until it is reset"):
         await node.ask(device, "used")
 
@@ -298,18 +305,18 @@ async def test_a_gpu_that_was_taken_off_the_bus_and_found_again_is_attached_anew
 # --- instances
 
 
-async def test_an_instance_shows_its_gpus_condition_and_its_own_memory(tmp_path: Path) -> None:
+async def test_an_instance_shows_its_gpus_condition_and_its_own_holders(tmp_path: Path) -> None:
     async with asking(tmp_path, gpus=1) as node:
         gpu = node.world.gpus[0]
         first, second = gpu.split("1g.18gb", "2g.35gb")
         gpu.set("remapped_rows_pending", 1)
         gpu.add_ecc_errors(1)
-        second.set("used", 4096)
+        gpu.add_process(os.getppid(), 4096, instance=second)
         one, other = [await node.telemetry.snapshot(each) for each in node.devices()]
         for snapshot in (one, other):
             assert set(snapshot.conditions) == {"row-remap-pending"}
             assert snapshot.ecc_uncorrected == 1
-        assert (one.used_bytes, other.used_bytes) == (0, 4096)
+        assert (one.held, other.held) == (False, True)
         assert (one.device, other.device) == (first.uuid, second.uuid)
 
 

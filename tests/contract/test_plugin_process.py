@@ -148,6 +148,7 @@ async def test_a_file_where_the_services_socket_should_be_ends_it_with_one_sente
     ("settings", "sentence"),
     [
         ({"resource_name": "gpu"}, "is no name for a resource"),
+        ({"resource_name": "example.com/gpü"}, "is no name for a resource"),
         ({"registration": "smoke-signal"}, "write one of auto, watcher, classic"),
         ({"kubelet_dir": Path("/tmp") / ("d" * 90)}, "may have 107"),
         ({"socket": Path("/tmp") / ("d" * 100)}, "at most 107"),

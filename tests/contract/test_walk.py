@@ -112,6 +112,35 @@ def test_a_child_that_inherited_the_descriptor_holds_it_too(run: Run) -> None:
     assert list(parts(nodes(FULL))) == [tenant.said["child"]]
 
 
+def test_a_process_that_leaves_its_descriptor_to_a_child_and_ends_is_found_in_that_child(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moves_on = (
+        READY
+        + "fd = os.open(sys.argv[1], os.O_RDONLY)\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])\n"
+        + "say()\nsignal.sigwait([signal.SIGUSR1])\nchild = os.fork()\n"
+        + "if child:\n    print(child, flush=True)\n    os._exit(0)\nsignal.pause()"
+    )
+    tenant = run(moves_on, "/dev/full")
+    listdir, children = os.listdir, list[int]()
+
+    def moving_on_once_the_processes_are_listed(path: str) -> list[str]:
+        names = listdir(path)
+        if path == "/proc" and not children:
+            os.kill(tenant.pid, signal.SIGUSR1)
+            children.append(int(tenant.line()))
+            tenant.process.wait()
+        return names
+
+    monkeypatch.setattr(os, "listdir", moving_on_once_the_processes_are_listed)
+    try:
+        found = parts(nodes(FULL))
+        assert found == dict.fromkeys(children, (FULL,))
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+
+
 END_THIS_THREAD = (
     "import ctypes, platform\n"
     "end = lambda: ctypes.CDLL(None).syscall({'x86_64': 60, 'aarch64': 93}[platform.machine()], 0)\n"

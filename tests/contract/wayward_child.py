@@ -12,13 +12,11 @@ from scrubber.adapters.children.message import Message
 
 def answer(message: Message) -> Message:
     what = message["do"]
-    if what == "hang":
+    if what == "hang" or (what == "hang-without" and not Path(str(message["file"])).exists()):
         if "fifo" in message:
             Path(str(message["fifo"])).write_text("It hangs.", encoding="ascii")
         while True:
             signal.pause()
-    if what == "write":  # hangs for as long as nobody reads
-        Path(str(message["fifo"])).write_bytes(b"")
     if what == "die":
         os._exit(3)
     if what == "die-once":

@@ -4,5 +4,6 @@ Promise: one command, under ten minutes, no network. What could be tried is repo
 is reported as such with its reason, and nothing is estimated. It never resets the device, changes MIG, clocks, limits or
 persistence unless a flag asks for that, and it refuses a device that somebody uses: it overwrites all of its memory.
 
-It loads the adapters and the standard library, not the service: CuPy, nvidia-ml-py and a driver are enough.
+It loads the adapters and the standard library, not the service: CuPy, nvidia-ml-py and a driver are enough. A scrub is
+judged here as the engine judges it under the default policy; whatever the policy, the figures are in the report.
 """

@@ -81,11 +81,17 @@ def _options(arguments: Sequence[str] | None) -> tuple[Options, Path | None, Seq
         description="Check the scrub on a real GPU that nobody uses. All of its memory is overwritten.",
     )
     parser.add_argument("--device", help="UUID or index of a GPU or a MIG instance (default: the first)")
-    parser.add_argument("--quick", action="store_true", help="fewer samples: about a minute")
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer samples, and none kept in bench/results; four minutes at most"
+    )
     parser.add_argument("--only", nargs="+", default=(), choices=PARTS, metavar="PART", help=f"of {', '.join(PARTS)}")
     parser.add_argument("--out", type=Path, help="directory of the report (default: bench/results, of full runs only)")
     parser.add_argument(
-        "--driver-root", type=Path, default=Path("/"), help="where the driver is installed (default: /)"
+        *("--driver-root", "--nvidia-driver-root"),
+        type=Path,
+        default=Path("/"),
+        metavar="DIR",
+        help="where the driver is installed (default: /)",
     )
     parser.add_argument(
         "--leave-settings",

@@ -1,4 +1,4 @@
-"""How much the check does: everything in under ten minutes, or a quick look in about one."""
+"""How much the check does: everything in under ten minutes, or a quick look in under four."""
 
 from __future__ import annotations
 

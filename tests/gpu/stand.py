@@ -1,7 +1,7 @@
 """The service's own backend around one device that nobody uses, and what the check needs beside it.
 
-Promise: what is tried is what ships, put together as the service does it; only the engine and its ledger are left out. With ``--leave-settings`` the eraser
-works without its fence, because even that changes the compute mode for a moment.
+Promise: what is tried is what ships, put together as the service does it; only the engine and its ledger are left out.
+With ``--leave-settings`` the eraser works without its fence, because even that changes the compute mode for a moment.
 """
 
 from __future__ import annotations

@@ -182,9 +182,13 @@ class NvidiaStage(Stage):
 async def staged(**options: Any) -> AsyncIterator[NvidiaStage]:
     """A stage with both daemons running, on GPUs that are all clean."""
     async with NvidiaStage(**options) as stage:
-        await stage.start_daemons()
-        await stage.all_clean(SOON)
-        yield stage
+        try:
+            await stage.start_daemons()
+            await stage.all_clean(SOON)
+            yield stage
+        except BaseException:
+            print(stage.service.log.read_text())  # shown with a test that failed
+            raise
 
 
 async def found_by(pod: Pod) -> int:

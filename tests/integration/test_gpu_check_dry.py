@@ -21,7 +21,9 @@ from bench.gpu.targets import TARGETS, judge
 from scrubber.ports import EraseReport
 from tests.contract.sim_rig import Tenant
 from tests.gpu.outcome import Log, Report, Verdict, dump, file_name, finished, render
-from tests.nvidia.world import World
+from tests.gpu.parts.attacks import nothing_found
+from tests.nvidia.build import LIBRARY
+from tests.nvidia.world import MIB, World
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench/results"
@@ -116,6 +118,14 @@ def test_memory_that_will_not_clear_fails_the_check_and_its_other_parts_go_on(wo
     assert "FAILED coverage" in ran.told
 
 
+def test_memory_that_nobody_has_and_that_stays_in_use_fails_the_check(tmp_path: Path) -> None:
+    with World.create(tmp_path / "world", gpus=1, mebibytes=129, reserved_mebibytes=1) as world:
+        world.gpus[0].set("used", 80 * MIB)
+        ran = check(world, "--only", "coverage")
+    assert (ran.status, ran.failed) == (1, {"coverage"})
+    assert f"{16 * MIB} are in use although nobody has the device" in ran.told
+
+
 def test_a_processor_that_never_runs_fails_the_check(world: World) -> None:
     world.gpus[0].set("sm_dead", 2)
     ran = check(world, "--only", "coverage")
@@ -167,10 +177,26 @@ def test_without_a_driver_nothing_is_checked_and_the_reason_is_said(world: World
 
 
 def test_what_the_check_imports_is_on_a_machine_that_only_has_a_gpu() -> None:
-    """CuPy, numpy, NVML and the metrics' and protocols' libraries: not what the service validates its files with."""
-    code = "import sys, tests.gpu.__main__; print(*{'pydantic', 'structlog', 'yaml', 'typer', 'cupy', 'pynvml'} & set(sys.modules))"
+    """The adapters and the standard library; CuPy and NVML's bindings are its children's."""
+    foreign = "{'cupy', 'google', 'grpc', 'numpy', 'prometheus_client', 'pydantic', 'pynvml', 'structlog', 'tenacity', 'typer', 'yaml'}"
+    code = f"import sys, tests.gpu.__main__; print(*{foreign} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
+
+
+def test_the_flag_that_a_missing_driver_is_answered_with_is_one_of_the_checks_own(world: World) -> None:
+    (world.library_directory / LIBRARY).write_bytes(b"")
+    ran = check(world)
+    assert "--nvidia-driver-root" in ran.told
+    again = check(world, "--nvidia-driver-root", str(world.root))
+    assert (again.status, again.told) == (2, ran.told)
+
+
+def test_a_reader_that_hardly_looked_proves_nothing() -> None:
+    assert nothing_found(0, looked=90, left=100)
+    assert not nothing_found(0, looked=89, left=100)
+    assert not nothing_found(0, looked=0, left=0)
+    assert not nothing_found(8, looked=100, left=100)
 
 
 # --- the report

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,6 +64,26 @@ async def test_a_node_without_a_driver_ends_the_service_with_a_sentence() -> Non
         (sentence,) = said.splitlines()
         assert sentence.startswith("Error: The driver is not loaded: load it (modprobe nvidia)")
         assert "--no-fail-on-init-error" in sentence
+
+
+async def test_a_node_without_the_bindings_of_nvml_ends_the_service_even_if_it_was_told_to_wait(
+    short_tmp: Path,
+) -> None:
+    code = "import sys; sys.modules['pynvml'] = None; from scrubber.cli.main import main; main(sys.argv[1:])"
+    places = ("--state-dir", str(short_tmp / "state"), "--socket", str(short_tmp / "run"), "--metrics-address", "off")
+    serve = ("serve", "--backend", "nvidia", "--no-fail-on-init-error", *places)
+    service = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", code, *serve), stderr=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL
+    )
+    try:
+        async with asyncio.timeout(SOON):
+            _, said = await service.communicate()
+    finally:
+        if service.returncode is None:
+            service.kill()
+            await service.wait()
+    assert service.returncode == 2
+    assert said.decode().startswith("Error: nvidia-ml-py is not installed")
 
 
 async def test_or_it_waits_for_the_driver_and_offers_the_gpus_once_it_is_there() -> None:
@@ -123,6 +145,11 @@ async def test_a_fault_of_the_application_is_the_applications() -> None:
         stage.world.gpus[0].raise_xid(APPLICATION)
         await stage.delete(pod)
         assert await found_by(await stage.kubelet.run(stage.looking("global", "b", "team-b"))) == 0
+        scrubs = [
+            each.scrub for each in (await stage.read.history(limit=1000)).entries if each.name == "scrub.finished"
+        ]
+        noted = {each.code for scrub in scrubs for step in scrub.steps for each in step.findings}
+        assert f"xid-{APPLICATION}" in noted
         assert await history(stage, "health.quarantined") == []
 
 
@@ -176,6 +203,17 @@ async def test_the_driver_may_go_and_come_back() -> None:
 
 
 # --- the command line
+
+
+async def test_a_service_does_not_outlive_the_driver_that_it_proved_things_under() -> None:
+    async with staged(gpus=1) as stage:
+        process = stage.service.process
+        assert process is not None
+        stage.world.set("driver_version", "590.44.01")
+        async with asyncio.timeout(SOON):
+            assert await process.wait() == 1
+        (sentence,) = [line for line in stage.service.log.read_text().splitlines() if "driver was changed" in line]
+        assert "to 590.44.01" in sentence
 
 
 async def test_the_commands_answer_about_gpus() -> None:

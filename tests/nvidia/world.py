@@ -12,6 +12,7 @@ An attribute that is not there is one that the device does not support. What a t
         init_error                               the code that every call answers; 9 = driver not loaded
         errors/<function> missing/<function> hangs/<function>   this function answers a code, is unknown, never returns
         long_process_rows                        a driver whose newer process lists have longer rows than they should
+        attaches_all                             a driver that opens every GPU for whoever initialises NVML
     state/gpus/<n>/                              one GPU; NVML's index is its rank by PCI address
         attached                                 a PID a line, for each process that made the driver open this GPU
         error hang errors/<function> hangs/<function>           as above, for calls about this GPU

@@ -3,7 +3,7 @@
 import json
 import types
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import StrEnum
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from scrubber.adapters.ledger.codec import CERTIFICATE, GRANT, RECORD, SCRUB, decode_fields, encode_fields
 from scrubber.adapters.ledger.shapes import INTEGER, TEXT, Document, Undecodable, shape
-from scrubber.domain.assignment import Pod
+from scrubber.domain.assignment import Assignment, Pod
 from scrubber.domain.evidence import Certificate, ScrubRecord
+from scrubber.domain.handover import HandOver
 from scrubber.domain.record import DeviceRecord, Grant
 
 DOCUMENTS: list[tuple[Document[Any], type]] = [
@@ -96,11 +97,16 @@ def test_text_that_is_no_document_is_refused(document: Document[Any], text: str)
         document.decode(text)
 
 
-def test_a_record_of_the_first_format_is_read_and_has_seen_no_counters() -> None:
-    record = DeviceRecord("GPU-1", version=3)
+def test_records_and_grants_of_the_first_format_are_read() -> None:
+    assignment = Assignment(Pod("team-a", "job", "uid"), "main", frozenset({"GPU-1"}))
+    grant = Grant(1, assignment, HandOver.UNKNOWN, 1.0, "boot")
+    record = DeviceRecord("GPU-1", version=3, last_grant=grant, open_grants=(grant, replace(grant, assignment=None)))
     stored = json.loads(RECORD.encode(record))
     del stored["lifetime"]
+    for each in (stored["last_grant"], stored["open_grants"][0]):
+        del each["assignment"]["resource"]
     assert RECORD.decode(json.dumps(stored | {"format": 1})) == record
+    assert GRANT.decode(json.dumps(stored["last_grant"] | {"format": 1})) == grant
 
 
 def test_a_document_of_another_format_is_refused() -> None:

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scrubber.adapters.containers.hierarchy import hierarchy_of
-from scrubber.adapters.containers.paths import pod_directories, pod_uid_in, pod_uid_of_path, usable_uid
+from scrubber.adapters.containers.hierarchy import Hierarchy, beside, hierarchy_of
+from scrubber.adapters.containers.paths import (
+    kubepods_below,
+    names_pod,
+    pod_directories,
+    pod_uid_of_path,
+    stray_directories,
+    usable_uid,
+)
+from scrubber.adapters.containers.procfs import Proc
+from scrubber.adapters.containers.tree import Tree
 from scrubber.adapters.proc import parse_stat
 from scrubber.domain.errors import BadConfiguration, Unreadable
+from tests.pods import only_with
 
 UID = "1f6e5f0e-8a57-4f7c-9d57-0b8c5f2f3a11"
 SYSTEMD_UID = UID.replace("-", "_")
 OTHER = "2d0b51c5-57b5-4a0f-8f0b-7a4f6f1e9c22"
+SYSTEMD_OTHER = OTHER.replace("-", "_")
 STATIC_UID = "5b9c0b8f0d6a2d7a3c5b2a1f4e6d7c8b"
 ID = "3fa9" * 16
 SLICES = f"kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{SYSTEMD_UID}.slice"
@@ -47,11 +59,18 @@ RECORDED = {
         f"0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/"
         f"kubelet-kubepods-besteffort-pod{SYSTEMD_UID}.slice/cri-containerd-{ID}.scope\n"
     ),
-    "kind, cgroupfs": f"0::/docker/{ID}/kubelet/kubepods/besteffort/pod{UID}/{ID}\n",
+    "kind, cgroupfs": f"0::/kubelet/kubepods/besteffort/pod{UID}/{ID}\n",
     "containerd with the driver that the kubelet has not": (
         f"0::/system.slice/containerd.service/kubepods-burstable-pod{SYSTEMD_UID}.slice:cri-containerd:{ID}\n"
     ),
     "nested below the container": f"0::/{SLICES}/cri-containerd-{ID}.scope/system.slice/cron.service\n",
+    "the same, v1": (
+        f"9:pids:/system.slice/containerd.service/kubepods-pod{SYSTEMD_UID}.slice:cri-containerd:{ID}\n"
+        f"1:name=systemd:/system.slice/containerd.service/kubepods-pod{SYSTEMD_UID}.slice:cri-containerd:{ID}\n"
+    ),
+    "the same, below no service": f"0::/kubepods-besteffort-pod{SYSTEMD_UID}.slice:cri-containerd:{ID}\n",
+    "cri-o's monitor": f"0::/{SLICES}/crio-conmon-{ID}.scope\n",
+    "the pod's own": f"0::/{SLICES}\n",
     "removed while a zombie is left": f"0::/kubepods/pod{UID}/{ID} (deleted)\n",
     "removed pod": f"0::/kubepods/pod{UID} (deleted)\n",
 }
@@ -69,52 +88,185 @@ NO_POD = {
 }
 
 
-@pytest.mark.parametrize("name", RECORDED)
-def test_the_pod_of_a_recorded_process_is_known(name: str) -> None:
-    assert pod_uid_in(RECORDED[name]) == UID
-    assert pod_uid_in(RECORDED[name], controllers={"pids"}) == UID
-    assert pod_uid_in(RECORDED[name], controllers={"name=systemd"}) == UID
+BASES = ("kubepods.slice", "kubepods", "kubelet.slice/kubelet-kubepods.slice", "kubelet/kubepods")
+"""Where kubelets keep their pods; no node has them all."""
+
+
+def test_the_pod_of_a_recorded_process_is_known_in_every_hierarchy_that_has_it() -> None:
+    for name, text in RECORDED.items():
+        found = {line.split(":")[1]: pod_uid_of_path(line.split(":", 2)[2], BASES) for line in text.splitlines()}
+        elsewhere = {"net_cls,net_prio"} if "net_cls" in text else set()
+        elsewhere |= {""} if "side by side" in name else set()
+        assert found == {names: None if names in elsewhere else UID for names in found}, name
 
 
 @pytest.mark.parametrize("name", NO_POD)
 def test_a_process_of_no_pod_has_no_uid(name: str) -> None:
-    assert pod_uid_in(NO_POD[name]) is None
+    for line in NO_POD[name].splitlines():
+        assert pod_uid_of_path(line.rpartition(":")[2], BASES) is None
 
 
 def test_a_static_pods_uid_has_no_dashes() -> None:
-    assert (
-        pod_uid_of_path(f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{STATIC_UID}.slice")
-        == STATIC_UID
-    )
-    assert pod_uid_of_path(f"/kubepods/burstable/pod{STATIC_UID}/{ID}") == STATIC_UID
+    slices = f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{STATIC_UID}.slice"
+    assert pod_uid_of_path(slices, BASES) == STATIC_UID
+    assert pod_uid_of_path(f"/kubepods/burstable/pod{STATIC_UID}/{ID}", BASES) == STATIC_UID
 
 
-def test_the_outermost_pod_counts_for_the_inner_name_is_the_tenants_to_forge() -> None:
-    assert pod_uid_in(f"0::/kubepods/pod{UID}/{ID}/kubepods/pod{OTHER}/{ID}\n") == UID
-    assert pod_uid_in(f"0::/{SLICES}/x.scope/kubepods.slice/kubepods-pod{OTHER.replace('-', '_')}.slice/y\n") == UID
+FORGED = {
+    "kubepods in a container": (f"/kubepods/pod{UID}/{ID}/kubepods/pod{OTHER}/{ID}", UID),
+    "a slice in a container": (f"/{SLICES}/x.scope/kubepods.slice/kubepods-pod{SYSTEMD_OTHER}.slice/y", UID),
+    "a stray in a container": (f"/{SLICES}/x.scope/kubepods-pod{SYSTEMD_OTHER}.slice:cri-containerd:{ID}", UID),
+    "a pod in a pod's place of a container": (f"/kubepods/burstable/pod{UID}/pod{OTHER}", UID),
+    "a slice in a user's service": (
+        f"/user.slice/user-1000.slice/user@1000.service/kubepods-pod{SYSTEMD_OTHER}.slice",
+        None,
+    ),
+    "any prefix in a user's service": (
+        f"/user.slice/user-1000.slice/user@1000.service/app-kubepods-burstable-pod{SYSTEMD_OTHER}.slice/{ID}",
+        None,
+    ),
+    "kubepods in a user's service": (
+        f"/user.slice/user-1000.slice/user@1000.service/kubepods/burstable/pod{OTHER}/{ID}",
+        None,
+    ),
+    "a stray in a user's service": (
+        f"/user.slice/user-1000.slice/user@1000.service/kubepods-pod{SYSTEMD_OTHER}.slice:cri-containerd:{ID}",
+        None,
+    ),
+    "a stray deep in a service": (
+        f"/system.slice/x.service/sub/kubepods-pod{SYSTEMD_OTHER}.slice:cri-containerd:{ID}",
+        None,
+    ),
+    "kubepods in a container of no pod": (f"/docker/{ID}/kubepods/pod{OTHER}/{ID}", None),
+    "a slice of another stem in kubepods": (f"/kubepods.slice/x-kubepods-pod{SYSTEMD_OTHER}.slice/{ID}", None),
+    "beside the pods, not among them": (f"/kubepods/burstable/other/pod{OTHER}/{ID}", None),
+}
 
 
-def test_a_node_that_is_itself_a_pod_counts_from_its_own_root() -> None:
-    nested = f"0::/kubepods/pod{OTHER}/{ID}/kubepods/pod{UID}/{ID}\n"
-    assert pod_uid_in(nested, below=f"/kubepods/pod{OTHER}/{ID}") == UID
-    assert pod_uid_in(nested) == OTHER
+@pytest.mark.parametrize("name", FORGED)
+def test_a_name_counts_only_where_the_kubelet_puts_names(name: str) -> None:
+    path, uid = FORGED[name]
+    assert pod_uid_of_path(path, ("kubepods.slice", "kubepods")) == uid
 
 
-def test_the_hierarchy_that_holds_the_pods_is_asked_first() -> None:
-    text = f"4:pids:/kubepods/pod{UID}/{ID}\n3:memory:/kubepods/pod{OTHER}/{ID}\n0::/kubepods/pod{OTHER}/{ID}\n"
-    assert pod_uid_in(text, controllers={"pids"}) == UID
-    assert pod_uid_in(text) == OTHER
+def test_where_the_kubelet_has_no_cgroups_no_name_counts() -> None:
+    assert pod_uid_of_path(f"/{SLICES}/x", ()) is None
+    assert pod_uid_of_path(f"/kubepods/pod{UID}/{ID}", ("kubelet/kubepods",)) is None
 
 
-@given(st.uuids(), st.sampled_from(["kubepods.slice", "kubelet-kubepods.slice", "kubepods"]))
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"/../../../kubepods/burstable/pod{UID}/{ID}",
+        f"/../../../burstable/pod{UID}/{ID}",
+        f"/../../pod{UID}/{ID}",
+        f"/../../../../kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{SYSTEMD_UID}.slice/x.scope",
+        f"/../../kubepods-burstable.slice/kubepods-burstable-pod{SYSTEMD_UID}.slice/x.scope",
+        f"/../kubepods-burstable-pod{SYSTEMD_UID}.slice/x.scope/kubepods-pod{SYSTEMD_OTHER}.slice",
+    ],
+)
+def test_a_service_in_a_cgroup_namespace_of_its_own_still_knows_pods(path: str) -> None:
+    assert pod_uid_of_path(path, BASES) == UID
+    assert pod_uid_of_path(f"/..{path}", BASES) == UID
+
+
+def test_a_container_of_the_services_own_pod_cannot_name_another_from_deeper_down() -> None:
+    assert pod_uid_of_path(f"/../{ID}/kubepods/pod{OTHER}/{ID}", BASES) is None
+
+
+def tree(version: int = 2, below: str = "/", root: Path = Path("/"), *, names: tuple[str, ...] = ()) -> Tree:
+    return Tree(Hierarchy(root, version, frozenset(names), below), Proc())
+
+
+def test_a_node_that_is_itself_a_pod_counts_from_its_own_root(tmp_path: Path) -> None:
+    (tmp_path / "kubepods").mkdir()
+    outer = f"/kubepods/pod{OTHER}/{ID}"
+    node = tree(below=outer, root=tmp_path)
+    assert node.pod_uid_in(f"0::{outer}/kubepods/pod{UID}/{ID}\n") == UID
+    assert node.pod_uid_in(f"0::{outer}/system.slice/kubelet.service\n") is None
+    assert node.pod_uid_in(f"0::/kubepods/pod{UID}/{ID}\n") is None, "it is a pod of the outer node"
+    assert tree(root=tmp_path).pod_uid_in(f"0::{outer}/kubepods/pod{UID}/{ID}\n") == OTHER
+
+
+def test_each_hierarchy_reads_its_own_line(tmp_path: Path) -> None:
+    (tmp_path / "kubepods").mkdir()
+    text = f"4:pids:/kubepods/pod{UID}/{ID}\n3:cpu,cpuacct:/kubepods/pod{OTHER}/{ID}\n0::/\nnonsense\n:\n"
+    assert tree(1, root=tmp_path, names=("pids",)).pod_uid_in(text) == UID
+    assert tree(1, root=tmp_path, names=("cpuacct",)).pod_uid_in(text) == OTHER
+    assert tree(2, root=tmp_path).pod_uid_in(text) is None
+    assert tree(1, root=tmp_path, names=("freezer",)).pod_uid_in(text) is None
+
+
+def test_a_pod_is_named_anywhere_when_a_wrong_root_is_to_be_noticed() -> None:
+    for name, text in RECORDED.items():
+        assert names_pod(text, UID), name
+        assert not names_pod(text, OTHER), name
+
+
+# --- directories ---
+
+
+@given(st.uuids(), st.sampled_from(BASES))
 def test_every_directory_that_is_looked_for_names_its_pod(uid: object, base: str) -> None:
     for directory in pod_directories(Path("/", base), str(uid)):
-        assert pod_uid_of_path(f"{directory}/{ID}") == str(uid)
+        assert pod_uid_of_path(f"{directory}/{ID}", BASES) == str(uid)
+
+
+@pytest.mark.parametrize(
+    "kubepods",
+    [
+        "kubepods.slice",
+        "kubepods",
+        "kubelet.slice/kubelet-kubepods.slice",
+        "kubelet/kubepods",
+        "a.slice/a-b.slice/a-b-kubepods.slice",
+    ],
+)
+def test_the_kubelets_cgroups_are_found_at_the_top_or_below_a_root_of_its_own(tmp_path: Path, kubepods: str) -> None:
+    (tmp_path / "system.slice" / "containerd.service").mkdir(parents=True)
+    (tmp_path / kubepods).mkdir(parents=True)
+    assert kubepods_below(tmp_path) == (tmp_path / kubepods,)
+    assert kubepods_below((tmp_path / kubepods).parent) == (tmp_path / kubepods,), "also when that root is named"
+
+
+def test_both_drivers_cgroups_count_while_a_node_changes_over(tmp_path: Path) -> None:
+    for name in ("kubepods.slice", "kubepods"):
+        (tmp_path / name).mkdir()
+    assert set(kubepods_below(tmp_path)) == {tmp_path / "kubepods.slice", tmp_path / "kubepods"}
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        "user.slice/user-1000.slice/user@1000.service/kubepods.slice",
+        "user@1000.service/kubepods",
+        "docker-abc.scope/kubepods",
+        "a/b/kubepods",
+    ],
+)
+def test_a_unit_or_a_deeper_cgroup_is_no_root_of_a_kubelet(tmp_path: Path, forged: str) -> None:
+    (tmp_path / forged).mkdir(parents=True)
+    assert kubepods_below(tmp_path) == ()
+
+
+@only_with(os.geteuid() == 0)
+def test_a_cgroup_that_was_given_to_a_user_is_no_root_of_a_kubelet_and_no_runtimes(tmp_path: Path) -> None:
+    (tmp_path / "given" / "kubepods").mkdir(parents=True)
+    service = tmp_path / "system.slice" / "x.service"
+    stray = service / f"kubepods-pod{SYSTEMD_UID}.slice:cri-containerd:{ID}"
+    stray.mkdir(parents=True)
+    assert kubepods_below(tmp_path) == (tmp_path / "given" / "kubepods",)
+    assert stray_directories(tmp_path, UID) == (stray,)
+    assert stray_directories(tmp_path, OTHER) == ()
+    for each in (tmp_path / "given", service):
+        os.chown(each, 12_345, -1)
+    assert kubepods_below(tmp_path) == ()
+    assert stray_directories(tmp_path, UID) == ()
 
 
 @given(st.text())
 def test_no_text_breaks_the_reader(text: str) -> None:
-    found = pod_uid_in(text)
+    found = pod_uid_of_path(text, BASES)
     assert found is None or "/" not in found
 
 
@@ -138,14 +290,30 @@ MOUNTS = r"""24 30 0:22 / /proc rw,nosuid shared:5 - proc proc rw
 
 def test_a_v2_root_is_known_by_its_mount() -> None:
     found = hierarchy_of(Path("/sys/fs/cgroup/unified/part"), MOUNTS)
-    assert (found.version, found.controllers, found.below, found.freezer) == (2, frozenset(), "/part", None)
+    assert (found.version, found.controllers, found.below) == (2, frozenset(), "/part")
 
 
 def test_a_v1_root_inside_another_container_starts_where_its_mount_does() -> None:
     found = hierarchy_of(Path("/sys/fs/cgroup/pids/part"), MOUNTS)
     assert (found.version, found.controllers) == (1, frozenset({"pids"}))
     assert found.below == "/kubepods/podOUTER/node/part"
-    assert found.freezer == Path("/sys/fs/cgroup/freezer/part")
+
+
+def test_the_other_hierarchies_that_hold_pods_are_found_by_the_mount_table(tmp_path: Path) -> None:
+    names = ("unified", "pids", "systemd", "cpuset", "freezer")
+    lines = [f"41 30 0:26 / {tmp_path} rw - tmpfs tmpfs rw"]
+    for number, name in enumerate(names):
+        (tmp_path / name / "part").mkdir(parents=True)
+        kind, options = ("cgroup2", "rw") if name == "unified" else ("cgroup", f"rw,xattr,{name}")
+        options = options.replace("systemd", "name=systemd")
+        lines.append(f"{50 + number} 41 0:{number} / {tmp_path / name} rw - {kind} {kind} {options}")
+    (tmp_path / "freezer" / "part").rmdir()
+    first = hierarchy_of(tmp_path / "pids" / "part", "\n".join(lines))
+    others = beside(first, "\n".join(lines))
+    assert [(each.root.parent.name, each.version, each.below) for each in others] == [
+        ("unified", 2, "/part"),
+        ("systemd", 1, "/part"),
+    ]
 
 
 def test_a_named_hierarchy_is_asked_for_by_its_name() -> None:

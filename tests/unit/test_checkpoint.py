@@ -15,11 +15,21 @@ from scrubber.adapters.kubelet.checkpoint import (
     parse_checkpoint,
     read_checkpoint,
 )
-from scrubber.adapters.kubelet.corroboration import ListedPod, assignments_of, hints_of, missing_from
+from scrubber.adapters.kubelet.corroboration import (
+    ClaimedDevice,
+    ListedPod,
+    assignments_of,
+    hints_of,
+    missing_from,
+    spent_among,
+    unconfirmed_by,
+)
+from scrubber.adapters.kubelet.naming import Naming
 from scrubber.adapters.kubelet.pod_logs import PodLogs, index_pod_logs, read_pod_logs
 from scrubber.domain.assignment import Assignment, Pod, Reading, Trust
 
 GPU = "scrubber.dev/gpu"
+OURS = Naming({"gpu-0", "gpu-1"})
 FIRST, SECOND = "1f6e5f0e-8a57-4f7c-9d57-0b8c5f2f3a11", "2d0b51c5-57b5-4a0f-8f0b-7a4f6f1e9c22"
 
 
@@ -54,7 +64,7 @@ def logs(*pods: tuple[str, str]) -> PodLogs:
 
 def uid_of(*, directories: tuple[str, ...], checkpoint: Checkpoint) -> str | None:
     found = logs(*(("train", uid) for uid in directories))
-    [assignment] = assignments_of([listed()], checkpoint, found, {"gpu-0"})
+    [assignment] = assignments_of([listed()], checkpoint, found, OURS)
     return assignment.pod.uid
 
 
@@ -71,6 +81,12 @@ def test_every_entry_is_read_and_numa_nodes_are_merged() -> None:
             CheckpointEntry(SECOND, "init", "other.dev/gpu", frozenset({"gpu-2"})),
         )
     )
+
+
+def test_fields_that_are_not_known_here_are_passed_over() -> None:
+    later = entry(FIRST, "main", "gpu-0") | {"ClaimUID": "x", "ShareID": None}
+    text = json.dumps({"Data": {"PodDeviceEntries": [later], "Zones": {}}, "Checksum": 1, "Version": "v2"}).encode()
+    assert parse_checkpoint(text) == known((FIRST, "main", "gpu-0"))
 
 
 @pytest.mark.parametrize("entries", [None, []])
@@ -158,7 +174,7 @@ def test_another_container_or_device_in_the_checkpoint_is_no_witness() -> None:
 def test_two_pods_of_one_name_that_are_listed_at_once_get_their_own_uids() -> None:
     old, new = listed(devices=("gpu-0",)), listed(devices=("gpu-1",))
     checkpoint = known((FIRST, "main", "gpu-0"), (SECOND, "main", "gpu-1"))
-    found = assignments_of([old, new], checkpoint, logs(("train", FIRST), ("train", SECOND)), {"gpu-0", "gpu-1"})
+    found = assignments_of([old, new], checkpoint, logs(("train", FIRST), ("train", SECOND)), OURS)
     assert [(each.pod.uid, each.devices) for each in found] == [
         (FIRST, frozenset({"gpu-0"})),
         (SECOND, frozenset({"gpu-1"})),
@@ -169,12 +185,12 @@ def test_two_pods_of_one_name_that_are_listed_at_once_get_their_own_uids() -> No
 
 
 def test_only_our_devices_are_kept() -> None:
-    [found] = assignments_of([listed(devices=("gpu-0", "nic-7"))], Checkpoint(), PodLogs(), {"gpu-0", "gpu-1"})
+    [found] = assignments_of([listed(devices=("gpu-0", "nic-7"))], Checkpoint(), PodLogs(), OURS)
     assert found == Assignment(Pod("team-a", "train"), "main", frozenset({"gpu-0"}))
 
 
 def test_a_listed_pod_whose_device_is_not_known_any_more_is_not_absent() -> None:
-    found = assignments_of([listed(devices=("gpu-0",))], Checkpoint(), logs(("train", FIRST)), ours=())
+    found = assignments_of([listed(devices=("gpu-0",))], Checkpoint(), logs(("train", FIRST)), Naming(()))
     reading = Reading(Trust.TRUSTED, found)
     assert reading.lists(Pod("team-a", "train", FIRST))
     assert reading.having("gpu-0") == ()
@@ -186,28 +202,147 @@ def test_a_listed_pod_whose_device_is_not_known_any_more_is_not_absent() -> None
 def test_an_init_containers_device_is_hinted_beside_the_pods_own() -> None:
     checkpoint = known((FIRST, "init", "gpu-1"), (FIRST, "main", "gpu-0"))
     found = logs(("train", FIRST))
-    assignments = assignments_of([listed()], checkpoint, found, {"gpu-0", "gpu-1"})
-    hints = hints_of(assignments, checkpoint, found, {"gpu-0", "gpu-1"}, active_only=True)
+    assignments = assignments_of([listed()], checkpoint, found, OURS)
+    hints = hints_of(assignments, checkpoint, found, OURS, active_only=True)
     assert hints == (Assignment(Pod("team-a", "train", FIRST), "init", frozenset({"gpu-1"})),)
 
 
 def test_an_old_entry_of_a_pod_that_is_over_is_no_hint_once_the_list_is_trusted() -> None:
     checkpoint, found = known((FIRST, "main", "gpu-0")), logs(("train", FIRST))
-    assert hints_of((), checkpoint, found, {"gpu-0"}, active_only=True) == ()
-    [hint] = hints_of((), checkpoint, found, {"gpu-0"}, active_only=False)
+    assert hints_of((), checkpoint, found, OURS, active_only=True) == ()
+    [hint] = hints_of((), checkpoint, found, OURS, active_only=False)
     assert hint.pod == Pod("team-a", "train", FIRST)
 
 
 def test_an_entry_without_log_directory_or_without_our_devices_is_no_hint() -> None:
     checkpoint = known((FIRST, "main", "gpu-0"), (SECOND, "main", "nic-7"))
-    assert hints_of((), checkpoint, logs(("other", SECOND)), {"gpu-0"}, active_only=False) == ()
+    assert hints_of((), checkpoint, logs(("other", SECOND)), OURS, active_only=False) == ()
 
 
 def test_a_list_lacks_the_pods_that_the_checkpoint_still_assigns_and_that_left_logs() -> None:
     checkpoint = known((FIRST, "main", "gpu-0"), (SECOND, "main", "gpu-1"))
     found = logs(("train", FIRST), ("infer", SECOND))
-    ours = {"gpu-0", "gpu-1"}
-    assignments = assignments_of([listed()], checkpoint, found, ours)
-    assert missing_from(assignments, checkpoint, found, ours) == ("team-a/infer",)
-    assert missing_from(assignments, checkpoint, logs(("train", FIRST)), ours) == ()
-    assert missing_from(assignments, checkpoint, found, {"gpu-0"}) == ()
+    assignments = assignments_of([listed()], checkpoint, found, OURS)
+    assert missing_from(assignments, checkpoint, found, OURS) == {Pod("team-a", "infer", SECOND)}
+    assert missing_from(assignments, checkpoint, logs(("train", FIRST)), OURS) == frozenset()
+    assert missing_from(assignments, checkpoint, found, Naming({"gpu-0"})) == frozenset()
+
+
+# --- together: whose names devices go by ---
+
+
+def test_a_replica_is_its_device_in_the_list_and_in_the_checkpoint() -> None:
+    found = logs(("train", FIRST))
+    checkpoint = known((FIRST, "main", "gpu-0::3"), (FIRST, "init", "gpu-1::0"))
+    assignments = assignments_of([listed(devices=("gpu-0::3",))], checkpoint, found, OURS)
+    assert [(each.pod.uid, each.devices) for each in assignments] == [(FIRST, frozenset({"gpu-0"}))]
+    [hint] = hints_of(assignments, checkpoint, found, OURS, active_only=True)
+    assert hint.devices == {"gpu-1"}
+
+
+@pytest.mark.parametrize("listed_as", ["gpu-0::", "gpu-0::x", "gpu-9::1", "::1", "gpu-0:1", "GPU-0", "", "0"])
+def test_what_only_looks_like_a_device_of_ours_is_not(listed_as: str) -> None:
+    assert OURS.device(GPU, listed_as) is None
+
+
+def test_a_plugins_own_names_are_asked_of_whoever_knows_them_and_by_resource() -> None:
+    names = {("vendor.dev/gpu", "0"): "gpu-0", ("vendor.dev/gpu", "7"): "gpu-7"}
+    ours = Naming({"gpu-0"}, lambda resource, listed: names.get((resource, listed)))
+    assert ours.device("vendor.dev/gpu", "0") == "gpu-0"
+    assert ours.device("nics.dev/port", "0") is None
+    assert ours.device("vendor.dev/gpu", "7") is None, "it is no device of ours"
+
+
+def test_the_resource_that_gave_a_device_away_is_named() -> None:
+    both = ListedPod("team-a", "train", {"main": frozenset({(GPU, "gpu-0"), ("vendor.dev/gpu", "gpu-1")})})
+    found = assignments_of([both], Checkpoint(), PodLogs(), OURS)
+    reading = Reading(Trust.TRUSTED, found)
+    assert [(each.resource, each.devices) for each in found] == [
+        (GPU, frozenset({"gpu-0"})),
+        ("vendor.dev/gpu", frozenset({"gpu-1"})),
+    ]
+    assert reading.foreign("gpu-0", {GPU}) == ()
+    assert reading.foreign("gpu-1", {GPU}) == (found[1],)
+    assert reading.containers_with("gpu-1") == 1
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        ClaimedDevice("gpu.vendor.com", "gpu-4c1f-9d"),
+        ClaimedDevice("gpu.vendor.com", "gpu-0", ("k8s.gpu.vendor.com/claim=8a7e-GPU-4c1f-9d",)),
+        ClaimedDevice("gpu.vendor.com", "anything", ("vendor.com/gpu=nvme0", "vendor.com/gpu=GPU-4c1f-9d")),
+        ClaimedDevice("named.vendor.com", "gpu-17"),
+    ],
+)
+def test_a_claim_of_a_dra_driver_for_a_device_of_ours_is_an_assignment(claim: ClaimedDevice) -> None:
+    ours = Naming({"GPU-4c1f-9d"}, _named)
+    pod = ListedPod("team-b", "claims", {"main": frozenset()}, {"main": frozenset({claim})})
+    [found] = assignments_of([pod], Checkpoint(), logs(("train", FIRST)), ours)
+    assert (found.pod.name, found.container, found.devices) == ("claims", "main", frozenset({"GPU-4c1f-9d"}))
+    assert found.resource == claim.driver
+
+
+def _named(resource: str, listed: str) -> str | None:
+    return "GPU-4c1f-9d" if (resource, listed) == ("named.vendor.com", "gpu-17") else None
+
+
+@pytest.mark.parametrize("name", ["gpu-4c1f-9", "4c1f-9d", "xgpu-4c1f-9d", "gpu-4c1f-9d-mig-1", ""])
+def test_a_claim_of_something_else_is_none_of_ours(name: str) -> None:
+    assert Naming({"GPU-4c1f-9d"}).claimed("gpu.vendor.com", name, (f"vendor.com/gpu={name}",)) == frozenset()
+
+
+def test_a_device_that_is_claimed_and_allocated_has_no_certain_assignment() -> None:
+    claim = frozenset({ClaimedDevice("gpu.vendor.com", "gpu-0")})
+    claiming = ListedPod("team-b", "claims", {"main": frozenset()}, {"main": claim})
+    reading = Reading(Trust.TRUSTED, assignments_of([listed(), claiming], Checkpoint(), PodLogs(), OURS))
+    assert reading.assignment_of("gpu-0") is None
+    assert [each.resource for each in reading.foreign("gpu-0", {GPU})] == ["gpu.vendor.com"]
+
+
+# --- together: pods that have ended and are listed, and a checkpoint of another kubelet ---
+
+
+def nothing(name: str = "train") -> ListedPod:
+    return ListedPod("team-a", name, {"main": frozenset()})
+
+
+def test_a_pod_that_is_listed_without_any_device_is_spent_and_may_not_start_on_one() -> None:
+    found = logs(("train", FIRST))
+    pod = Pod("team-a", "train", FIRST)
+    spent = spent_among([nothing()], Checkpoint(), found)
+    reading = Reading(Trust.TRUSTED, assignments_of([nothing()], Checkpoint(), found, OURS), spent=spent)
+    assert spent == {pod}
+    assert not reading.keeps(pod)
+    assert reading.lists(pod), "it is not absent, so nothing is proved against its processes"
+    assert reading.keeps(Pod("team-a", "train", SECOND)) is False
+    assert not reading.keeps(Pod("team-a", "other", SECOND))
+
+
+@pytest.mark.parametrize(
+    ("pod", "checkpoint", "directories"),
+    [
+        (nothing(), known((FIRST, "init", "gpu-0")), (FIRST,)),
+        (nothing(), Checkpoint(unreadable="no"), (FIRST,)),
+        (nothing(), Checkpoint(), ()),
+        (nothing(), Checkpoint(), (FIRST, SECOND)),
+        (listed(devices=("nic-7",)), Checkpoint(), (FIRST,)),
+        (ListedPod("team-a", "train", {}, {"main": frozenset({ClaimedDevice("d", "n")})}), Checkpoint(), (FIRST,)),
+    ],
+    ids=["init container", "no checkpoint", "no UID", "two UIDs", "another device", "a claim"],
+)
+def test_a_pod_that_may_have_a_device_is_not_spent(
+    pod: ListedPod, checkpoint: Checkpoint, directories: tuple[str, ...]
+) -> None:
+    found = logs(*(("train", uid) for uid in directories))
+    reading = Reading(
+        Trust.TRUSTED, assignments_of([pod], checkpoint, found, OURS), spent=spent_among([pod], checkpoint, found)
+    )
+    assert reading.keeps(Pod("team-a", "train", FIRST))
+
+
+def test_a_checkpoint_without_what_the_kubelet_lists_is_another_kubelets() -> None:
+    other = listed("infer", ("gpu-1", "nic-7"))
+    assert unconfirmed_by(known((FIRST, "main", "gpu-0")), [listed(), other], OURS) == ("team-a/infer",)
+    both = known((FIRST, "main", "gpu-0"), (SECOND, "main", "gpu-1"))
+    assert unconfirmed_by(both, [listed(), other], OURS) == (), "devices that are not ours do not matter"

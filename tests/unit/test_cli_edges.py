@@ -20,6 +20,7 @@ EXITS = {
     errors.Retry: Exit.NEGATIVE,
     errors.NotReady: Exit.REFUSED,
     errors.Away: Exit.NEGATIVE,
+    errors.BeingReset: Exit.NEGATIVE,
     errors.Refused: Exit.REFUSED,
     errors.InvalidRequest: Exit.USAGE,
     errors.Quarantined: Exit.REFUSED,

@@ -57,6 +57,18 @@ def test_a_step_that_could_not_be_done_is_not_claimed() -> None:
     assert "on-chip" in named(issued.not_covered)
 
 
+def test_a_device_without_on_chip_memory_is_not_said_to_have_some_that_was_left() -> None:
+    issued = certified(Path.SLOW, result(Step.ON_CHIP, Verdict.NOT_COVERED))
+    assert "on-chip: the device has none" in issued.not_covered
+
+
+def test_a_step_that_could_not_be_done_and_says_why_is_listed_once() -> None:
+    issued = certified(
+        Path.SLOW, result(Step.RESET, Verdict.NOT_COVERED, not_covered=("reset: not in a machine like this",))
+    )
+    assert [line for line in issued.not_covered if line.startswith("reset:")] == ["reset: not in a machine like this"]
+
+
 def test_a_step_that_failed_and_was_let_go_by_an_exception_is_not_claimed_and_not_forgotten() -> None:
     issued = certified(Path.FAST, result(Step.HOLDERS, Verdict.FAILED), exception="observe")
     assert "holders" not in named(issued.covered)

@@ -63,6 +63,12 @@ def test_two_pods_with_the_same_device_are_no_assignment_at_all() -> None:
     assert both.hint_of(DEVICE) is None
 
 
+def test_without_a_readable_checkpoint_no_start_is_an_exception() -> None:
+    """An ordinary init container of the pod may have had the device, and nobody would know."""
+    same = assignment(A)
+    assert judge(same, same, allocated_since=False, containers=1, init_containers_known=False) is HandOver.SAME_POD
+
+
 def test_several_containers_of_one_pod_are_the_pods_and_are_counted() -> None:
     both = reading(assignment(A, "worker"), assignment(A, "loader"))
     assert both.assignment_of(DEVICE) == assignment(A, "loader")

@@ -57,6 +57,9 @@ def test_an_xid_that_nobody_listed_is_never_taken_for_healthy() -> None:
         ({"ecc_uncorrected": 1}, "ecc-uncorrected", Severity.FAULT),
         ({"recovery": "reset"}, "recovery-reset", Severity.FAULT),
         ({"recovery": "drain-and-reboot"}, "recovery-reboot", Severity.FAULT),
+        ({"recovery": "drain-and-reset"}, "recovery-reset", Severity.FAULT),
+        ({"recovery": "imex"}, "recovery-service", Severity.FAULT),
+        ({"recovery": "drain-p2p"}, "recovery-service", Severity.FAULT),
         ({"temperature_celsius": 96}, "too-hot", Severity.WARNING),
     ],
 )
@@ -76,6 +79,7 @@ def test_a_condition_is_a_finding(change: dict[str, object], code: str, severity
         ("fabric-failed", Severity.FAULT, WayBack.RESET),
         ("pcie-width", Severity.WARNING, WayBack.PERSON),
         ("nvlink-down", Severity.WARNING, WayBack.PERSON),
+        ("events-unheard", Severity.WARNING, WayBack.PERSON),
         ("scrub-on-free-disabled", Severity.NOTE, WayBack.PERSON),
         ("heard-of-by-nobody", Severity.WARNING, WayBack.PERSON),
     ],

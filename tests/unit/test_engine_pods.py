@@ -91,7 +91,8 @@ async def test_what_outlives_a_first_process_that_was_seen_twice_is_a_leftover()
         await watch.sample(POD)
     await gone(watch, node)
     node.running = (SANDBOX, CHILD)
-    assert await state(watch) is PodState.LEFTOVER
+    where = await watch.standing(GRANT, limits=Limits(), boot="boot", wall=2000.0, free_for=0.0)
+    assert (where.state, where.processes, where.others) == (PodState.LEFTOVER, (CHILD,), (SANDBOX,))
 
 
 async def test_a_process_first_seen_once_the_pod_was_gone_is_nobodys_first() -> None:
@@ -103,6 +104,35 @@ async def test_a_process_first_seen_once_the_pod_was_gone_is_nobodys_first() -> 
         await watch.sample(POD)
     node.running = (SANDBOX, CHILD)
     assert await state(watch) is PodState.LIVING
+
+
+async def test_a_sidecar_that_stood_before_the_first_grant_keeps_the_pod_from_being_over() -> None:
+    """The container with the device may have handed it on, over a socket that both can reach."""
+    node = Node()
+    watch = watching(node)
+    node.running = (SANDBOX, MAIN)
+    await watch.sample(POD)
+    await gone(watch, node)
+    node.running = (SANDBOX,)
+    assert await state(watch) is PodState.LIVING
+    node.running = ()
+    assert await state(watch) is PodState.OVER
+
+
+async def test_an_adopted_pod_without_a_sandbox_is_not_over_while_its_main_process_lives() -> None:
+    """The runtime keeps no sandbox process, so the main one was taken for it when the pod was adopted."""
+    node = Node()
+    watch = watching(node)
+    node.running = (MAIN,)
+    await gone(watch, node)
+    assert await state(watch, grant=replace(GRANT, exception="adopted", baseline=(MAIN,))) is PodState.LIVING
+
+
+async def test_while_the_kubelet_cannot_be_read_the_sandbox_alone_keeps_nobody_waiting() -> None:
+    node = Node()
+    watch = watching(node)
+    node.running = (SANDBOX,)
+    assert await state(watch) is PodState.OVER
 
 
 async def test_a_container_may_still_be_started_in_the_sandbox_of_a_pod_that_was_deleted_by_force() -> None:
@@ -120,7 +150,10 @@ async def test_a_clock_that_was_set_back_leaves_nobody_waiting_for_the_future() 
     watch = watching(node)
     node.running = (SANDBOX,)
     await gone(watch, node)
-    assert await state(watch, wall=GRANT.at - 31_536_000.0) is PodState.OVER
+    where = await watch.standing(
+        GRANT, limits=Limits(dying_grace=1.0), boot="boot", wall=GRANT.at - 31_536_000.0, free_for=0.0
+    )
+    assert where.state is PodState.LEFTOVER
     nobody = replace(GRANT, assignment=None)
     where = await watch.standing(nobody, limits=Limits(settle=5.0), boot="boot", wall=GRANT.at - 10.0, free_for=5.0)
     assert where.state is PodState.OVER

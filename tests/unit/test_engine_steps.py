@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,12 +13,13 @@ from scrubber.domain.diagnosis import Check, Level
 from scrubber.domain.errors import DeviceFault, Held, Stuck, Unreadable
 from scrubber.domain.evidence import Occasion, Outcome, Path, Severity, Step, StepResult, Verdict
 from scrubber.domain.policy import DiagnosticsRule, Limits
+from scrubber.domain.telemetry import Signal, Snapshot
 from scrubber.engine import scrub
 from scrubber.engine.steps.diagnostics import diagnose
 from scrubber.engine.steps.memory import clear_memory
 from scrubber.engine.steps.on_chip import judge_on_chip
 from scrubber.engine.steps.work import Work
-from scrubber.ports import EraseReport, EraseRequest, OnChip, Progress
+from scrubber.ports import EraseReport, EraseRequest, OnChip, Progress, Telemetry
 from tests.world.timeline import in_virtual_time
 from tests.world.world import World, a_world
 
@@ -266,3 +267,37 @@ async def test_time_spent_waiting_for_a_slot_is_not_the_scrubs() -> None:
             await world.run(60.0)
             assert not waiting.done()
         assert (await waiting).outcome is Outcome.PASSED
+
+
+# -- holders, on the fast path -----------------------------------------------------------------------------------------
+
+
+@dataclass
+class Snapshots:
+    """:class:`scrubber.ports.Telemetry` that tells who holds the device with everything else."""
+
+    telemetry: Telemetry
+    held: bool
+
+    async def snapshot(self, device: Device) -> Snapshot:
+        return replace(await self.telemetry.snapshot(device), held=self.held)
+
+    def signals(self) -> AsyncIterator[Signal]:
+        return self.telemetry.signals()
+
+
+@in_virtual_time
+async def test_who_holds_the_device_is_not_asked_again_when_it_was_told_with_its_health() -> None:
+    async with a_world(devices=1) as world:
+        world.unreadable.add(world.gpu().id)  # whoever asks who holds it gets no answer
+        with pytest.raises(Stuck):
+            await world.keeper().held()
+        for held, outcome in ((False, Outcome.PASSED), (True, Outcome.HELD_UP)):
+            context = work(world, WHOLE)
+            telemetry = Snapshots(context.instruments.telemetry, held)
+            context = replace(
+                context,
+                plan=world.policy.plan(Path.FAST, Occasion.START),
+                instruments=replace(context.instruments, telemetry=telemetry),
+            )
+            assert (await scrub.run(context, lambda _: None)).outcome is outcome

@@ -7,10 +7,13 @@ from dataclasses import replace
 import pytest
 
 from scrubber.domain.assignment import Trust
+from scrubber.domain.device import Device
+from scrubber.domain.errors import Away, BeingReset
 from scrubber.domain.handover import HandOver
 from scrubber.domain.health import Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Proof
+from scrubber.domain.telemetry import Snapshot
 from tests.world.kubelet import Tenant
 from tests.world.timeline import in_virtual_time
 from tests.world.world import DEFAULT, World, a_world
@@ -240,3 +243,94 @@ async def test_a_signal_storm_ends_in_the_newest_truth() -> None:
         await world.run(5.0)
         assert world.record().health is Health.SUSPECT
         assert world.vault.writes - writes < 5
+
+
+@in_virtual_time
+async def test_a_device_about_which_nobody_can_be_asked_is_not_healthy_for_long() -> None:
+    async with a_world() as world:
+        nobody_answers(world, Away("no child can be started"))
+        await world.until(lambda: world.record().health is Health.QUARANTINED, within=60.0)
+        cause = world.record().cause
+        assert cause is not None
+        assert cause.code == "unreadable"
+
+
+@in_virtual_time
+async def test_a_device_that_is_kept_back_for_a_reset_is_not_silent_however_long_that_takes() -> None:
+    """It may be reset for another one's sake, or in a scrub that the policy wants: it is well, and is to stay in."""
+    async with a_world() as world:
+        nobody_answers(world, BeingReset("it is being reset"))
+        await world.run(120.0)
+        assert world.record().health is Health.HEALTHY
+
+
+def nobody_answers(world: World, away: Away) -> None:
+    async def snapshot(device: Device) -> Snapshot:
+        raise away
+
+    assert world.telemetry is not None
+    world.telemetry.snapshot = snapshot  # type: ignore[method-assign]
+
+
+# -- devices that come, go and move ------------------------------------------------------------------------------------
+
+
+def moved(world: World, address: str) -> Device:
+    """The first device, found again at ``address``."""
+    gpu = world.gpu()
+    gpu.device = replace(gpu.device, traits=(("pci_address", address),))
+    world.node.inventory_changed.set()
+    return gpu.device
+
+
+@in_virtual_time
+async def test_a_device_that_is_somewhere_else_is_looked_for_there_and_is_dirty() -> None:
+    """Two GPUs may have changed places: who goes by the old place looks at the other one."""
+    async with a_world() as world:
+        certificate = world.record().certificate
+        there = moved(world, "0000:3b:00.0")
+        await world.until(lambda: world.keeper().device == there)
+        await world.until(lambda: world.record().hygiene is Hygiene.CLEAN)
+        assert world.record().certificate != certificate
+        assert world.keeper(1).record.hygiene is Hygiene.CLEAN
+
+
+@in_virtual_time
+async def test_one_that_moves_in_use_is_out_of_service_until_it_is_free_and_found() -> None:
+    async with a_world() as world:
+        tenant = await running(world)
+        there = moved(world, "0000:3b:00.0")
+        await world.until(lambda: world.record().health is Health.QUARANTINED)
+        assert tenant.running
+        assert world.keeper().device != there
+        world.kubelet.delete(tenant)
+        await world.until(lambda: world.record().state == "clean")
+        assert world.keeper().device == there
+
+
+@in_virtual_time
+async def test_one_that_is_gone_while_it_is_in_use_is_nobody_s_once_its_pod_is_over() -> None:
+    async with a_world() as world:
+        tenant = await running(world)
+        gone = world.gpu()
+        gone.listed, gone.lost, gone.reset_fails = False, True, "there is no such device"
+        world.node.inventory_changed.set()
+        await world.run(60.0)
+        assert world.record().health is Health.QUARANTINED
+        world.kubelet.delete(tenant)
+        await world.until(lambda: gone.id not in world.node.keepers)
+        gone.listed, gone.lost, gone.reset_fails = True, False, None
+        world.node.inventory_changed.set()
+        await world.until(lambda: gone.id in world.node.keepers and world.record().state == "clean")
+
+
+@in_virtual_time
+async def test_a_device_that_gets_a_neighbour_goes_on_under_its_pod() -> None:
+    async with a_world() as world:
+        tenant = await running(world)
+        gpu = world.gpu()
+        gpu.device = replace(gpu.device, peers=frozenset({world.gpu(1).id}))
+        world.node.inventory_changed.set()
+        await world.until(lambda: world.keeper().device.peers == {world.gpu(1).id})
+        assert (world.record().hygiene, world.record().health) == (Hygiene.IN_USE, Health.HEALTHY)
+        assert tenant.running

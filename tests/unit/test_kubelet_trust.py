@@ -44,6 +44,19 @@ def test_after_a_failed_question_an_empty_list_is_not_believed(socket: SocketIde
     assert "lists no pod yet" in verdict.detail
 
 
+def test_a_kubelet_that_was_too_busy_to_answer_keeps_what_it_proved() -> None:
+    busy = seen(10, None, answered=True, failure="It is asked too often.")
+    assert judged(busy) == Judgement(Trust.UNREADABLE, "It is asked too often.", PROVED)
+    assert judged(busy, seen(11, 0)).trust is Trust.TRUSTED
+
+
+def test_a_restarted_kubelet_that_is_too_busy_to_answer_has_proved_nothing() -> None:
+    busy = seen(10, None, RESTARTED, answered=True)
+    assert judged(busy, seen(11, 0, RESTARTED)).trust is Trust.EMPTY_AFTER_RESTART
+    first = judged(busy, seen(11, 0, RESTARTED), standing=Standing())
+    assert first.trust is Trust.EMPTY_AFTER_RESTART
+
+
 def test_a_new_socket_with_a_reused_inode_is_a_restart() -> None:
     assert judged(seen(10, 0, RESTARTED)).trust is Trust.EMPTY_AFTER_RESTART
 

@@ -76,6 +76,12 @@ def test_the_display_node_is_given_where_there_is_one(tmp_path: Path) -> None:
     assert device.access[-1].container_path == "/dev/nvidia-modeset"
 
 
+def test_a_node_for_tools_that_the_driver_did_not_make_is_not_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "nvidia-uvm").touch()
+    (device,) = handed_out(description.read(ANSWER), nodes=tmp_path)
+    assert "/dev/nvidia-uvm-tools" not in {access.container_path for access in device.access}
+
+
 def test_instances_are_devices_of_their_parent_and_their_parent_is_none() -> None:
     second = {**INSTANCE, "index": 1, "uuid": "MIG-1", "gi": 8, "ci": 0}
     gpu = description.read({**ANSWER, "mig": True, "instances": [INSTANCE, second]})

@@ -10,7 +10,7 @@ import pynvml
 import pytest
 
 from scrubber.adapters.children.child import Fault
-from scrubber.adapters.nvidia.driver_health import Inforom, recovery, scrub_on_free_disabled
+from scrubber.adapters.nvidia.driver_health import recovery, scrub_on_free_disabled
 from scrubber.adapters.nvidia.errors import DriverAway, NvmlFault
 from scrubber.adapters.nvidia.nvml import Gpu, Session
 
@@ -147,26 +147,7 @@ def test_an_unknown_recovery_is_not_none() -> None:
     assert (recovery(None), recovery(0), recovery(99)) == (None, "none", "unknown-99")
 
 
-# --- what is asked rarely, and what the kernel module was told
-
-
-def test_the_inforom_is_checked_at_first_and_then_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 1000.0
-    answers = failing(14, then=None)
-    asked: list[object] = []
-
-    def validate(handle: object) -> Any:
-        asked.append(handle)
-        return answers(handle)
-
-    monkeypatch.setattr(pynvml, "nvmlDeviceValidateInforom", validate)
-    inforom = Inforom(lambda: now, interval=60.0)
-    assert inforom.corrupt(GPU)
-    assert inforom.corrupt(GPU)
-    assert len(asked) == 1
-    now += 60.0
-    assert not inforom.corrupt(GPU)
-    assert len(asked) == 2
+# --- what the kernel module was told
 
 
 @pytest.mark.parametrize(

@@ -126,9 +126,13 @@ def test_indices_are_in_their_own_order_and_those_of_instances_have_two_parts() 
     by_index = Injection(ids=IdStrategy.INDEX)
     assert answer([gpu(10), gpu(9)], by_index) == {"envs": {"NVIDIA_VISIBLE_DEVICES": "9,10"}}
     assert answer([instance(0, 3), instance(0, 1)], by_index) == {"envs": {"NVIDIA_VISIBLE_DEVICES": "0:1,0:3"}}
-    assert answer([gpu(1)], Injection((ListStrategy.CDI_CRI,), IdStrategy.INDEX)) == {
-        "cdi_devices": [{"name": "scrubber.dev/gpu=1"}]
-    }
+
+
+@pytest.mark.parametrize("strategy", [ListStrategy.CDI_CRI, ListStrategy.CDI_ANNOTATIONS])
+def test_a_cdi_name_never_moves_to_another_device_although_indices_do(strategy: ListStrategy) -> None:
+    by_index, by_uuid = (Injection((strategy,), ids) for ids in (IdStrategy.INDEX, IdStrategy.UUID))
+    assert answer([gpu(1)], by_index) == answer([gpu(1)], by_uuid)
+    assert "scrubber.dev/gpu=GPU-00000001" in str(answer([gpu(1)], by_index))
 
 
 def test_features_are_asked_of_nvidias_runtime() -> None:
@@ -172,19 +176,29 @@ def test_the_answer_does_not_depend_on_the_order_in_which_the_kubelet_names_the_
         (["cdi-cri,envvar"], (ListStrategy.ENVVAR, ListStrategy.CDI_CRI)),
         (["cdi-cri", "volume-mounts", "cdi-cri"], (ListStrategy.VOLUME_MOUNTS, ListStrategy.CDI_CRI)),
         ([" envvar , cdi-annotations"], (ListStrategy.ENVVAR, ListStrategy.CDI_ANNOTATIONS)),
+        (["volume-mounts,", "cdi-cri"], (ListStrategy.VOLUME_MOUNTS, ListStrategy.CDI_CRI)),
     ],
 )
 def test_strategies_are_written_with_commas_or_repeated(written: list[str], read: tuple[ListStrategy, ...]) -> None:
     assert list_strategies(written, "--device-list-strategy") == read
 
 
-@pytest.mark.parametrize("written", [["evnvar"], [""], ["envvar,"], []])
+@pytest.mark.parametrize("written", [["evnvar"], [""], [","], ["envvar,envvar2"], []])
 def test_what_is_no_strategy_is_refused_with_what_there_is(written: list[str]) -> None:
     with pytest.raises(BadConfiguration, match="envvar, volume-mounts, cdi-annotations, cdi-cri"):
         list_strategies(written, "--device-list-strategy")
 
 
-@pytest.mark.parametrize("prefix", ["", "/", "cdi.k8s.io"])
+LONGEST = ".".join(["a" * 63] * 3 + ["a" * 61]) + "/"
+
+
+def test_the_longest_domain_that_kubernetes_takes_is_a_prefix() -> None:
+    assert Injection(annotation_prefix=LONGEST).annotation_prefix == LONGEST
+
+
+@pytest.mark.parametrize(
+    "prefix", ["", "/", "cdi.k8s.io", "a/b/", "a b/", "Cdi.k8s.io/", ".a/", "a./", "a/\n", "ä.de/", f"a{LONGEST}"]
+)
 def test_a_prefix_that_makes_no_key_is_refused(prefix: str) -> None:
     with pytest.raises(BadConfiguration, match="write a domain and a slash"):
         Injection(annotation_prefix=prefix)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -14,6 +15,7 @@ from plugin.nvidia_config import (
     Written,
     from_words,
     health_check_warning,
+    index_warning,
     read_config,
     settle,
 )
@@ -163,6 +165,25 @@ def test_false_that_is_written_wins_over_true_in_the_file(tmp_path: Path) -> Non
             "DIR/config.yaml:3: resources.gpus.0 calls A100* a100: resources are not renamed by this file",
         ),
         ("imex: {channelIDs: [0]}", "DIR/config.yaml:1: imex asks for IMEX channels"),
+        ("imex:\n  channels: [0]", "DIR/config.yaml:2: imex.channels is not known; there is channelIDs, required."),
+        (
+            "sharing:\n  timeSlicing:\n    resources: {name: nvidia.com/gpu, replicas: 4}",
+            "DIR/config.yaml:1: sharing asks for shared GPUs",
+        ),
+        (
+            "sharing:\n  timeslicing:\n    replicas: 4",
+            "DIR/config.yaml:2: sharing.timeslicing is not known; there is mps, timeSlicing.",
+        ),
+        ("sharing: {mps: true}", "DIR/config.yaml:1: sharing.mps must be a section of keys and values."),
+        (
+            "resources:\n  gpus: {pattern: A100, name: a100}",
+            "DIR/config.yaml:2: resources.gpus must be a list of patterns and names.",
+        ),
+        (
+            "flags:\n  plugin:\n    nvidiaCTKPath: nvidia-ctk",
+            'DIR/config.yaml:3: flags.plugin.nvidiaCTKPath is "nvidia-ctk"; write a path that begins with /.',
+        ),
+        ("version: " + "9" * 5000, "DIR/config.yaml:1: the number 99999999999999999999… has 5000 digits"),
         ("- version", "DIR/config.yaml:1: the file must be a section of keys and values."),
         ("flags: {", "DIR/config.yaml:"),
     ],
@@ -176,6 +197,15 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         settle(Written(), tmp_path / "no.yaml")
 
 
+def test_a_pipe_or_a_path_that_no_file_can_have_keeps_nobody_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero")):
+        with pytest.raises(BadConfiguration, match="NVIDIA's configuration is a regular file"):
+            settle(Written(), path)
+    with pytest.raises(BadConfiguration, match="cannot be read"):
+        settle(Written(), Path("a\0b"))
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -183,6 +213,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         ({"driver_root": "driver"}, '--nvidia-driver-root: "driver" is no place on the host'),
         ({"dev_root": "dev"}, '--nvidia-dev-root: "dev" is no place on the host'),
         ({"driver_root_seen": "x"}, '--driver-root-ctr-path: "x" is no place on the host'),
+        ({"hook": "nvidia-ctk"}, '--nvidia-cdi-hook-path: "nvidia-ctk" is no place on the host'),
     ],
 )
 def test_a_flag_that_cannot_work_is_refused_by_its_name(words: dict[str, object], sentence: str) -> None:
@@ -225,6 +256,12 @@ def test_the_hook_program_is_found_on_the_host_and_looked_for_only_with_cdi(tmp_
 def test_features_are_the_flags_of_nvidias_runtime() -> None:
     asked = from_words(features={Feature.GDS: True, Feature.MOFED: False, Feature.GDRCOPY: None})
     assert settle(asked).injection.features == {Feature.GDS}
+
+
+def test_indices_that_a_runtime_counts_by_itself_are_warned_of() -> None:
+    for strategies, warned in ((["envvar"], True), (["volume-mounts", "cdi-cri"], True), (["cdi-cri"], False)):
+        assert bool(index_warning(settle(from_words(strategies=strategies, ids="index")).injection)) is warned
+        assert index_warning(settle(from_words(strategies=strategies)).injection) == ""
 
 
 def test_disabled_health_checks_are_not_passed_over_in_silence() -> None:

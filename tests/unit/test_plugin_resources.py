@@ -58,6 +58,7 @@ def test_single_advertises_instances_of_one_kind_as_gpus() -> None:
     [
         ((gpu(0), instance(1, 0)), "some GPUs of this node are cut into MIG instances and some are not"),
         ((instance(0, 0), instance(1, 0, "3g.40gb")), "different profiles (1g.10gb, 3g.40gb)"),
+        ((instance(0, 0, "unknown"), instance(1, 0, "unknown")), "the driver does not say which profile"),
     ],
 )
 def test_single_refuses_a_node_of_several_kinds(offers: tuple[Offer, ...], why: str) -> None:
@@ -96,7 +97,7 @@ def test_mixed_has_a_resource_for_each_profile() -> None:
     assert ids(renamed) == {"example.com/mig-1g.10gb": [offers[1].id]}
 
 
-@pytest.mark.parametrize("profile", ["", "1g/10gb", "no name"])
+@pytest.mark.parametrize("profile", ["", "unknown", "1g/10gb", "no name"])
 def test_an_instance_without_a_usable_profile_is_left_out_and_named(profile: str) -> None:
     arrangement = arranged("mixed", instance(0, 0, profile), gpu(1))
     assert ids(arrangement) == {"nvidia.com/gpu": [gpu(1).id]}

@@ -6,9 +6,19 @@ from pathlib import Path
 import pytest
 
 from scrubber.config.policy_file import load_policy, parse_policy, policy_digest
+from scrubber.domain.diagnosis import Level
 from scrubber.domain.errors import BadConfiguration
 from scrubber.domain.handover import HandOver
-from scrubber.domain.policy import Enforcement, Policy, Proof, ResetUse, Sharing, XidClass
+from scrubber.domain.policy import (
+    DiagnosticsRule,
+    Enforcement,
+    Infrastructure,
+    Policy,
+    Proof,
+    ResetUse,
+    Sharing,
+    XidClass,
+)
 
 
 def read(text: str) -> Policy:
@@ -40,7 +50,10 @@ def test_every_value_reaches_the_domain() -> None:
           settle: 0s
           eraser-slots: 4
           temperature-celsius: 80
-        memory: {audit: false, pattern: true}
+        memory: {audit: false, pattern: true, on-chip: false, max-uncovered: 64MiB}
+        diagnostics: {slow-path: quick, recovery: extended, floors: {"NVIDIA H200*": {host-to-device: 20GB/s}}}
+        infrastructure: {units: [a@1.service], pods: [{namespace: ops, service-account: dcgm}]}
+        injection: {envvar: refuse}
         recovery: {backoff-initial: 2s, backoff-max: 1h, attempts: 3, probation-scrubs: 1, probation-interval: 0}
         settings: {power_limit_watts: 300, compute_mode: default}
         xids: {ignore: [13, 69-72], reboot: [79]}
@@ -65,6 +78,12 @@ def test_every_value_reaches_the_domain() -> None:
     assert limits.memory_bytes_per_second == 1024**3
     assert policy.max_temperature_celsius == 80
     assert (policy.memory.audit, policy.memory.pattern) == (False, True)
+    assert (policy.memory.on_chip, policy.memory.max_uncovered) == (False, 64 * 1024**2)
+    assert policy.diagnostics == DiagnosticsRule(
+        Level.QUICK, Level.EXTENDED, {"NVIDIA H200*": {"host-to-device": 20e9}}
+    )
+    assert policy.infrastructure == Infrastructure(frozenset({"a@1.service"}), frozenset({("ops", "dcgm")}))
+    assert policy.envvar_refused
     recovery = policy.recovery
     assert (recovery.backoff_initial, recovery.backoff_max, recovery.attempts) == (2.0, 3600.0, 3)
     assert (recovery.probation_scrubs, recovery.probation_interval) == (1, 0.0)
@@ -268,7 +287,7 @@ def test_every_value_reaches_the_domain() -> None:
         pytest.param(
             "name: mine\n---\nname: yours\n",
             "policy.yaml:2: this is not YAML: but found another document; "
-            "one file holds one policy (a line --- begins another).",
+            "one file holds one document (a line --- begins another).",
             id="two documents",
         ),
         pytest.param(
@@ -303,6 +322,93 @@ def test_every_value_reaches_the_domain() -> None:
             "settings: " + '{"a": ' * 3000 + "1" + "}" * 3000,
             "policy.yaml:1: the file is nested too deeply to be read.",
             id="nested too deeply",
+        ),
+        pytest.param(
+            "name: mine\nlimits:\n  eraser-slots: " + "9" * 5000,
+            f"policy.yaml:3: the number {'9' * 20}… has 5000 digits; nothing is as large as that.",
+            id="a number beyond all measure",
+        ),
+        pytest.param(
+            'name: mine\nsettings:\n  a: "\\ud83d"\n',
+            "policy.yaml:3: an escape of half a character stands here; write the character itself.",
+            id="half a character",
+        ),
+        pytest.param(
+            'name: mine\nsettings:\n  "\\udc80": b\n',
+            "policy.yaml:3: an escape of half a character stands here; write the character itself.",
+            id="half a character in a key",
+        ),
+        *(
+            pytest.param(
+                f'name: "\\U{number}"\n',
+                "policy.yaml:1: this is not YAML: an escape in it is no character.",
+                id=f"an escape of nothing, {number}",
+            )
+            for number in ("00110000", "FFFFFFFF")
+        ),
+        pytest.param(
+            "name: mine\ndiagnostics:\n  recovery:\n",
+            "policy.yaml:3: diagnostics.recovery: nothing is written here; write its value, or remove the key.",
+            id="no word",
+        ),
+        pytest.param(
+            "name: mine\ndiagnostics:\n  floors:\n    H200:\n      memory-pattern: 1TB/s\n      matrix: 5\n",
+            "policy.yaml:6: diagnostics.floors.H200.matrix: this is not a check; "
+            "known are memory-pattern, matrix-product, host-to-device, device-to-host.",
+            id="a floor of no check",
+        ),
+        pytest.param(
+            "name: mine\ndiagnostics:\n  floors:\n    A100: {}\n    H200: 20GB/s\n",
+            "policy.yaml:5: diagnostics.floors.H200: write checks below the pattern, each with its rate; "
+            "known are memory-pattern, matrix-product, host-to-device, device-to-host.",
+            id="a floor of all checks",
+        ),
+        pytest.param(
+            "name: mine\ndiagnostics:\n  floors:\n    H200:\n      host-to-device: fast\n",
+            'policy.yaml:5: diagnostics.floors.H200.host-to-device: "fast" is not a size; '
+            "write bytes as a number, or a size such as 256MiB or 1GiB.",
+            id="a floor that is no rate",
+        ),
+        pytest.param(
+            "name: mine\ndiagnostics:\n  floors: [H200]\n",
+            "policy.yaml:3: diagnostics.floors: floors are patterns of model names, each with its checks below it, "
+            'such as "NVIDIA H200*".',
+            id="floors of nothing",
+        ),
+        pytest.param(
+            "name: mine\ninfrastructure:\n  units:\n    - nvidia-persistenced.service\n    - nvidia-dcgm\n",
+            'policy.yaml:5: infrastructure.units: "nvidia-dcgm" is no service of systemd; '
+            "write all of its name, such as nvidia-dcgm.service.",
+            id="not a unit",
+        ),
+        pytest.param(
+            "name: mine\ninfrastructure:\n  units: nvidia-dcgm.service\n",
+            'policy.yaml:3: infrastructure.units: "nvidia-dcgm.service" does not fit here; '
+            "write a list, such as [nvidia-dcgm.service].",
+            id="one unit for a list",
+        ),
+        pytest.param(
+            "name: mine\ninfrastructure:\n  pods: gpu-operator/nvidia-dcgm\n",
+            'policy.yaml:3: infrastructure.pods: "gpu-operator/nvidia-dcgm" does not fit here; '
+            "write a list, such as [{namespace: gpu-operator, service-account: nvidia-dcgm}].",
+            id="one pod for a list",
+        ),
+        pytest.param(
+            "name: mine\ninfrastructure:\n  pods:\n    - {namespace: a, service-account: b}\n"
+            "    - {namespace: a, service-account: b, name: c}\n",
+            'policy.yaml:5: unknown key "name" in "pods"; did you mean "namespace"?',
+            id="unknown key in a list",
+        ),
+        pytest.param(
+            "name: mine\ninjection:\n  envvar: refused\n",
+            'policy.yaml:3: injection.envvar: "refused" is not known; did you mean "refuse"?',
+            id="nearly a word",
+        ),
+        pytest.param(
+            "name: mine\nmemory:\n  max-uncovered: none\n",
+            'policy.yaml:3: memory.max-uncovered: "none" is not a size; '
+            "write bytes as a number, or a size such as 256MiB or 1GiB.",
+            id="not a size",
         ),
         pytest.param(
             b" " * (1024 * 1024 + 1),

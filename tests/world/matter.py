@@ -28,6 +28,7 @@ class Gpu:
         xids: standing conditions.
         stuck: questions to the driver are not answered.
         lost: off the bus.
+        listed: whether the inventory knows it.
         wont_clear: one cell keeps what is in it, whoever writes.
         slow: factor on the time that clearing takes.
         ghost: held by something that has no process.
@@ -41,6 +42,7 @@ class Gpu:
     xids: dict[int, int] = field(default_factory=dict)
     stuck: bool = False
     lost: bool = False
+    listed: bool = True
     wont_clear: bool = False
     slow: float = 1.0
     ghost: bool = False

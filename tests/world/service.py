@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import TypeVar
 
+from scrubber.domain.device import Device
 from scrubber.domain.errors import LedgerFailure
 from scrubber.domain.evidence import Path
 from scrubber.engine.instruments import Instruments
@@ -87,9 +88,8 @@ class Service:
         await reconcile(self.node, devices, state, instruments=tools)
         self.ready.set()
 
-        async def greet(device: str) -> None:
-            found = {each.id: each for each in await self._inventory.devices()}
-            await welcome(self.node, found[device], state, instruments=tools)
+        async def greet(device: Device) -> None:
+            await welcome(self.node, device, state, instruments=tools)
 
         async with asyncio.TaskGroup() as group:
             group.create_task(tend_all(self.node, instruments=tools), name="tending")

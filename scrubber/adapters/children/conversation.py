@@ -50,7 +50,8 @@ class Conversation:
         with self._conversing():
             if descriptors:  # with the first bytes, and at once: a child that is asked for this has read all else
                 packed = packed[socket.send_fds(self._link, [packed], descriptors) :]
-            await asyncio.get_running_loop().sock_sendall(self._link, packed)
+            if packed:  # to write nothing fails once the child has ended, and it may have answered before that
+                await asyncio.get_running_loop().sock_sendall(self._link, packed)
 
     async def receive(self) -> Message:
         """The next message. What was read of one when this is cancelled is kept for the next call.

@@ -5,30 +5,46 @@ Promise: a number that makes no sense is refused and never rounded to one that d
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from scrubber.adapters.children.message import Message
 from scrubber.adapters.children.process import Child
 from scrubber.adapters.children.questions import answer_of
-from scrubber.domain.errors import Unreadable
+from scrubber.domain.errors import Stuck, Unreadable
 from scrubber.ports.eraser import Progress
 
 __all__ = ["byte_count", "listen", "seconds_by_phase"]
 
+_SILENCE = 60.0
+"""An eraser speaks several times a second, except while it opens the device and the driver compiles its kernels."""
 
-async def listen(child: Child, progress: Callable[[Progress], None]) -> Message:
+
+async def listen(child: Child, progress: Callable[[Progress], None], *, silence: float = _SILENCE) -> Message:
     """Pass on how far ``child`` is until it has a result, and answer that.
 
+    Args:
+        silence: seconds without a word after which it hangs. Its own deadline goes by the size of the device, and a
+            slot that is lost for so long would be missed by the others.
+
     Raises:
-        ScrubberError: the fault that it answers instead; Unreadable for what makes no sense.
+        ScrubberError: the fault that it answers instead; Unreadable for what makes no sense; Stuck when it hangs.
         ChildDied: there is none.
     """
-    while "phase" in (message := await child.receive()):
+    while "phase" in (message := await _next_of(child, silence)):
         phase = message["phase"]
         if not isinstance(phase, str):
             raise Unreadable("The eraser's progress makes no sense.")
         progress(Progress(phase, byte_count(message, "done_bytes"), byte_count(message, "total_bytes")))
     return answer_of(message)
+
+
+async def _next_of(child: Child, silence: float) -> Message:
+    try:
+        async with asyncio.timeout(silence):
+            return await child.receive()
+    except TimeoutError as error:
+        raise Stuck(f"Process {child.pid} has not said for {silence:g} s how far it is; it was killed.") from error
 
 
 def byte_count(message: Message, key: str) -> int:

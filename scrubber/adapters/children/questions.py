@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from scrubber.adapters.children.message import Garbled, Message
 from scrubber.adapters.children.process import Child, ChildDied, Children, NotStarted
-from scrubber.domain.errors import Away, Held, Lost, ScrubberError, Stuck, Unreadable
+from scrubber.domain.errors import Away, BeingReset, Held, Lost, ScrubberError, Stuck, Unreadable
 
 __all__ = ["FAULTS", "QuestionPool", "answer_of"]
 
@@ -131,7 +131,8 @@ class QuestionPool:
             Stuck: no answer within the deadline, and the child was killed and replaced; or one that hung over this
                 device before is not dead yet, and nobody was asked.
             Lost, Unreadable, Held, Away: the child answered so; Unreadable also when two children died over it, and
-                Away when none can be started, or the device is held back.
+                Away when none can be started.
+            BeingReset: the device is held back.
         """
         if self._closed:
             raise Away("The service is stopping.")
@@ -147,7 +148,7 @@ class QuestionPool:
         """See to it that no child of this pool has ``devices`` open, from the start of the body to its end.
 
         The children that may have asked about them are ended, after the question each is at. Questions about other
-        devices go on with a fresh child; those about ``devices`` are answered with :class:`Away` meanwhile.
+        devices go on with a fresh child; those about ``devices`` are answered with :class:`BeingReset` meanwhile.
 
         Args:
             devices: every name under which they are asked about.
@@ -301,8 +302,8 @@ async def _end(child: Child | None, held: frozenset[str]) -> None:
         raise _undying(", ".join(sorted(held)), child)
 
 
-def _held_back(device: str) -> Away:
-    return Away(f"The driver is not asked about {device} now: it is being reset.")
+def _held_back(device: str) -> BeingReset:
+    return BeingReset(f"The driver is not asked about {device} now: it is being reset.")
 
 
 async def _dead(hung: Child, seconds: float) -> bool:

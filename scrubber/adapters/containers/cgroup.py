@@ -1,42 +1,42 @@
 """A pod's processes by its cgroups: what the kernel itself keeps, and no process can leave without privilege.
 
-An answer "nobody" is what lets the next tenant in, so it is given only on evidence: the pod's cgroup is gone, or the
-kernel says that nothing populates it, or every process listed was looked at and is dead.
+Every hierarchy in which the kubelet keeps the pod is looked into, and every cgroup in which a runtime may have put its
+containers; a process that any of them has is the pod's. To be signalled, though, it must be in no other pod by any.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
-import os
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from scrubber.adapters.containers.ending import Proof, Roll, end, strike
-from scrubber.adapters.containers.hierarchy import hierarchy_of
-from scrubber.adapters.containers.paths import kubepods_below, pod_directories, pod_uid_in, usable_uid
+from scrubber.adapters.containers.ending import Identity, Proof, Roll, end, strike
+from scrubber.adapters.containers.hierarchy import beside, hierarchy_of
+from scrubber.adapters.containers.paths import names_pod, usable_uid
 from scrubber.adapters.containers.procfs import Proc, boot_ticks
+from scrubber.adapters.containers.tree import Tree, cgroups_in, children_of, is_populated
 from scrubber.domain.assignment import Pod, Process
 from scrubber.domain.errors import Unreadable
 
 __all__ = ["CgroupContainers"]
 
 _REMEMBERED_PODS = 512
-_MOST_CGROUPS = 4096  # of one pod: who can make cgroups could otherwise make every look take seconds
 _LOOKS = 50  # how often a pod that changes under our eyes is looked at again, 2 ms apart
 _PAUSE = 0.002
 
 _T = TypeVar("_T")
+Place = tuple[Tree, Path]
 
 
 class CgroupContainers:
-    """:class:`scrubber.ports.containers.Containers` by cgroups, v2 or v1.
+    """:class:`scrubber.ports.containers.Containers` by cgroups: v2, v1, or both side by side.
 
     Args:
-        root: directory of a cgroup hierarchy below which the kubelet keeps ``kubepods`` (:func:`discover_root`).
+        root: directory of a cgroup hierarchy below which the kubelet keeps ``kubepods`` (``discover_root``). The same
+            directory of the other hierarchies is found by the mount table.
         proc: the node's proc file system; the service must be in the node's PID namespace.
 
     Raises:
@@ -44,10 +44,10 @@ class CgroupContainers:
     """
 
     def __init__(self, root: Path, *, proc: Path = Path("/proc")) -> None:
-        self._hierarchy = hierarchy_of(root, (proc / "self" / "mountinfo").read_text())
-        self._root = self._hierarchy.root
+        mountinfo = (proc / "self" / "mountinfo").read_text()
+        hierarchy = hierarchy_of(root, mountinfo)
         self._proc = Proc(proc)
-        self._directories: OrderedDict[str, Path] = OrderedDict()
+        self._trees = tuple(Tree(each, self._proc) for each in (hierarchy, *beside(hierarchy, mountinfo)))
         self._rolls: OrderedDict[str, Roll] = OrderedDict()
 
     async def processes(self, pod: Pod) -> tuple[Process, ...]:
@@ -88,146 +88,145 @@ class CgroupContainers:
         return self._uid_of(pid) == pod.uid
 
     def end_whole(self, pod: Pod, container: str, proof: Proof) -> bool:
-        directory = self._directory_of(_uid(pod))
-        if directory is None:
-            return False
-        cgroup = directory / container
-        switch = self._kill_switch(cgroup)
-        if switch is not None:
-            members = self._all_proved(cgroup, proof)
-            if not members or not _write(switch, "1"):
-                return False
+        places = self._container(_uid(pod), container)
+        switches = [switch for _, cgroup in places if (switch := self._kill_switch(cgroup)) is not None]
+        members = self._all_proved(places, proof) if switches else ()
+        killed = [switch for switch in switches if members and _write(switch, "1")]
+        if killed:
             for process in members:
                 # cgroup.kill signals first threads only: where that one is dead, the others live on (seen on 6.18).
                 strike(self, self._proc, pod, process)
             return True
-        with self._frozen(cgroup, proof) as frozen:
-            struck: set[Process] = set()
+        with self._frozen(places, proof) as frozen:
+            struck: set[Identity] = set()
             while frozen:
                 # Freezing takes a moment, and a fork that was under way still appears; it is frozen from birth.
-                fresh = set(self._members(cgroup, container) or ()) - struck
-                if not fresh or not proof.covers(tuple(fresh)):
+                fresh = [each for each in self._members(places) or () if each.identity not in struck]
+                if not fresh or not proof.covers(fresh):
                     break
                 for process in fresh:
                     strike(self, self._proc, pod, process)
-                struck |= fresh
+                struck |= {process.identity for process in fresh}
             return bool(struck)
 
     # --- reading ---
 
     def _look(self, uid: str) -> tuple[Process, ...] | None:
         """One look at the pod; None when it changed meanwhile, so that nothing can be concluded."""
-        directory = self._directory_of(uid)
-        if directory is None:
+        found: list[Process] = []
+        anywhere = False
+        for tree in self._trees:
+            containers: list[Path] = list(tree.stray_containers(uid))
+            own: list[Path] = []
+            for directory in tree.pod_cgroups(uid):
+                anywhere = True
+                if tree.version == 2 and is_populated(directory) is False:
+                    continue
+                own.append(directory)
+                containers += children_of(directory)
+            looks = [tree.members(cgroup, cgroup.name) for cgroup in containers]
+            looks += [tree.members(directory, "", deep=False) for directory in own]
+            for members in looks:
+                if members is None:
+                    return None
+                found += members
+            anywhere = anywhere or bool(containers)
+        if not anywhere:
             self._refuse_another_hierarchy(uid)
-            return ()
-        if self._hierarchy.version == 2 and _populated(directory) is False:
-            return ()
-        found = self._members(directory, "", deep=False)
-        for cgroup in _children(directory):
-            members = self._members(cgroup, cgroup.name)
-            if found is None or members is None:
-                return None
-            found += members
-        return None if found is None else tuple(sorted(set(found)))
-
-    def _directory_of(self, uid: str) -> Path | None:
-        known = self._directories.get(uid)
-        if known is not None and known.is_dir():
-            return known
-        self._directories.pop(uid, None)
-        try:
-            os.listdir(self._root)
-            kubepods = kubepods_below(self._root)
-        except OSError as exc:
-            raise Unreadable(f"The cgroups at {self._root} cannot be read: {exc.strerror or exc}.") from exc
-        for base in kubepods:
-            for directory in pod_directories(base, uid):
-                if directory.is_dir():
-                    _remember(self._directories, uid, directory)
-                    return directory
-        return None
+        return _each_once(found)
 
     def _refuse_another_hierarchy(self, uid: str) -> None:
         """A root without any pod may be the wrong root; then, and only then, every process is asked."""
-        if kubepods_below(self._root):
+        tree = self._trees[0]
+        if any(each.kubepods() for each in self._trees):
             return
         for pid in self._proc.pids():
-            if self._uid_of(pid) == uid:
+            stat = self._proc.living(pid)
+            text = self._proc.cgroup(stat) if stat is not None else None
+            if text is not None and names_pod(text, uid):
                 raise Unreadable(
-                    f"Process {pid} belongs to pod {uid}, but there is no pod below {self._root}: "
+                    f"Process {pid} belongs to pod {uid}, but there is no pod below {tree.hierarchy.root}: "
                     "name the cgroup hierarchy that the kubelet uses."
                 )
 
-    def _members(self, cgroup: Path, container: str, *, deep: bool = True) -> list[Process] | None:
-        """The living processes of ``cgroup`` (``deep``: and of all below it); None when another look is needed.
+    def _container(self, uid: str, container: str) -> list[Place]:
+        """Where a container of the pod is, in every hierarchy."""
+        places: list[Place] = []
+        for tree in self._trees:
+            cgroups = [directory / container for directory in tree.pod_cgroups(uid)]
+            cgroups += [path for path in tree.stray_containers(uid) if path.name == container]
+            places += [(tree, path) for path in cgroups if path.is_dir()]
+        return places
 
-        "Nobody" needs more than a list in which nobody was found alive: a process that forks and exits, or moves
-        between two cgroups below, hides from lists. It does not hide from the kernel's count.
-        """
+    def _members(self, places: Iterable[Place]) -> tuple[Process, ...] | None:
         found: list[Process] = []
-        lost = False
-        for directory in _tree(cgroup) if deep else (cgroup,):
-            for pid in _pids(directory):
-                if pid == 0:
-                    raise Unreadable(
-                        f"{directory} holds processes of another PID namespace: run the service in the node's own."
-                    )
-                stat = self._proc.living(pid)
-                if stat is not None:
-                    found.append(Process(pid, stat.started, container))
-                elif _exists(pid) and self._proc.stat(pid) is None:
-                    return None  # it is there, and we may not see it
-                else:
-                    lost = True
-        if not found and (lost or (deep and self._hierarchy.version == 2 and _populated(cgroup))):
-            return None
-        return found
+        for tree, cgroup in places:
+            members = tree.members(cgroup, cgroup.name)
+            if members is None:
+                return None
+            found += members
+        return _each_once(found)
 
-    def _all_proved(self, cgroup: Path, proof: Proof) -> list[Process]:
-        """Everybody in ``cgroup`` if they are proved one and all; else nobody."""
+    def _all_proved(self, places: Iterable[Place], proof: Proof) -> tuple[Process, ...]:
+        """Everybody in ``places`` if they are proved one and all; else nobody."""
         for _ in range(_LOOKS):
-            members = self._members(cgroup, cgroup.name)
+            members = self._members(places)
             if members is not None:
-                return members if proof.covers(members) else []
-        return []
+                return members if proof.covers(members) else ()
+        return ()
 
     def _uid_of(self, pid: int) -> str | None:
+        """The one pod that every hierarchy which names one names: two would make it nobody's for certain."""
         stat = self._proc.living(pid)
         text = self._proc.cgroup(stat) if stat is not None else None
-        if text is None:
-            return None
-        return pod_uid_in(text, controllers=self._hierarchy.controllers, below=self._hierarchy.below)
+        uids = {tree.pod_uid_in(text) for tree in self._trees} - {None} if text is not None else set()
+        return uids.pop() if len(uids) == 1 else None
 
     def _kill_switch(self, cgroup: Path) -> Path | None:
         """The file that kills a whole cgroup, forks under way included; v2 since Linux 5.14."""
         switch = cgroup / "cgroup.kill"
-        return switch if self._hierarchy.version == 2 and switch.exists() else None
+        return switch if switch.exists() else None
 
     @contextmanager
-    def _frozen(self, cgroup: Path, proof: Proof) -> Iterator[bool]:
-        """Stop ``cgroup`` from forking while its processes are signalled; yields whether that was possible.
+    def _frozen(self, places: Iterable[Place], proof: Proof) -> Iterator[bool]:
+        """Stop a container from forking while its processes are signalled; yields whether that was possible.
 
-        Nothing but proved leftovers is ever frozen, and what was frozen is thawed whatever happens: a v1 process dies
-        of its signal only then.
+        Nothing but proved leftovers is ever frozen, and what was frozen is thawed whatever happens. On v1 that is done
+        to every cgroup below, too: a v1 process dies of its signal only when it is thawed, and a leftover may have
+        frozen itself in a cgroup of its own making.
         """
-        if self._hierarchy.version == 2:
-            switch, stop, go = cgroup / "cgroup.freeze", "1", "0"
-        elif self._hierarchy.freezer is not None:
-            switch = self._hierarchy.freezer / cgroup.relative_to(self._root) / "freezer.state"
-            stop, go = "FROZEN", "THAWED"
-        else:
+        switches = [switch for _, cgroup in places if (switch := _freezer(cgroup)) is not None]
+        if not switches or not self._all_proved(places, proof):
             yield False
             return
-        if not switch.exists() or not self._all_proved(switch.parent, proof):
-            yield False
-            return
-        frozen = _write(switch, stop)
+        frozen = [switch for switch in switches if _write(switch, _STOP[switch.name])]
         try:
-            yield frozen
+            yield bool(frozen)
         finally:
-            if frozen:
-                _write(switch, go)
+            for switch in switches:
+                for below in cgroups_in(switch.parent):
+                    _write(below / switch.name, _GO[switch.name])
+
+
+_STOP = {"cgroup.freeze": "1", "freezer.state": "FROZEN"}
+_GO = {"cgroup.freeze": "0", "freezer.state": "THAWED"}
+
+
+def _freezer(cgroup: Path) -> Path | None:
+    """The file that freezes ``cgroup``, where this hierarchy has one."""
+    for name in _STOP:
+        if (cgroup / name).exists():
+            return cgroup / name
+    return None
+
+
+def _each_once(processes: Iterable[Process]) -> tuple[Process, ...]:
+    """A process that several hierarchies show is one, and in the container that the first of them says, if any does."""
+    found: dict[Identity, Process] = {}
+    for process in processes:
+        if process.identity not in found or not found[process.identity].container:
+            found[process.identity] = process
+    return tuple(sorted(found.values()))
 
 
 def _uid(pod: Pod) -> str:
@@ -243,67 +242,9 @@ def _remember(memory: OrderedDict[str, _T], uid: str, value: _T) -> None:
         memory.popitem(last=False)
 
 
-def _populated(cgroup: Path) -> bool | None:
-    """Whether any living process is in the cgroup or below it; None when the kernel does not say."""
-    try:
-        words = (cgroup / "cgroup.events").read_text().split()
-    except FileNotFoundError:
-        return None if cgroup.is_dir() else False
-    except OSError as exc:
-        if exc.errno == errno.ENODEV:
-            return False
-        raise Unreadable(f"{cgroup} cannot be read: {exc.strerror or exc}.") from exc
-    events = dict(zip(words[::2], words[1::2], strict=False))
-    return {"0": False, "1": True}.get(events.get("populated", ""))
-
-
-def _children(cgroup: Path) -> list[Path]:
-    try:
-        with os.scandir(cgroup) as entries:
-            return [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
-    except FileNotFoundError:
-        return []
-    except OSError as exc:
-        raise Unreadable(f"{cgroup} cannot be read: {exc.strerror or exc}.") from exc
-
-
-def _tree(cgroup: Path) -> Iterator[Path]:
-    waiting, seen = [cgroup], 0
-    while waiting:
-        seen += 1
-        if seen > _MOST_CGROUPS:
-            raise Unreadable(f"{cgroup} has more than {_MOST_CGROUPS} cgroups below it: delete the pod that made them.")
-        directory = waiting.pop()
-        yield directory
-        waiting += _children(directory)
-
-
-def _pids(cgroup: Path) -> list[int]:
-    try:
-        return [int(word) for word in (cgroup / "cgroup.procs").read_text().split()]
-    except FileNotFoundError:
-        return []
-    except OSError as exc:
-        if exc.errno == errno.ENODEV:
-            return []  # removed while it was read, and only an empty cgroup can be removed
-        if exc.errno == errno.EOPNOTSUPP:
-            return []  # threads only; their processes are listed by the cgroup above
-        raise Unreadable(f"{cgroup}/cgroup.procs cannot be read: {exc.strerror or exc}.") from exc
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
 def _write(file: Path, text: str) -> bool:
     try:
         file.write_text(text)
     except OSError:
-        return False  # gone, or a read-only mount: the processes are then signalled one by one, and looked at again
+        return False  # gone, or not to be done: the processes are then signalled one by one, and looked at again
     return True

@@ -12,7 +12,11 @@ from pathlib import Path, PurePosixPath
 from scrubber.adapters.containers.paths import kubepods_below
 from scrubber.domain.errors import BadConfiguration
 
-__all__ = ["Hierarchy", "discover_root", "hierarchy_of"]
+__all__ = ["Hierarchy", "beside", "discover_root", "hierarchy_of"]
+
+_WITNESSES = frozenset({"pids", "name=systemd", "devices", "freezer"})
+"""The v1 hierarchies in which every runtime puts a container's processes."""
+_MOUNT_OPTIONS = frozenset({"rw", "ro", "xattr", "clone_children", "noprefix", "nsdelegate", "none"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +27,12 @@ class Hierarchy:
         version: 1 or 2.
         controllers: of a v1 hierarchy, as ``/proc/PID/cgroup`` names them; empty for v2.
         below: the directory's path as ``/proc/PID/cgroup`` shows it.
-        freezer: v1 only: the same path in the freezer's hierarchy; None when that is not mounted.
     """
 
     root: Path
     version: int
     controllers: frozenset[str]
     below: str
-    freezer: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +60,33 @@ def hierarchy_of(root: Path, mountinfo: str) -> Hierarchy:
             "or tell containers apart by their environment markers."
         )
     below = mount.source / root.relative_to(mount.point)
+    return _hierarchy(root, mount, below)
+
+
+def beside(hierarchy: Hierarchy, mountinfo: str) -> tuple[Hierarchy, ...]:
+    """The same directory in the other mounted hierarchies in which a pod's processes may be: v2, and v1's chief ones.
+
+    On a node with several, the kubelet makes a pod's cgroup in all of them, and not every runtime puts the processes
+    into every one (v2 beside v1, above all). Looking into one alone would show a running pod as empty.
+    """
+    mounts = _mounts(mountinfo)
+    below = PurePosixPath(hierarchy.below)
+    found: dict[frozenset[str], Hierarchy] = {hierarchy.controllers: hierarchy}
+    for mount in mounts:
+        if mount.kind not in ("cgroup", "cgroup2") or not below.is_relative_to(mount.source):
+            continue
+        root = mount.point / below.relative_to(mount.source)
+        other = _hierarchy(root, mount, below)
+        wanted = other.version == 2 or not other.controllers.isdisjoint(_WITNESSES)
+        if wanted and other.controllers not in found and root.is_dir():
+            found[other.controllers] = other
+    return tuple(found.values())[1:]
+
+
+def _hierarchy(root: Path, mount: _Mount, below: PurePosixPath) -> Hierarchy:
     if mount.kind == "cgroup2":
         return Hierarchy(root, 2, frozenset(), str(below))
-    controllers = frozenset(mount.options - {"rw", "ro", "xattr", "clone_children", "noprefix"})
-    return Hierarchy(root, 1, controllers, str(below), _freezer(mounts, below))
+    return Hierarchy(root, 1, mount.options - _MOUNT_OPTIONS, str(below))
 
 
 def discover_root(top: Path = Path("/sys/fs/cgroup")) -> Path | None:
@@ -93,10 +118,3 @@ def _mounts(mountinfo: str) -> list[_Mount]:
 
 def _unescape(field: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), field)
-
-
-def _freezer(mounts: list[_Mount], below: PurePosixPath) -> Path | None:
-    for mount in mounts:
-        if mount.kind == "cgroup" and "freezer" in mount.options and below.is_relative_to(mount.source):
-            return mount.point / below.relative_to(mount.source)
-    return None

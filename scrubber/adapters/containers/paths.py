@@ -3,24 +3,28 @@
 Two drivers name them: systemd (``kubepods-burstable-pod<uid, - written _>.slice``) and cgroupfs
 (``kubepods/burstable/pod<uid>``); guaranteed pods have no word for their class. Containers are the children of either.
 
-The *outermost* pod below the service's own root counts. A tenant whose cgroup is writable may create
-``kubepods/pod<somebody else's uid>`` inside it; the innermost name is the tenant's to forge.
+Which component of a path counts is what a liar would use. Whoever has a cgroup that it may write to names what is below
+it as it likes: a tenant with a delegated cgroup may make ``kubepods/pod<somebody else's uid>`` in its container, and a
+user of the node may make ``x-kubepods-pod<uid>.slice`` below ``user@1000.service``. So neither the last match of a path
+counts nor just any first one, but the one pod component directly below a ``kubepods`` that the kubelet made. What leads
+to that is root's, and what is below it cannot change it.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection
 from pathlib import Path
 
-__all__ = ["kubepods_below", "pod_directories", "pod_uid_in", "pod_uid_of_path", "usable_uid"]
+__all__ = ["kubepods_below", "names_pod", "pod_directories", "pod_uid_of_path", "stray_directories", "usable_uid"]
 
 _CLASSES = ("burstable", "besteffort")
 _UID = re.compile(r"[0-9A-Za-z](?:[0-9A-Za-z.-]{0,126}[0-9A-Za-z])?")
-# What follows ".slice" is a runtime with the cgroupfs driver under a kubelet with the systemd one:
-# "kubepods-pod<uid>.slice:cri-containerd:<container>".
-_SYSTEMD_POD = re.compile(r"(?:.+-)?kubepods(?:-(?:burstable|besteffort))?-pod(?P<uid>[0-9A-Za-z_.]+?)\.slice(?::.*)?")
+_SYSTEMD_POD = re.compile(r"(?P<stem>(?:.+-)?kubepods)(?:-(?:burstable|besteffort))?-pod(?P<uid>[0-9A-Za-z_.]+)\.slice")
 _CGROUPFS_POD = re.compile(r"pod(?P<uid>[0-9A-Za-z.-]+)")
+_RUNTIMES = "system.slice"
+_DEEPEST_ROOT = 2
 
 
 def usable_uid(uid: str) -> bool:
@@ -29,15 +33,22 @@ def usable_uid(uid: str) -> bool:
 
 
 def kubepods_below(root: Path) -> tuple[Path, ...]:
-    """The cgroups under which a kubelet keeps its pods: at the top, else one level down (``--cgroup-root``, kind)."""
-    top = tuple(path for path in (root / "kubepods.slice", root / "kubepods") if path.is_dir())
-    if top:
-        return top
-    found: list[Path] = []
-    for parent in sorted(path for path in root.iterdir() if path.is_dir()):
-        stem = parent.name.removesuffix(".slice")
-        found += [path for path in (parent / f"{stem}-kubepods.slice", parent / "kubepods") if path.is_dir()]
-    return tuple(found)
+    """The cgroups under which a kubelet keeps its pods: at the top, else below a root of its own (``--cgroup-root``, kind).
+
+    A root of its own is one level down, or several where they are slices. A unit with a cgroup of its own (a service, a
+    user's session) is no such root: what is below it may be anybody's.
+
+    Raises:
+        OSError: ``root`` cannot be listed.
+    """
+    os.listdir(root)
+    level = [root]
+    for _ in range(_DEEPEST_ROOT + 1):
+        found = [path for parent in level for path in _kubepods_in(parent) if path.is_dir()]
+        if found:
+            return tuple(found)
+        level = [path for parent in level for path in _directories_in(parent) if _may_be_a_root(path, root)]
+    return ()
 
 
 def pod_directories(kubepods: Path, uid: str) -> tuple[Path, ...]:
@@ -50,43 +61,126 @@ def pod_directories(kubepods: Path, uid: str) -> tuple[Path, ...]:
     return (*(kubepods / word / f"pod{uid}" for word in _CLASSES), kubepods / f"pod{uid}")
 
 
-def pod_uid_of_path(path: str) -> str | None:
-    """UID of the outermost pod that the cgroup ``path`` names; None when it names none."""
-    expecting_pod = False
-    for component in path.removesuffix(" (deleted)").split("/"):
-        if systemd := _SYSTEMD_POD.fullmatch(component):
-            return systemd["uid"].replace("_", "-")
-        if expecting_pod and (plain := _CGROUPFS_POD.fullmatch(component)):
-            return plain["uid"]
-        expecting_pod = component == "kubepods" or (expecting_pod and component in _CLASSES)
-    return None
+def stray_directories(root: Path, uid: str) -> tuple[Path, ...]:
+    """The containers of a pod that a runtime put beside the pod's cgroup.
+
+    A runtime with the cgroupfs driver under a kubelet with the systemd one takes the slice's name for a plain one:
+    ``kubepods-burstable-pod<uid>.slice:cri-containerd:<container>``, below its own service's cgroup. The pod's own
+    cgroup is then there and empty.
+    """
+    escaped = uid.replace("-", "_")
+    found: list[Path] = []
+    for parent in (root, *_services(root / _RUNTIMES)):
+        for path in _directories_in(parent):
+            match = _SYSTEMD_POD.fullmatch(path.name.partition(":")[0]) if ":" in path.name else None
+            if match is not None and match["uid"] == escaped:
+                found.append(path)
+    return tuple(found)
 
 
-def pod_uid_in(cgroups: str, *, controllers: Collection[str] = (), below: str = "/") -> str | None:
-    """UID of the pod that ``/proc/PID/cgroup`` (its text) puts a process in; None for a process of no pod.
+def pod_uid_of_path(path: str, kubepods: Collection[str]) -> str | None:
+    """UID of the pod that the cgroup ``path`` belongs to; None when it belongs to none.
 
     Args:
-        controllers: the v1 controllers of the hierarchy that is asked first; empty for v2 (the line ``0::``).
-            The other lines are asked after it, the last first.
-        below: path of the service's root in that hierarchy. What leads to it says nothing about pods of this node:
-            the node itself may be a container of another.
+        path: from the service's root on, as in ``/proc/PID/cgroup``.
+        kubepods: the paths of :func:`kubepods_below`, from the same root, without a leading slash.
     """
-    lines = [line.split(":", 2) for line in cgroups.splitlines() if line.count(":") >= 2]
-    asked_first = [path for number, names, path in lines if _is_of(number, names, controllers)]
-    others = [path for number, names, path in reversed(lines) if not _is_of(number, names, controllers)]
-    for path in (*asked_first, *others):
-        uid = pod_uid_of_path(_inside(path, below))
-        if uid is not None:
-            return uid
+    parts = path.removesuffix(" (deleted)").strip("/").split("/")
+    bases = [each.split("/") for each in kubepods]
+    if parts[0] == "..":
+        seen = [part for part in parts if part != ".."]
+        return next((uid for base in bases if (uid := _cut_off(seen, base)) is not None), None)
+    for base in bases:
+        if parts[: len(base)] == base:
+            return _below_kubepods(base[-1], parts[len(base) :])
+    # What a runtime put beside the pod's cgroup: at the top, or in the cgroup of its own service.
+    service = len(parts) > 2 and parts[0] == _RUNTIMES and parts[1].endswith(".service")
+    return _stray(parts[2] if service else parts[0], {base[-1] for base in bases})
+
+
+def names_pod(cgroups: str, uid: str) -> bool:
+    """Whether ``/proc/PID/cgroup`` (its text) names the pod anywhere, in any hierarchy, rightfully or not."""
+    words = re.split(r"[/:\s]", cgroups)
+    systemd = (match for word in words if (match := _SYSTEMD_POD.fullmatch(word)) is not None)
+    return f"pod{uid}" in words or any(match["uid"] == uid.replace("-", "_") for match in systemd)
+
+
+def _below_kubepods(kubepods: str, parts: list[str]) -> str | None:
+    systemd = kubepods.endswith(".slice")
+    stem = kubepods.removesuffix(".slice")
+    classes = {f"{stem}-{word}.slice" for word in _CLASSES} if systemd else set(_CLASSES)
+    pod = parts[1:2] if parts and parts[0] in classes else parts[:1]
+    match = (_SYSTEMD_POD if systemd else _CGROUPFS_POD).fullmatch("".join(pod))
+    if match is None or (systemd and match["stem"] != stem):
+        return None
+    return match["uid"].replace("_", "-") if systemd else match["uid"]
+
+
+def _cut_off(parts: list[str], base: list[str]) -> str | None:
+    """A path seen from another cgroup namespace: what it shares with the service's own cgroup is cut off in front.
+
+    What is left begins beside one of the cgroups that the service itself is in, and those are the kubelet's and root's.
+    """
+    for begin in range(len(base) + 1):
+        shown = base[begin:]
+        if parts[: len(shown)] == shown:
+            uid = _below_kubepods(base[-1], parts[len(shown) :])
+            if uid is not None:
+                return uid
     return None
 
 
-def _is_of(number: str, names: str, controllers: Collection[str]) -> bool:
-    if not controllers:
-        return number == "0" and not names
-    return not set(controllers).isdisjoint(names.split(","))
+def _stray(component: str, kubepods: Collection[str]) -> str | None:
+    match = _SYSTEMD_POD.fullmatch(component.partition(":")[0]) if ":" in component else None
+    if match is None or f"{match['stem']}.slice" not in kubepods:
+        return None
+    return match["uid"].replace("_", "-")
 
 
-def _inside(path: str, below: str) -> str:
-    prefix = below.rstrip("/") + "/"
-    return path[len(prefix) - 1 :] if path.startswith(prefix) else path
+def _kubepods_in(parent: Path) -> tuple[Path, ...]:
+    named = f"{parent.name.removesuffix('.slice')}-kubepods.slice"
+    return (parent / named, parent / "kubepods.slice", parent / "kubepods")
+
+
+def _may_be_a_root(path: Path, top: Path) -> bool:
+    if path.name.endswith((".service", ".scope", ".mount", ".socket", ".swap")) or not _is_roots(path):
+        return False
+    return path.parent == top or path.name.endswith(".slice")
+
+
+def _services(slice_: Path) -> list[Path]:
+    """The services that have cgroups below their own, as far as nobody but root makes those."""
+    try:
+        with os.scandir(slice_) as entries:
+            return [slice_ / each.name for each in entries if each.name.endswith(".service") and _may_hold_strays(each)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _may_hold_strays(service: os.DirEntry[str]) -> bool:
+    try:
+        seen = service.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    # The kernel counts the directories in a cgroup: no need to list it. This is asked for every pod that is over.
+    return seen.st_nlink > 2 and seen.st_uid in _owners()
+
+
+def _directories_in(parent: Path) -> list[Path]:
+    try:
+        with os.scandir(parent) as entries:
+            return sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _is_roots(cgroup: Path) -> bool:
+    """Whether nobody but root, or this service, may make cgroups in it: what is delegated to a user is the user's."""
+    try:
+        return cgroup.stat().st_uid in _owners()
+    except FileNotFoundError:
+        return False
+
+
+def _owners() -> tuple[int, int]:
+    return (0, os.geteuid())

@@ -108,7 +108,9 @@ class Eraser:
         self._count_nonzero(self._counters.at(_WITNESS), numpy.uint64(1), self.covered, nowhere, nowhere)
         found = self._counters.read()[_COUNT] - _WITNESS_BYTES
         if found < 0:
-            raise Fault("unreadable", f"The {phase} did not find what it was shown, so that it found no more means nothing.")
+            raise Fault(
+                "unreadable", f"The {phase} did not find what it was shown, so that it found no more means nothing."
+            )
         return found
 
     def _count_nonzero(

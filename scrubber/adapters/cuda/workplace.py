@@ -1,8 +1,8 @@
 """One piece of work on one device: behind a fence, in a child that is killed at its deadline, with no trace left of either.
 
 Promise: whatever happens — an error, the deadline, a cancelled caller, a killed service — the fence comes down when the
-child is dead and never before, at the latest when somebody next asks about the device. Whoever is told that it stood
-is told what was found afterwards as well.
+child is dead and never before, at the latest when somebody next asks about the device. A fence that was put up is looked
+at once more when the work is done: it is claimed only if it still stands.
 """
 
 from __future__ import annotations

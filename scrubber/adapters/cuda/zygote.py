@@ -28,8 +28,8 @@ def _load(programs: Sequence[str]) -> Mapping[str, Callable[[Link], None]]:
 def _cannot_load(link: ForkLink, error: Exception) -> None:
     """Answer the next request with what is missing, and end: it may be there when the next zygote is started."""
     sentence = (
-        f"CuPy cannot be imported ({error}), so no GPU can be cleared: install it beside the service, with "
-        "`pip install gpu-scrubber[cuda12]` (or cuda13, as the driver's version asks)."
+        f"CuPy cannot be imported ({error}), so no GPU can be cleared: install the service "
+        "with its extra cuda12 (or cuda13, as the driver's version asks)."
     )
     if link.receive() is not None:
         link.send({"fault": "away", "sentence": sentence})

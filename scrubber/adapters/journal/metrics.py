@@ -71,6 +71,7 @@ _CAUSES = _codes(errors.DeviceFault) | {
     "page-retirement-pending",
     "recovery-reboot",
     "recovery-reset",
+    "recovery-service",
     "reset-failed",
     "reset-required",
     "reset-unavailable",

@@ -6,13 +6,22 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 
+from scrubber.adapters.kubelet.allowance import Allowance
 from scrubber.adapters.kubelet.checkpoint import read_checkpoint
-from scrubber.adapters.kubelet.corroboration import ListedPod, assignments_of, hints_of, missing_from
+from scrubber.adapters.kubelet.corroboration import (
+    ListedPod,
+    assignments_of,
+    hints_of,
+    missing_from,
+    spent_among,
+    unconfirmed_by,
+)
 from scrubber.adapters.kubelet.freshness import SharedAnswer
+from scrubber.adapters.kubelet.naming import Alias, Naming
 from scrubber.adapters.kubelet.pod_logs import read_pod_logs
-from scrubber.adapters.kubelet.pod_resources import PodResources
+from scrubber.adapters.kubelet.pod_resources import Busy, PodResources
 from scrubber.adapters.kubelet.trust import Observation, SocketIdentity, Standing, judge
-from scrubber.domain.assignment import Reading, Trust
+from scrubber.domain.assignment import Assignment, Pod, Reading, Trust
 from scrubber.domain.errors import Away
 from scrubber.ports.clock import Clock
 
@@ -28,8 +37,11 @@ class KubeletAssignments:
         pod_logs_dir: ``/var/log/pods``.
         device_ids: the ids of our devices now; everything else that containers have is left out.
         clock: monotonic times for readings, wall time for the age of the socket.
+        alias: what another plugin's or a DRA driver's own id of a device means, where it is not one of ``device_ids``.
         settle: seconds after which a restarted kubelet's short or empty list is believed.
-        deadline: seconds for one question.
+        deadline: seconds for one question, waiting for its turn included.
+        rate: questions a second that are asked at most, in the long run; the kubelet answers the node 100.
+        burst: how many of them may follow each other at once.
 
     Raises:
         BadConfiguration: the socket's path is too long.
@@ -43,18 +55,24 @@ class KubeletAssignments:
         pod_logs_dir: Path,
         device_ids: Callable[[], Collection[str]],
         clock: Clock,
+        alias: Alias | None = None,
         settle: float = 60.0,
         deadline: float = 2.0,
+        rate: float = 80.0,
+        burst: float = 8.0,
     ) -> None:
-        self._pod_resources = PodResources(pod_resources_socket, clock=clock, deadline=deadline)
+        self._pod_resources = PodResources(
+            pod_resources_socket, clock=clock, deadline=deadline, allowance=Allowance(rate=rate, burst=burst)
+        )
         self._kubelet_dir = kubelet_dir
         self._pod_logs_dir = pod_logs_dir
         self._device_ids = device_ids
         self._clock = clock
+        self._alias = alias
         self._settle = settle
         self._standing = Standing()
+        self._listed: set[Pod] = set()
         self._answer = SharedAnswer(self._ask)
-        self._remarks: tuple[str, ...] = ()
 
     async def read(self) -> Reading:
         """A reading that began after this call; one question serves all callers who wait for the same one.
@@ -62,11 +80,6 @@ class KubeletAssignments:
         Takes at most twice the deadline: somebody else's question first, then the own one.
         """
         return await self._answer.get()
-
-    @property
-    def remarks(self) -> tuple[str, ...]:
-        """What the last reading had to do without, in sentences: a checkpoint or log directories that did not read."""
-        return self._remarks
 
     async def close(self) -> None:
         """Give up questions under way and the connection. Readers that wait are cancelled."""
@@ -83,6 +96,8 @@ class KubeletAssignments:
             listed = await self._pod_resources.list(socket)
             if not self._pod_resources.identity().same_as(socket):
                 raise Away("The kubelet was restarted while it was asked.")
+        except Busy as exc:
+            return self._corroborated(Observation(at, socket, answered=True, failure=str(exc)), None)
         except Away as exc:
             listed, failure = None, str(exc)
         return self._corroborated(Observation(at, socket, failure=failure), listed)
@@ -91,15 +106,19 @@ class KubeletAssignments:
         # After the list, so that what it names has already left its traces here.
         checkpoint = read_checkpoint(self._kubelet_dir)
         logs = read_pod_logs(self._pod_logs_dir)
-        ours = frozenset(self._device_ids())
-        self._remarks = tuple(remark for remark in (checkpoint.unreadable, logs.unreadable) if remark)
+        ours = Naming(self._device_ids(), self._alias)
+        unconfirmed = () if checkpoint.unreadable else unconfirmed_by(checkpoint, listed or (), ours)
+        doubt = checkpoint.unreadable or _disagreement(self._kubelet_dir, unconfirmed)
+        remarks = tuple(remark for remark in (doubt, logs.unreadable) if remark)
 
         assignments = assignments_of(listed or (), checkpoint, logs, ours)
+        missing = missing_from(assignments, checkpoint, logs, ours)
+        self._remember(seen, assignments)
         seen = replace(
             seen,
             pods=None if listed is None else len(listed),
-            missing=missing_from(assignments, checkpoint, logs, ours),
-            uncertain=bool(self._remarks),
+            missing=tuple(sorted(f"{pod.namespace}/{pod.name}" for pod in missing)),
+            uncertain=bool(remarks),
         )
         verdict = judge(self._standing, seen, settle=self._settle)
         self._standing = verdict.standing
@@ -109,5 +128,25 @@ class KubeletAssignments:
             assignments=assignments,
             hinted=hints_of(assignments, checkpoint, logs, ours, active_only=trusted),
             at=seen.at,
-            detail="" if trusted else " ".join((verdict.detail, *self._remarks)),
+            detail="" if trusted else " ".join((verdict.detail, *remarks)),
+            init_containers_known=not doubt,
+            spent=frozenset() if doubt or not trusted else spent_among(listed or (), checkpoint, logs),
+            remarks=remarks,
+            unproved=frozenset(pod for pod in missing if not {pod, replace(pod, uid=None)} & self._listed),
         )
+
+    def _remember(self, seen: Observation, assignments: Collection[Assignment]) -> None:
+        """Which pods this kubelet has listed since its start, as far as we can know of one."""
+        before = self._standing.socket
+        if before is not None and seen.socket is not None and not before.same_as(seen.socket):
+            self._listed.clear()
+        self._listed.update(each.pod for each in assignments)
+
+
+def _disagreement(kubelet_dir: Path, unconfirmed: tuple[str, ...]) -> str:
+    if not unconfirmed:
+        return ""
+    return (
+        f"The kubelet's checkpoint in {kubelet_dir} does not have the devices that the kubelet lists for "
+        f"{', '.join(unconfirmed[:3])}: if this stays so, name the directory of the kubelet that is asked."
+    )

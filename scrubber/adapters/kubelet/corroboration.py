@@ -3,31 +3,60 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from scrubber.adapters.kubelet.checkpoint import Checkpoint, CheckpointEntry
+from scrubber.adapters.kubelet.naming import Naming
 from scrubber.adapters.kubelet.pod_logs import PodLogs
 from scrubber.domain.assignment import Assignment, Pod
 
-__all__ = ["ListedPod", "assignments_of", "hints_of", "missing_from"]
+__all__ = [
+    "ClaimedDevice",
+    "ListedPod",
+    "assignments_of",
+    "hints_of",
+    "missing_from",
+    "spent_among",
+    "unconfirmed_by",
+]
 
 ResourceDevice = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
+class ClaimedDevice:
+    """A device that a DRA driver gave to a container: the driver's name of it, and the CDI names that bring it in."""
+
+    driver: str
+    name: str
+    cdi_names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ListedPod:
-    """A pod as PodResources lists it: by container, (resource, device id) of every device plugin on the node."""
+    """A pod as PodResources lists it.
+
+    Attributes:
+        containers: by container, (resource, device id) of every device plugin on the node.
+        claims: by container, what DRA drivers gave it.
+    """
 
     namespace: str
     name: str
     containers: Mapping[str, frozenset[ResourceDevice]]
+    claims: Mapping[str, frozenset[ClaimedDevice]] = field(default_factory=dict)
+
+    @property
+    def has_nothing(self) -> bool:
+        """Whether no container of it has a device of any kind."""
+        return not any(self.containers.values()) and not any(self.claims.values())
 
 
 def assignments_of(
-    listed: Iterable[ListedPod], checkpoint: Checkpoint, logs: PodLogs, ours: Collection[str]
+    listed: Iterable[ListedPod], checkpoint: Checkpoint, logs: PodLogs, ours: Naming
 ) -> tuple[Assignment, ...]:
-    """One assignment for each container that has a device of ``ours``.
+    """One assignment for each container and resource that gave it a device of ours.
 
     A pod that has none is in the answer too, as one assignment without devices and container: it is the kubelet's,
     and must not look absent when a device of its drops off the bus.
@@ -36,22 +65,24 @@ def assignments_of(
     everything: list[Assignment] = []
     for each in listed:
         pod = Pod(each.namespace, each.name, _uid_of(each, named, logs))
-        held = {
-            container: frozenset(device for _, device in devices if device in ours)
-            for container, devices in each.containers.items()
-        }
-        with_devices = [Assignment(pod, container, devices) for container, devices in held.items() if devices]
+        held: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
+        for container, devices in each.containers.items():
+            for resource, device in devices:
+                held[container, resource].update(ours.devices(resource, (device,)))
+        for container, claims in each.claims.items():
+            for claim in claims:
+                held[container, claim.driver].update(ours.claimed(claim.driver, claim.name, claim.cdi_names))
+        with_devices = [
+            Assignment(pod, container, frozenset(devices), resource)
+            for (container, resource), devices in sorted(held.items())
+            if devices
+        ]
         everything += with_devices or [Assignment(pod, "", frozenset())]
     return tuple(everything)
 
 
 def hints_of(
-    assignments: Iterable[Assignment],
-    checkpoint: Checkpoint,
-    logs: PodLogs,
-    ours: Collection[str],
-    *,
-    active_only: bool,
+    assignments: Iterable[Assignment], checkpoint: Checkpoint, logs: PodLogs, ours: Naming, *, active_only: bool
 ) -> tuple[Assignment, ...]:
     """What the checkpoint alone assigns: init containers, and everything while the list cannot be believed.
 
@@ -65,7 +96,7 @@ def hints_of(
     pods = {pod for pod, _ in listed}
     hints: list[Assignment] = []
     for entry in checkpoint.entries:
-        devices = entry.devices.intersection(ours)
+        devices = ours.devices(entry.resource, entry.devices)
         name = logs.names.get(entry.pod_uid)
         if not devices or name is None:
             continue
@@ -75,23 +106,56 @@ def hints_of(
             continue
         if active_only and pod not in pods and nameless not in pods:
             continue
-        hints.append(Assignment(pod, entry.container, devices))
+        hints.append(Assignment(pod, entry.container, devices, entry.resource))
     return tuple(hints)
 
 
 def missing_from(
-    assignments: Iterable[Assignment], checkpoint: Checkpoint, logs: PodLogs, ours: Collection[str]
-) -> tuple[str, ...]:
-    """Pods (``namespace/name``) that the checkpoint gives devices of ``ours``, that left logs, and that are not listed."""
+    assignments: Iterable[Assignment], checkpoint: Checkpoint, logs: PodLogs, ours: Naming
+) -> frozenset[Pod]:
+    """Pods that the checkpoint gives devices of ours, that left logs, and that are not listed."""
     pods = {each.pod for each in assignments}
-    missing: set[str] = set()
+    missing: set[Pod] = set()
     for entry in checkpoint.entries:
         name = logs.names.get(entry.pod_uid)
-        if name is None or entry.devices.isdisjoint(ours):
+        if name is None or not ours.devices(entry.resource, entry.devices):
             continue
         if Pod(*name, entry.pod_uid) not in pods and Pod(*name) not in pods:
-            missing.add("/".join(name))
-    return tuple(sorted(missing))
+            missing.add(Pod(*name, entry.pod_uid))
+    return frozenset(missing)
+
+
+def unconfirmed_by(checkpoint: Checkpoint, listed: Iterable[ListedPod], ours: Naming) -> tuple[str, ...]:
+    """Pods (``namespace/name``) that the list gives devices of ours and the checkpoint does not.
+
+    The kubelet writes its checkpoint before a pod is admitted and replaces it whole, and it is read after the list. So
+    it is another kubelet's file, or the pod ended in between.
+    """
+    named = _uids_by_device(checkpoint)
+    return tuple(
+        sorted(
+            f"{each.namespace}/{each.name}"
+            for each in listed
+            if any(
+                (container, resource, device) not in named
+                for container, devices in each.containers.items()
+                for resource, device in devices
+                if ours.device(resource, device) is not None
+            )
+        )
+    )
+
+
+def spent_among(listed: Iterable[ListedPod], checkpoint: Checkpoint, logs: PodLogs) -> frozenset[Pod]:
+    """Pods that neither the list nor a checkpoint that could be read gives a device of any kind.
+
+    A device of an ordinary init container is in the checkpoint alone, so without UID or checkpoint nobody is spent.
+    """
+    if checkpoint.unreadable:
+        return frozenset()
+    have_something = {entry.pod_uid for entry in checkpoint.entries}
+    pods = (Pod(each.namespace, each.name, _uid_of(each, {}, logs)) for each in listed if each.has_nothing)
+    return frozenset(pod for pod in pods if pod.uid is not None and pod.uid not in have_something)
 
 
 def _uids_by_device(checkpoint: Checkpoint) -> Mapping[tuple[str, str, str], frozenset[str]]:

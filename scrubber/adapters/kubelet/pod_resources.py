@@ -11,15 +11,17 @@ from urllib.parse import quote
 import grpc
 from google.protobuf.message import DecodeError
 
-from scrubber.adapters.kubelet.corroboration import ListedPod
+from scrubber.adapters.kubelet.allowance import Allowance, pauses
+from scrubber.adapters.kubelet.corroboration import ClaimedDevice, ListedPod
 from scrubber.adapters.kubelet.trust import SocketIdentity
 from scrubber.domain.errors import Away, BadConfiguration
 from scrubber.ports.clock import Clock
 from scrubber.wire import podresources_pb2 as messages
 
-__all__ = ["PodResources"]
+__all__ = ["Busy", "PodResources"]
 
 _LONGEST_PATH = 107  # bytes that a Unix socket's address holds
+_MOST_BYTES = 16 * 1024 * 1024
 _LIST = "/v1.PodResourcesLister/List"
 _CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 50),
@@ -29,19 +31,26 @@ _CHANNEL_OPTIONS = (
     # Channels share connections, and so their back-off, unless told not to: a new channel must try at once.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
-    ("grpc.max_receive_message_length", 16 * 1024 * 1024),
+    ("grpc.max_receive_message_length", _MOST_BYTES),
 )
-_BUSY_PAUSE = 0.01  # seconds: the kubelet allows one more question after that
+_TOO_LARGE = "larger than max"  # in what gRPC says of it, under the very code of a kubelet that is asked too often
+
+
+class Busy(Away):
+    """The kubelet is there and says that it is asked too often."""
 
 
 class PodResources:
     """A client of one kubelet at a time: another socket at the same path gets another channel.
 
+    Only ``List`` is asked. ``Get`` costs the kubelet as much of its allowance, needs a name that nobody has told us yet
+    when a container is about to start, and would hide a second pod that has the same device.
+
     Raises:
         BadConfiguration: the path is too long for a Unix socket.
     """
 
-    def __init__(self, socket: Path, *, clock: Clock, deadline: float) -> None:
+    def __init__(self, socket: Path, *, clock: Clock, deadline: float, allowance: Allowance) -> None:
         if len(os.fsencode(socket)) > _LONGEST_PATH:
             raise BadConfiguration(
                 f"The PodResources socket {socket} has a path of more than {_LONGEST_PATH} bytes: name a shorter one."
@@ -49,6 +58,7 @@ class PodResources:
         self._socket = socket
         self._clock = clock
         self._deadline = deadline
+        self._allowance = allowance
         self._channel: grpc.aio.Channel | None = None
         self._connected_to: SocketIdentity | None = None
 
@@ -72,6 +82,7 @@ class PodResources:
         """All active pods, from the kubelet that owns the socket ``identity``.
 
         Raises:
+            Busy: it turned every question down until the deadline.
             Away: no answer within the deadline, or one that makes no sense. The channel is given up, so that the next
                 question does not wait for a back-off; only a kubelet that is merely busy keeps its channel.
         """
@@ -81,22 +92,38 @@ class PodResources:
             _LIST, request_serializer=messages.ListPodResourcesRequest.SerializeToString
         )
         due = self._clock.monotonic() + self._deadline
+        backing_off = pauses()
         try:
             while True:
+                await self._turn(due)
                 left = max(due - self._clock.monotonic(), 0.001)
                 try:
                     return _pods(await question(messages.ListPodResourcesRequest(), timeout=left))
                 except grpc.aio.AioRpcError as exc:
-                    busy = exc.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-                    if not busy or self._clock.monotonic() + _BUSY_PAUSE >= due:
+                    if not _busy(exc):
                         raise
-                await self._clock.sleep(_BUSY_PAUSE)
+                    pause = next(backing_off)
+                    if self._clock.monotonic() + pause >= due:
+                        raise Busy(
+                            f"The kubelet's PodResources socket {self._socket} turned every question down for "
+                            f"{self._deadline:g} s: somebody on the node asks it too often ({_reason(exc)})."
+                        ) from exc
+                await self._clock.sleep(pause)
         except grpc.aio.AioRpcError as exc:
             await self.close()
             raise Away(f"The kubelet's PodResources socket {self._socket} gave no list: {_reason(exc)}.") from exc
+        except Busy:
+            raise
         except Away:
             await self.close()
             raise
+
+    async def _turn(self, due: float) -> None:
+        """Wait until one more question is within the allowance, but not beyond ``due``."""
+        now = self._clock.monotonic()
+        wait = min(self._allowance.take(now), due - now)
+        if wait > 0:
+            await self._clock.sleep(wait)
 
     async def close(self) -> None:
         """Close the channel; a later question opens another."""
@@ -123,15 +150,33 @@ def _pods(answer: bytes) -> tuple[ListedPod, ...]:
     for pod in response.pod_resources:
         if not pod.name or not pod.namespace:
             raise Away("The kubelet listed a pod without a name or a namespace: its answer makes no sense.")
-        # One entry per device and NUMA node: they are one container's all the same.
-        containers: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)
-        for container in pod.containers:
-            held = containers[container.name]
-            for entry in container.devices:
-                held.update((entry.resource_name, device) for device in entry.device_ids)
-        frozen = {name: frozenset(devices) for name, devices in containers.items()}
-        pods.append(ListedPod(pod.namespace, pod.name, frozen))
+        pods.append(_pod(pod))
     return tuple(pods)
+
+
+def _pod(pod: messages.PodResources) -> ListedPod:
+    # One entry per device and NUMA node: they are one container's all the same.
+    containers: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)
+    claims: defaultdict[str, set[ClaimedDevice]] = defaultdict(set)
+    for container in pod.containers:
+        held = containers[container.name]
+        for entry in container.devices:
+            held.update((entry.resource_name, device) for device in entry.device_ids)
+        for claim in container.dynamic_resources:
+            claims[container.name].update(
+                ClaimedDevice(each.driver_name, each.device_name, tuple(sorted(cdi.name for cdi in each.cdi_devices)))
+                for each in claim.claim_resources
+            )
+    return ListedPod(
+        pod.namespace,
+        pod.name,
+        {name: frozenset(devices) for name, devices in containers.items()},
+        {name: frozenset(devices) for name, devices in claims.items()},
+    )
+
+
+def _busy(exc: grpc.aio.AioRpcError) -> bool:
+    return exc.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE not in (exc.details() or "")
 
 
 def _reason(exc: grpc.aio.AioRpcError) -> str:

@@ -40,7 +40,8 @@ class Observation:
         pods: how many pods the list has; None when it could not be read.
         missing: pods that the checkpoint still assigns our devices, whose log directories are there, and that the
             list lacks.
-        uncertain: the checkpoint was there and could not be read, so ``missing`` says nothing.
+        uncertain: the checkpoint was there and could not be read, or is not this kubelet's, so ``missing`` says nothing.
+        answered: the kubelet that owns the socket answered, if only that it is asked too often.
         failure: why the list could not be read, in a sentence.
     """
 
@@ -49,6 +50,7 @@ class Observation:
     pods: int | None = None
     missing: tuple[str, ...] = ()
     uncertain: bool = False
+    answered: bool = False
     failure: str = ""
 
 
@@ -79,13 +81,17 @@ class Judgement:
 def judge(standing: Standing, seen: Observation, *, settle: float) -> Judgement:
     """Judge one attempt in the light of what came before.
 
-    - Not read: ``UNREADABLE``; the next list must prove itself, for the kubelet may have restarted meanwhile.
+    - Not read: ``UNREADABLE``; the next list must prove itself, for the kubelet may have restarted meanwhile. Unless
+      it was the same kubelet that had no time: what it proved stands.
     - After a start (another socket, an attempt that failed, or a socket younger than ``settle`` seconds when we
       first ask): an empty list proves itself by age alone (``settle`` seconds), and not even so while the checkpoint
       names pods that are still there. A list with pods proves itself when it lacks none of those, or by age.
     - Once proved, every list of the same kubelet is trusted, empty or not.
     """
     if seen.pods is None or seen.socket is None:
+        known = standing.socket is not None and seen.socket is not None and standing.socket.same_as(seen.socket)
+        if seen.answered and known:
+            return Judgement(Trust.UNREADABLE, seen.failure, standing)
         waiting = Standing(seen.socket or standing.socket, seen.at, asked_before=True)
         return Judgement(Trust.UNREADABLE, seen.failure, waiting)
 

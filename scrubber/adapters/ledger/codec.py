@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from typing import Any
 
 from scrubber.adapters.ledger.shapes import (
     COUNTS,
@@ -46,7 +47,7 @@ from scrubber.domain.record import DeviceRecord, Grant
 __all__ = ["CERTIFICATE", "GRANT", "RECORD", "SCRUB", "decode_fields", "encode_fields"]
 
 _POD = shape(Pod, namespace=TEXT, name=TEXT, uid=optional(TEXT))
-_ASSIGNMENT = shape(Assignment, pod=_POD, container=TEXT, devices=unordered)
+_ASSIGNMENT = shape(Assignment, pod=_POD, container=TEXT, devices=unordered, resource=TEXT)
 _PROCESS = shape(Process, pid=INTEGER, started=INTEGER, container=TEXT)
 
 _GRANT = shape(
@@ -130,8 +131,22 @@ _SCRUB = shape(
     actor=TEXT,
 )
 
-RECORD: Document[DeviceRecord] = Document(_RECORD, format=2, added={2: {"lifetime": []}})
-GRANT: Document[Grant] = Document(_GRANT, format=1)
+
+def _grant_of_1(document: dict[str, Any] | None) -> None:
+    """Format 2 says under which resource the kubelet accounts an assignment."""
+    if document is not None and document["assignment"] is not None:
+        document["assignment"]["resource"] = ""
+
+
+def _record_of_1(document: dict[str, Any]) -> None:
+    """Format 2 has the device's own counters, and its grants are of format 2."""
+    document["lifetime"] = []
+    for grant in (document["last_grant"], *document["open_grants"]):
+        _grant_of_1(grant)
+
+
+RECORD: Document[DeviceRecord] = Document(_RECORD, format=2, upgrades={2: _record_of_1})
+GRANT: Document[Grant] = Document(_GRANT, format=2, upgrades={2: _grant_of_1})
 CERTIFICATE: Document[Certificate] = Document(_CERTIFICATE, format=1)
 SCRUB: Document[ScrubRecord] = Document(_SCRUB, format=1)
 

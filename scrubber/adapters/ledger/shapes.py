@@ -223,13 +223,13 @@ class Document(Generic[T]):
 
     Attributes:
         format: grows whenever a field is added, dropped or changes its meaning.
-        added: for each later format than the first, the fields that it added and what they are in a document of an
-            earlier one.
+        upgrades: for each later format than the first, what makes one of its documents of one of the format before, in
+            place.
     """
 
     kind: Kind[T]
     format: int
-    added: Mapping[int, Mapping[str, Json]] = field(default_factory=dict)
+    upgrades: Mapping[int, Callable[[dict[str, Any]], None]] = field(default_factory=dict)
 
     def encode(self, value: T) -> str:
         """Canonical JSON of ``value``; raises :class:`Undecodable` when it would not read back."""
@@ -249,5 +249,8 @@ class Document(Generic[T]):
         if isinstance(found, bool) or not isinstance(found, int) or not 1 <= found <= self.format:
             raise Undecodable(f"in format {found!r}, this program reads format {self.format} and those before it")
         for later in range(found + 1, self.format + 1):
-            json_value.update(self.added.get(later, {}))
+            try:
+                self.upgrades[later](json_value)
+            except (AttributeError, KeyError, TypeError) as problem:
+                raise Undecodable(f"not of format {found}: {problem}") from None
         return self.kind.read(json_value)

@@ -17,7 +17,7 @@ __all__ = ["GpuDescription", "InstanceDescription", "devices_of", "peers_of", "p
 _GIB = 1024**3
 _NAMED_PROFILE = re.compile(r"\bMIG ([0-9]+c\.)?([0-9]+g\.[0-9]+gb\S*)")
 _HOSTS_OF_VGPUS = ("host-vgpu", "host-vsga")
-_SHARED_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
+_SHARED_NODES = ("nvidiactl", "nvidia-uvm")
 _TRAITS = ("architecture", "compute_capability", "serial", "vbios", "inforom", "gsp_firmware", "virtualization")
 
 
@@ -111,7 +111,12 @@ def devices_of(
         nodes: the host's directory with the device nodes.
         traits: what is to be said of each device besides.
     """
-    shared = (f"nvidia{gpu.minor}", *_SHARED_NODES)
+    # A container that is given a node which is not there does not start. The one for tools is made with that for unified
+    # memory, at the first use of CUDA, where it is made at all.
+    tools = (
+        ("nvidia-uvm-tools",) if (nodes / "nvidia-uvm-tools").exists() or not (nodes / "nvidia-uvm").exists() else ()
+    )
+    shared = (f"nvidia{gpu.minor}", *_SHARED_NODES, *tools)
     modeset = ("nvidia-modeset",) if (nodes / "nvidia-modeset").exists() else ()
     described = (("pci_address", address), ("minor", str(gpu.minor)), *gpu.traits, *traits)
     if not gpu.mig:

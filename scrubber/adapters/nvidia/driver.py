@@ -10,7 +10,7 @@ question              besides pci, gpu, instance      answer
 ====================  ==============================  =====================================================
 ``identity``          (none of those)                 ``driver``, ``nvml``, ``cuda``
 ``describe``          (``pci`` alone)                 see :mod:`scrubber.adapters.nvidia.driver_description`
-``snapshot``                                          health, settings, used memory
+``snapshot``                                          health, settings, and what ``used`` answers
 ``used``                                              ``total``, ``reserved``, ``used``, ``processes``: rows of
                                                       PID, bytes or None, list
 ``restore``           ``wanted``                      ``values``
@@ -23,7 +23,6 @@ question              besides pci, gpu, instance      answer
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,13 +72,11 @@ class Driver:
     Args:
         proc_driver: what the kernel module says about itself.
         pci_devices: the PCI devices in sysfs.
-        monotonic: seconds that never go backwards.
     """
 
-    def __init__(self, proc_driver: Path, pci_devices: Path, monotonic: Callable[[], float]) -> None:
+    def __init__(self, proc_driver: Path, pci_devices: Path) -> None:
         self._proc_driver = proc_driver
         self._session = Session(proc_driver, pci_devices)
-        self._inforom = health.Inforom(monotonic)
         self._about_a_device: Mapping[object, Callable[[Target, Message], Message]] = {
             "snapshot": self._snapshot,
             "used": _used,
@@ -135,16 +132,16 @@ class Driver:
                 return Target(gpu, each)
         raise Fault("lost", f"GPU {address} has no MIG instance {instance} any more.")
 
-    def _snapshot(self, target: Target, _: Message) -> Message:
+    def _snapshot(self, target: Target, question: Message) -> Message:
         gpu = target.gpu
         counters = health.counters(gpu)
-        conditions = dict(health.conditions(gpu, counters, self._inforom))
+        conditions = dict(health.conditions(gpu, counters))
         conditions.update(health.scrub_on_free_disabled(self._proc_driver))
         # An instance has no settings of its own, and whoever has the next one may live by its GPU's.
         defaults, values = ({}, {}) if target.instance is not None else defaults_and_values(gpu)
         return {
             **health.vitals(gpu),
-            "used_bytes": target.memory().used,
+            **_used(target, question),
             "conditions": conditions,
             "counters": dict(counters),
             "settings": values,
@@ -153,7 +150,7 @@ class Driver:
 
     def _unresponsive(self) -> Message:
         conditions = {**health.reset_required(), **health.scrub_on_free_disabled(self._proc_driver)}
-        nothing = dict.fromkeys(("ecc_uncorrected", "temperature_celsius", "recovery", "used_bytes"))
+        nothing = dict.fromkeys(("ecc_uncorrected", "temperature_celsius", "recovery", "processes"))
         return {**nothing, "conditions": conditions, "counters": {}, "settings": {}, "defaults": {}}
 
 
@@ -221,7 +218,7 @@ def _text(question: Message, key: str) -> str:
 def main() -> None:
     link = child.inherit()
     proc_driver, pci_devices = (Path(each) for each in link.arguments[:2])
-    child.serve(link, Driver(proc_driver, pci_devices, time.monotonic).answer)
+    child.serve(link, Driver(proc_driver, pci_devices).answer)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ Only what was read goes up: what a condition means for the device is decided in 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,9 @@ import pynvml
 
 from scrubber.adapters.children.message import Message
 from scrubber.adapters.nvidia.driver_description import links_of
-from scrubber.adapters.nvidia.errors import CORRUPTED_INFOROM, NvmlFault
 from scrubber.adapters.nvidia.nvml import Gpu
 
-__all__ = ["Inforom", "conditions", "counters", "recovery", "reset_required", "scrub_on_free_disabled", "vitals"]
+__all__ = ["conditions", "counters", "recovery", "reset_required", "scrub_on_free_disabled", "vitals"]
 
 _RECOVERY_ACTION = 230
 """Drivers from 565 on say themselves what a GPU needs (``NVML_FI_DEV_GET_GPU_RECOVERY_ACTION``)."""
@@ -75,7 +74,7 @@ def counters(gpu: Gpu) -> Mapping[str, int]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def conditions(gpu: Gpu, counted: Mapping[str, int], inforom: Inforom) -> Mapping[str, str]:
+def conditions(gpu: Gpu, counted: Mapping[str, int]) -> Mapping[str, str]:
     """What is wrong with ``gpu`` while it lasts, by code, each with what was read."""
     found: dict[str, str] = {}
     for part in (_memory, _clocks, _pcie, _links, _modes):
@@ -83,7 +82,6 @@ def conditions(gpu: Gpu, counted: Mapping[str, int], inforom: Inforom) -> Mappin
     retired = counted.get("retired_pages", 0)
     if retired >= _RETIRED_AT_MOST:
         found["page-retirement-limit"] = f"{retired} pages retired, {_RETIRED_AT_MOST} is the limit"
-    found.update(inforom.corrupt(gpu))
     return found
 
 
@@ -100,37 +98,6 @@ def scrub_on_free_disabled(proc_driver: Path) -> Mapping[str, str]:
         return {}
     found = _TRUE.search(parameters)
     return {} if found is None else {"scrub-on-free-disabled": "RMDisableScrubOnFree is set for the nvidia module"}
-
-
-class Inforom:
-    """Whether a GPU's InfoROM is intact: asked rarely, because the driver reads all of its flash for it.
-
-    Args:
-        monotonic: seconds that never go backwards.
-        interval: seconds between two checks of one GPU.
-    """
-
-    def __init__(self, monotonic: Callable[[], float], interval: float = 600.0) -> None:
-        self._monotonic = monotonic
-        self._interval = interval
-        self._known: dict[str, tuple[float, bool]] = {}
-
-    def corrupt(self, gpu: Gpu) -> Mapping[str, str]:
-        now = self._monotonic()
-        checked, bad = self._known.get(gpu.address, (-self._interval, False))
-        if now - checked >= self._interval:
-            bad = not self._intact(gpu)
-            self._known[gpu.address] = (now, bad)
-        return {"inforom-corrupt": "its checksums are wrong"} if bad else {}
-
-    def _intact(self, gpu: Gpu) -> bool:
-        try:
-            gpu.optional("nvmlDeviceValidateInforom")
-        except NvmlFault as fault:
-            if fault.number != CORRUPTED_INFOROM:
-                raise
-            return False
-        return True
 
 
 def _memory(gpu: Gpu) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,5 @@
-"""The child that waits for one GPU's events: XIDs, uncorrected memory errors, changes of its MIG layout.
+"""The child that waits for one GPU's events: XIDs, uncorrected memory errors, changes of its MIG layout. It also has the
+GPU's InfoROM checked, now and then: the driver reads all of its flash for it, and nobody waits for this child's answer.
 
 One a GPU, because registering attaches the GPU and can hang: a sick one costs only its own child. NVML hands events to
 whoever has registered and keeps none, so this child does nothing but wait, and says every few seconds that it does.
@@ -9,6 +10,7 @@ message                                               meaning
 ====================================================  ===================================================
 ``registered``: types                                 from now on nothing of these types is missed
 ``watching``: true                                    nothing came, and the driver still answers
+``inforom``: true or false                            whether its checksums are right
 ``event``: type, ``data``, ``gi``, ``ci``             one event; the last two are None for the whole GPU
 ``fault``: code, ``sentence``                         no more events; this process ends
 ====================================================  ===================================================
@@ -26,7 +28,7 @@ import pynvml
 from scrubber.adapters.children import child
 from scrubber.adapters.children.child import Fault, Link
 from scrubber.adapters.children.message import Message
-from scrubber.adapters.nvidia.errors import NvmlFault
+from scrubber.adapters.nvidia.errors import CORRUPTED_INFOROM, NvmlFault
 from scrubber.adapters.nvidia.nvml import Gpu, Session
 
 __all__ = ["WAIT_SECONDS", "watch"]
@@ -35,6 +37,7 @@ WAIT_SECONDS = 0.5
 """How long one wait in the driver takes at most: this long after its parent is gone, the child is."""
 
 _HEARTBEAT_SECONDS = 5.0
+_INFOROM_SECONDS = 600.0
 _TIMEOUT = 10
 _NO_INSTANCE = 0xFFFFFFFF
 
@@ -56,17 +59,32 @@ def watch(gpu: Gpu, link: Link, monotonic: Callable[[], float]) -> None:
     """
     types = int(gpu.optional("nvmlDeviceGetSupportedEventTypes") or 0) & ~_OF_NO_CONCERN
     if not types:
+        link.send({"inforom": _inforom_intact(gpu)})
         raise Fault("not-applicable", f"{gpu.about} reports no events.")
     events = _checked(gpu, pynvml.nvmlEventSetCreate)
     gpu.call("nvmlDeviceRegisterEvents", types, events)
     link.send({"registered": types})
-    told = monotonic()
+    told = check_at = monotonic()
     while not link.parent_gone():
-        message = _next(gpu, events)
-        if message is None and monotonic() - told < _HEARTBEAT_SECONDS:
+        message, now = _next(gpu, events), monotonic()
+        if now >= check_at:
+            link.send({"inforom": _inforom_intact(gpu)})
+            check_at = now + _INFOROM_SECONDS
+        if message is None and now - told < _HEARTBEAT_SECONDS:
             continue
         link.send(message or {"watching": True})
-        told = monotonic()
+        told = now
+
+
+def _inforom_intact(gpu: Gpu) -> bool:
+    """Whether its checksums are right; also where there is no InfoROM."""
+    try:
+        gpu.optional("nvmlDeviceValidateInforom")
+    except NvmlFault as fault:
+        if fault.number != CORRUPTED_INFOROM:
+            raise
+        return False
+    return True
 
 
 def _next(gpu: Gpu, events: Any) -> Message | None:

@@ -37,7 +37,7 @@ better. Idle whole GPUs are seen with 0 to 4 MiB, instances with 36 MiB a slice 
 MARGIN = 16 * MIB
 """What the driver's own use may differ by from one look to the next."""
 
-_POLL = 0.02
+_POLL, _LOOK_AGAIN = 0.02, 0.2
 _GPU_NODE = re.compile(r"/dev/nvidia\d+")
 _SLICES = re.compile(r"\b([1-9])g\.")
 _CAPABILITIES = "nvidia-caps"
@@ -104,11 +104,6 @@ class _Look:
     def hung(self) -> frozenset[tuple[int, int]]:
         return frozenset((each.pid, each.started) for each in self.members if each.hung)
 
-    @property
-    def doubtful(self) -> bool:
-        """Whether a process that is just ending would look like this."""
-        return bool(self.gone or self.orphaned or self.hung)
-
 
 class NvidiaHolders:
     """:class:`scrubber.ports.Holders` of GPUs and MIG instances. The service must be in the node's PID namespace.
@@ -123,7 +118,8 @@ class NvidiaHolders:
         walk_deadline: seconds that one walk over ``/proc`` may take.
         infrastructure: the name by which the policy knows a PID as infrastructure, or None.
         settle: seconds that a ghost or an unkillable holder must stay one before it is called so. A process that is
-            just ending looks like both for a moment, and either takes a device out of service.
+            just ending looks like both for as long as the driver takes its memory back, and either takes a device out
+            of service.
     """
 
     def __init__(
@@ -135,7 +131,7 @@ class NvidiaHolders:
         infrastructure: Callable[[int], Awaitable[str | None]],
         walk_deadline: float = 10.0,
         idle: IdleLevel | None = None,
-        settle: float = 0.25,
+        settle: float = 2.0,
     ) -> None:
         self._children = children
         self._questions = questions
@@ -146,15 +142,21 @@ class NvidiaHolders:
         self._settle = settle
 
     async def held(self, device: Device) -> bool:
-        usage = await self._usage(device)
+        return await self.held_by(device, await self._ask(device))
+
+    async def held_by(self, device: Device, answer: Message) -> bool:
+        """As :meth:`held`, by an answer to ``used`` that was just given."""
+        usage = self._read(device, answer)
         names = await self._names(usage.processes)
         return len(names) < len(usage.processes) or self._orphaned(device, usage, names) > 0
 
     async def holders(self, device: Device) -> HolderReport:
         look = await self._look(device)
         gone, hung, orphaned = look.gone, look.hung, look.orphaned
-        if look.doubtful:
-            await asyncio.sleep(self._settle)
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self._settle
+        while (gone or hung or orphaned) and loop.time() < end:
+            await asyncio.sleep(min(_LOOK_AGAIN, end - loop.time()))
             look = await self._look(device)
             gone, hung, orphaned = gone & look.gone, hung & look.hung, min(orphaned, look.orphaned)
         report = [_holder(each, look.names.get(each.pid), hung) for each in look.members]
@@ -211,8 +213,14 @@ class NvidiaHolders:
             (*not_covered, *unseen),
         )
 
+    async def _ask(self, device: Device) -> Message:
+        return await self._questions.ask(gpu_of(device), about(device, "used"))
+
     async def _usage(self, device: Device) -> _Usage:
-        usage = _read_usage(await self._questions.ask(gpu_of(device), about(device, "used")), self._ours())
+        return self._read(device, await self._ask(device))
+
+    def _read(self, device: Device, answer: Message) -> _Usage:
+        usage = _read_usage(answer, self._ours())
         if not usage.processes:
             self._idle.seen(device.id, usage.used)
         return usage

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
+import re
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Protocol
 
 from scrubber.adapters.children.process import Abandoned, ChildDied, Children
@@ -23,13 +25,14 @@ from scrubber.adapters.nvidia.question import DRIVER_MODULE, about, driver_argum
 from scrubber.adapters.nvidia.resetfacts import Erasers, ResetSurvey, linked, persistence
 from scrubber.adapters.nvidia.resetplan import ResetFacts, plan, targets
 from scrubber.adapters.nvidia.smi import NvidiaSmi
-from scrubber.domain.device import Device
+from scrubber.domain.device import Access, AccessKind, Device
 from scrubber.domain.errors import Away, DeviceFault, Held, Lost, ScrubberError, Stuck, Unreadable
 from scrubber.domain.reset import ResetPlan
 from scrubber.ports import Holders
 
 __all__ = ["Erasers", "EventChildren", "Holding", "NvidiaResetter"]
 
+_NODE = re.compile(r"/dev/nvidia\d+")
 _PUT_BACK = 10.0
 """Seconds that each act of putting things back may take: it is not cut short by the reset's own deadline."""
 _DESCRIBED = 10.0
@@ -37,8 +40,8 @@ _DESCRIBED = 10.0
 _PATIENCE = 1.0
 """Seconds that a daemon which was told to let go of the GPU gets for it."""
 _POLL = 0.1
-_SHORTEST = 1.0
-"""Seconds without which no reset is begun: to break one off is worse than not to begin it."""
+_FOR_LETTING_GO = 0.5
+"""The part of its deadline after which no reset is begun any more: to break one off is worse than not to begin it."""
 
 
 class EventChildren(Protocol):
@@ -125,7 +128,7 @@ class NvidiaResetter:
                     f"What a reset of device {device.index} needs was not known within {deadline:g} s."
                 ) from error
             _demand(plan(facts))
-            await _to_the_end(self._carry_out(facts, concerned, end))
+            await _to_the_end(self._carry_out(facts, concerned, end - deadline * (1 - _FOR_LETTING_GO), end))
 
     @asynccontextmanager
     async def _alone(self, device: Device) -> AsyncIterator[None]:
@@ -136,25 +139,23 @@ class NvidiaResetter:
                 await stack.enter_async_context(self._locks.setdefault(gpu, asyncio.Lock()))
             yield
 
-    async def _carry_out(self, facts: ResetFacts, concerned: Sequence[Device], end: float) -> None:
-        """Let go, reset, put back; and only then say how it went."""
+    async def _carry_out(self, facts: ResetFacts, concerned: Sequence[Device], latest: float, end: float) -> None:
+        """Let go until ``latest``, reset until ``end``, put back; and only then say how it went."""
         gpus = {gpu_of(each): each for each in concerned}
         persistent = [device for gpu, device in gpus.items() if gpu in facts.persistent]
         failure: ScrubberError | None = None
         paused: list[str] = []
-        switched: Sequence[Device] = ()
+        switched: list[Device] = []
         try:
-            for gpu in gpus:
-                paused.append(gpu)
-                await self._events.pause(gpu)
-            with suppress(Lost, Unreadable):  # of a GPU that answers nothing nvidia-smi says what is in the way
-                await self._persist(persistent, "disabled", _left(end))
-                switched = persistent
-            await self._look_again(facts, concerned, end)
+            await self._unwatch(gpus, paused)
+            for device in persistent:
+                switched.append(device)  # before it is told to: one that did not say so may have done it
+                with suppress(Lost, Unreadable):  # of a GPU that answers nothing nvidia-smi says what is in the way
+                    await self._persist(device, "disabled", _left(latest))
+            await self._look_again(facts, concerned, latest)
             async with AsyncExitStack() as stack:
-                await self._let_go(stack, gpus, facts, end)
+                await self._let_go(stack, gpus, paused, facts, latest)
                 await self._smi.reset(targets(facts), f"Device {facts.device.index}", _left(end))
-            switched = persistent
             for each in concerned:
                 self._events.forget(each.id)
         except ScrubberError as error:
@@ -172,30 +173,57 @@ class NvidiaResetter:
             raise failure
         raise type(failure)(" ".join([str(failure), *problems])) from failure
 
-    async def _let_go(self, stack: AsyncExitStack, gpus: Mapping[str, Device], facts: ResetFacts, end: float) -> None:
+    async def _unwatch(self, gpus: Iterable[str], paused: list[str]) -> None:
+        for gpu in gpus:
+            if gpu not in paused:
+                paused.append(gpu)
+                await self._events.pause(gpu)
+
+    async def _let_go(
+        self,
+        stack: AsyncExitStack,
+        gpus: Mapping[str, Device],
+        paused: list[str],
+        facts: ResetFacts,
+        latest: float,
+    ) -> None:
         """Close every handle of this service's own, until ``stack`` is left.
 
+        Some drivers open every GPU for whoever initialises NVML. Then whoever waits for events of another GPU has these
+        open as well, and all of them are left alone.
+
         Raises:
-            Held: that took so long that there is no time for a reset.
+            Held: that took longer than until ``latest``.
             Stuck: one cannot be ended.
         """
         try:
-            async with asyncio.timeout_at(end):
+            async with asyncio.timeout_at(latest):
                 for holding in self._holdings:
                     await stack.enter_async_context(holding.hold(_names(gpus)))
+                if self._still_open(gpus):
+                    everything = {gpu_of(each): each for each in self._devices()}
+                    await self._unwatch(everything, paused)
+                    for holding in self._holdings:
+                        await stack.enter_async_context(holding.hold(_names(everything) - _names(gpus)))
         except TimeoutError as error:
             raise _no_time(facts) from error
-        if _left(end) < _SHORTEST:
+        if not _left(latest):
             raise _no_time(facts)
 
-    async def _look_again(self, facts: ResetFacts, concerned: Sequence[Device], end: float) -> None:
+    def _still_open(self, gpus: Mapping[str, Device]) -> bool:
+        """Whether a child of ours has the node of one of ``gpus`` open."""
+        nodes = [Path(each.host_path) for device in gpus.values() for each in device.access if _is_gpu_node(each)]
+        numbers = {node.stat().st_rdev for node in nodes if node.exists()}
+        return any(not numbers.isdisjoint(_open_numbers(pid)) for pid in self._children.pids())
+
+    async def _look_again(self, facts: ResetFacts, concerned: Sequence[Device], latest: float) -> None:
         """Somebody may have come since the plan was made, and a daemon may need a moment to let go.
 
         Raises:
             Held: somebody is in the way.
         """
         loop = asyncio.get_running_loop()
-        until = min(end, loop.time() + _PATIENCE)
+        until = min(latest, loop.time() + _PATIENCE)
         while True:
             now = plan(await self._survey.with_holders(replace(facts, persistent=frozenset()), concerned))
             if not now.blockers or loop.time() >= until:
@@ -206,10 +234,11 @@ class NvidiaResetter:
     async def _put_back(self, switched: Sequence[Device], paused: Sequence[str]) -> list[str]:
         """Persistence mode, then the watch for events; sentences about what could not be."""
         problems: list[str] = []
-        try:
-            await self._persist(switched, "enabled", _PUT_BACK)
-        except ScrubberError as error:
-            problems.append(f"Persistence mode could not be switched on again (nvidia-smi -pm 1): {error}")
+        for device in switched:
+            try:
+                await self._persist(device, "enabled", _PUT_BACK)
+            except ScrubberError as error:
+                problems.append(f"Persistence mode could not be switched on again (nvidia-smi -pm 1): {error}")
         for gpu in paused:
             try:
                 await self._events.resume(gpu)
@@ -217,17 +246,16 @@ class NvidiaResetter:
                 problems.append(f"Its events are not watched again: {error}")
         return problems
 
-    async def _persist(self, devices: Sequence[Device], mode: str, deadline: float) -> None:
+    async def _persist(self, device: Device, mode: str, deadline: float) -> None:
         """Set persistence mode in a child that is over when this returns, so that it has no GPU open."""
-        if not devices:
-            return
         child = await self._children.start(
-            DRIVER_MODULE, *driver_arguments(self._places), environment=self._places.environment()
+            DRIVER_MODULE,
+            *driver_arguments(self._places),
+            device=gpu_of(device),
+            environment=self._places.environment(),
         )
         try:
-            for device in devices:
-                child.device = gpu_of(device)
-                answer_of(await child.call(persistence(device, mode), deadline))
+            answer_of(await child.call(persistence(device, mode), deadline))
         except ChildDied as died:
             raise Unreadable(f"The driver did not switch persistence mode: {died}") from died
         except TimeoutError as error:
@@ -279,6 +307,18 @@ async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
     if cancelled is not None:
         raise cancelled from task.exception()
     task.result()
+
+
+def _is_gpu_node(access: Access) -> bool:
+    return access.kind is AccessKind.NODE and _NODE.fullmatch(access.container_path) is not None
+
+
+def _open_numbers(pid: int) -> Iterator[int]:
+    """Device numbers of what a child of ours has open; none of one that is just ending."""
+    with suppress(OSError):
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):  # closed meanwhile
+                yield descriptor.stat().st_rdev
 
 
 def _names(gpus: Mapping[str, Device]) -> set[str]:

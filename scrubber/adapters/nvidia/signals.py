@@ -56,13 +56,16 @@ def _concerns(told: _Part, part: _Part) -> bool:
 class _Gpu:
     """A GPU that is followed. ``parts`` are its devices, by id; ``child`` becomes its child, or the error of its start.
 
-    ``first`` is set once it is known whether its events can be heard.
+    ``first`` is set once it is known whether its events can be heard. ``unheard`` says why its last child failed, until
+    another one has registered.
     """
 
     uuid: str
     address: str
     parts: Mapping[str, _Part]
     unwatched: str | None = "Its events are not watched yet."
+    unheard: str | None = None
+    inforom_corrupt: bool = False
     first: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
     child: asyncio.Future[Child] | None = None
@@ -116,6 +119,16 @@ class EventWatch:
                     found[code] += times
         return found
 
+    def unheard(self, device: str) -> str | None:
+        """Why XIDs of ``device`` (an id) may go unseen at present; None while they are heard, and where there are none."""
+        gpu = self._gpus.get(self._whose[device][0]) if device in self._whose else None
+        return None if gpu is None else gpu.unheard
+
+    def inforom_corrupt(self, device: str) -> bool:
+        """Whether the InfoROM of the GPU of ``device`` (an id) was found corrupt."""
+        gpu = self._gpus.get(self._whose[device][0]) if device in self._whose else None
+        return gpu is not None and gpu.inforom_corrupt
+
     def listen(self) -> SignalStream:
         """Signals from now on, for one consumer."""
         return self._signals.listen()
@@ -157,11 +170,12 @@ class EventWatch:
     async def ready(self, deadline: float) -> None:
         """Return once it is known of every GPU whether its events are heard, or after ``deadline`` seconds."""
         waiting = [asyncio.create_task(gpu.first.wait()) for gpu in self._gpus.values()]
-        if not waiting:
-            return
-        _, late = await asyncio.wait(waiting, timeout=deadline)
-        for each in late:
-            each.cancel()
+        try:
+            if waiting:
+                await asyncio.wait(waiting, timeout=deadline)
+        finally:
+            for each in waiting:
+                each.cancel()
 
     async def close(self) -> None:
         """End every child and every stream of signals."""
@@ -277,7 +291,7 @@ class EventWatch:
         try:
             child = await asyncio.shield(gpu.child)
         except NotStarted as pressure:
-            gpu.unwatched = str(pressure)
+            gpu.unwatched = gpu.unheard = str(pressure)
             return False
         heard = False
         try:
@@ -292,9 +306,11 @@ class EventWatch:
         except _NoMore as end:
             gpu.unwatched = end.sentence
             if end.for_ever:
+                gpu.unheard = None
                 child.discard()
                 gpu.first.set()
                 await asyncio.Event().wait()  # until it is dropped or paused
+        gpu.unheard = gpu.unwatched
         gpu.first.set()
         if not await child.kill():
             await _death(child)  # a second one would hang as well: one process that cannot be ended is enough
@@ -308,12 +324,17 @@ class EventWatch:
             Unreadable: it makes no sense.
         """
         if "registered" in message:
-            gpu.unwatched = None
+            gpu.unwatched = gpu.unheard = None
             gpu.first.set()
             self._signals.tell(Signal(device, "changed") for device in gpu.parts)
             return False
         if "watching" in message:
             return True
+        if "inforom" in message:
+            before, gpu.inforom_corrupt = gpu.inforom_corrupt, message["inforom"] is not True
+            if gpu.inforom_corrupt is not before:
+                self._signals.tell(Signal(device, "changed") for device in gpu.parts)
+            return False
         if "fault" in message:
             lost = message["fault"] == "lost"
             self._signals.tell(Signal(device, "lost" if lost else "changed") for device in gpu.parts)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from scrubber.domain.diagnosis import diagnostic_findings
-from scrubber.domain.errors import DeviceFault, Held
+from scrubber.domain.errors import DeviceFault, Held, Lost
 from scrubber.domain.evidence import Finding, Severity, Step, StepResult, Verdict
+from scrubber.domain.signals import fault_finding
 from scrubber.engine.steps.work import Work
 
 __all__ = ["diagnose"]
@@ -23,6 +24,8 @@ async def diagnose(work: Work) -> StepResult:
             checks = await instruments.diagnostics.diagnose(work.device, level, level.seconds + _SLACK)
     except Held as held:
         findings = (work.dirty(Step.DIAGNOSTICS, "held", str(held)),)
+    except Lost as lost:
+        findings = (fault_finding(Step.DIAGNOSTICS, lost),)
     except DeviceFault as fault:
         findings = (Finding(Step.DIAGNOSTICS, "diagnostics-failed", Severity.FAULT, str(fault)),)
     else:

@@ -15,7 +15,9 @@ __all__ = ["check_holders", "clear_holders"]
 async def check_holders(work: Work) -> StepResult:
     """The fast path's question: does anybody at all hold the device? No walk, nobody is ended."""
     start = work.instruments.clock.monotonic()
-    held = await work.instruments.holders.held(work.device)
+    held = (await work.one_snapshot()).held
+    if held is None:
+        held = await work.instruments.holders.held(work.device)
     findings = (work.dirty(Step.HOLDERS, "held", "Somebody holds the device."),) if held else ()
     verdict = Verdict.FAILED if held else Verdict.PASSED
     return StepResult(
@@ -107,6 +109,8 @@ async def _end_leftovers(work: Work) -> tuple[list[Finding], int]:
                     {"pids": " ".join(str(process.pid) for process in gone)},
                 )
             )
+        if where.others:
+            findings.append(work.dirty(Step.HOLDERS, "earlier-pod-lives", _still_there(grant.pod, len(where.others))))
         if survivors:
             sentence = f"{len(survivors)} leftover(s) could not be ended (PID {survivors[0].pid} first)."
             findings.append(Finding(Step.HOLDERS, "unkillable", Severity.FAULT, sentence, {"alive": len(survivors)}))
@@ -140,6 +144,7 @@ async def _about(work: Work, holder: Holder) -> Finding:
         # A reset is a ghost's only cure, so a plan that has one goes on; the eraser's fence has the last word.
         cured = Step.RESET in work.plan.steps
         sentence = "Something holds the device and no process can be found for it."
+        sentence += f" {holder.command}" if holder.command else ""
         return Finding(Step.HOLDERS, "ghost", Severity.NOTE if cured else Severity.FAULT, sentence)
     if holder.kind is HolderKind.INFRASTRUCTURE:
         sentence = f"PID {holder.pid} ({holder.command or 'unknown'}) of the node's infrastructure has the device open."

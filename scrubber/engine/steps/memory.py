@@ -46,11 +46,12 @@ def _unaccounted(report: EraseReport, max_uncovered: int) -> bool:
 def _judge(work: Work, report: EraseReport, seconds: float) -> StepResult:
     findings: list[Finding] = []
     if report.fence_broken:
-        findings.append(
-            work.dirty(Step.MEMORY, "fence-broken", "Somebody tried to open the device while it was cleared.")
+        sentence = (
+            "The fence did not hold while the device was cleared: somebody tried to open it, or took the fence down."
         )
+        findings.append(work.dirty(Step.MEMORY, "fence-broken", sentence))
     elif report.failed_bytes:
-        sentence = f"{report.failed_bytes} bytes did not read back as zeros."
+        sentence = f"{report.failed_bytes} bytes did not read back as they were written."
         evidence = {"failed_bytes": report.failed_bytes}
         findings.append(Finding(Step.MEMORY, "verification-failed", Severity.FAULT, sentence, evidence))
     elif _unaccounted(report, work.policy.memory.max_uncovered):

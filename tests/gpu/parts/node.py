@@ -103,16 +103,16 @@ async def holders(stand: Stand, log: Log) -> None:
         used = await _used(stand)
         if tenant.pid in listed:
             log.passed("holders.listed", "The driver lists it by its PID.")
-        elif listed:
-            log.unavailable(
-                "holders.listed", f"The driver lists {len(listed)} PIDs of another PID namespace: run in the host's."
-            )
         elif os.stat("/proc/self/ns/pid").st_ino != _HOST_PID_NAMESPACE:
-            log.unavailable("holders.listed", "The driver lists nobody outside the host's PID namespace: run in it.")
+            sentence = f"The driver lists {len(listed)} PIDs, by the host's PID namespace: run in it."
+            log.unavailable("holders.listed", sentence)
         else:
-            log.failed("holders.listed", "The driver lists nobody while a process has a context.")
+            log.failed("holders.listed", f"The driver lists {len(listed)} PIDs, and not the one that has a context.")
         nodes = await stand.walked()
-        log.judged("holders.device-node", tenant.pid in nodes, f"By its open device node: {tenant.pid in nodes}.")
+        seen = "shows" if tenant.pid in nodes else "does not show"
+        log.judged(
+            "holders.device-node", tenant.pid in nodes, f"A walk over /proc {seen} that it has the device's node open."
+        )
         log.judged(
             "holders.used-memory",
             used - free >= held,

@@ -204,8 +204,9 @@ static int open_gpu(struct gpu *gpu, const char *function, struct handle **devic
 
 /* --- the functions */
 
-/* Finds the GPUs and attaches to none: each is attached to by whoever first asks for its handle. NO_ATTACH goes further, as
- * far as NVIDIA's own users of it report: the library then knows no GPU. */
+/* Finds the GPUs and attaches to none: each is attached to by whoever first asks for its handle. So it is documented; some
+ * report that all are opened here, which a world can have (`attaches_all`). NO_ATTACH goes further, as far as NVIDIA's own
+ * users of it report: the library then knows no GPU. */
 API int nvmlInitWithFlags(unsigned flags)
 {
     int refusal = node_refusal(__func__);
@@ -224,6 +225,7 @@ API int nvmlInitWithFlags(unsigned flags)
         if (world_path("dev/nvidiactl", path)) control_node = open(path, O_RDWR | O_CLOEXEC | O_NOCTTY);
     }
     references++;
+    for (unsigned i = 0; i < gpu_count && node_path("attaches_all", path) && exists(path); i++) attach(&gpus[i]);
     pthread_mutex_unlock(&lock);
     return SUCCESS;
 }

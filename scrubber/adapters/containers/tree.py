@@ -1,0 +1,204 @@
+"""One cgroup hierarchy: where a pod is in it, who is in a cgroup, and how far "nobody" can be believed.
+
+An answer "nobody" is what lets the next tenant in. So it is given only on evidence: the cgroup is gone, or the kernel
+says that nothing populates it, or everybody listed was looked at and is dead.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+
+from scrubber.adapters.containers.hierarchy import Hierarchy
+from scrubber.adapters.containers.paths import kubepods_below, pod_directories, pod_uid_of_path, stray_directories
+from scrubber.adapters.containers.procfs import Proc
+from scrubber.domain.assignment import Process
+from scrubber.domain.errors import Unreadable
+
+__all__ = ["Tree", "cgroups_in", "children_of", "is_populated"]
+
+_MOST_CGROUPS = 2048
+"""Of one container. Who can make cgroups can make more than anybody can visit; then the processes are asked instead."""
+
+
+class Tree:
+    """A hierarchy, seen with the eyes of ``proc``."""
+
+    def __init__(self, hierarchy: Hierarchy, proc: Proc) -> None:
+        self.hierarchy = hierarchy
+        self._proc = proc
+
+    @property
+    def version(self) -> int:
+        return self.hierarchy.version
+
+    def kubepods(self) -> tuple[Path, ...]:
+        """The cgroups under which pods are now.
+
+        Raises:
+            Unreadable
+        """
+        with self._readable():
+            return kubepods_below(self.hierarchy.root)
+
+    def pod_cgroups(self, uid: str) -> tuple[Path, ...]:
+        """The pod's own cgroups: one, or more after the kubelet's driver was changed under running pods."""
+        candidates = (path for base in self.kubepods() for path in pod_directories(base, uid))
+        return tuple(path for path in candidates if path.is_dir())
+
+    def stray_containers(self, uid: str) -> tuple[Path, ...]:
+        """Containers of the pod that are in none of :meth:`pod_cgroups`."""
+        if not any(path.name.endswith(".slice") for path in self.kubepods()):
+            return ()
+        with self._readable():
+            return stray_directories(self.hierarchy.root, uid)
+
+    def pod_uid_in(self, cgroups: str) -> str | None:
+        """UID of the pod that ``/proc/PID/cgroup`` (its text) puts a process in, as far as this hierarchy says."""
+        path = self._path_in(cgroups)
+        return None if path is None else pod_uid_of_path(path, self._named_kubepods())
+
+    def members(self, cgroup: Path, container: str, *, deep: bool = True) -> list[Process] | None:
+        """The living processes of ``cgroup`` (``deep``: and of all below it); None when another look is needed.
+
+        "Nobody" needs more than a list in which nobody was found alive: a process that forks and exits, or moves
+        between two cgroups below, hides from lists. It does not hide from the kernel's count (v2), nor, if it only
+        moves, from a look at every process (v1, where there is no such count).
+
+        Raises:
+            Unreadable: the cgroup, or a process in it, cannot be looked at.
+        """
+        found: list[Process] = []
+        lost = threaded = False
+        visited = 0
+        for directory in cgroups_in(cgroup) if deep else (cgroup,):
+            visited += 1
+            if visited > _MOST_CGROUPS:
+                found, lost = self._by_asking_everybody(cgroup, container), False
+                break
+            pids = _pids(directory)
+            threaded = threaded or (pids is None and directory == cgroup)
+            if pids is None and not deep:
+                return None  # whoever lists the processes is above the pod: that is not where a kubelet makes pods
+            # A cgroup of threads only lists no processes; the nearest cgroup above that is not one does, and the pod's
+            # own cgroup is looked at too.
+            for pid in pids or ():
+                stat = self._proc.living(pid)
+                if stat is not None:
+                    found.append(Process(pid, stat.started, container))
+                elif _exists(pid) and self._proc.stat(pid) is None:
+                    return None  # it is there, and we may not see it
+                else:
+                    lost = True
+        if found or threaded:
+            return found
+        if lost or (deep and self.version == 2 and is_populated(cgroup)):
+            return None
+        if self.version == 1 and 1 < visited <= _MOST_CGROUPS:
+            return self._by_asking_everybody(cgroup, container)
+        return found
+
+    def _by_asking_everybody(self, cgroup: Path, container: str) -> list[Process]:
+        """Walk all processes of the node: slow, but who makes a thousand cgroups cannot make this any slower."""
+        inside = f"/{cgroup.relative_to(self.hierarchy.root).as_posix()}/"
+        found: list[Process] = []
+        for pid in self._proc.pids():
+            stat = self._proc.living(pid)
+            text = self._proc.cgroup(stat) if stat is not None else None
+            path = self._path_in(text) if text is not None else None
+            if stat is not None and path is not None and f"{path}/".startswith(inside):
+                found.append(Process(pid, stat.started, container))
+        return found
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as exc:
+            raise Unreadable(f"The cgroups at {self.hierarchy.root} cannot be read: {exc.strerror or exc}.") from exc
+
+    def _named_kubepods(self) -> tuple[str, ...]:
+        return tuple(path.relative_to(self.hierarchy.root).as_posix() for path in self.kubepods())
+
+    def _path_in(self, cgroups: str) -> str | None:
+        """The process's path in this hierarchy from the root on; None outside of it.
+
+        What leads to the root says nothing about pods of this node: the node itself may be a container of another.
+        """
+        for line in cgroups.splitlines():
+            fields = line.split(":", 2)
+            if len(fields) == 3 and self._is_line_of(*fields[:2]):
+                prefix = self.hierarchy.below.rstrip("/") + "/"
+                if fields[2].startswith(prefix):
+                    return fields[2][len(prefix) - 1 :]
+                return fields[2] if PurePosixPath(fields[2]).parts[1:2] == ("..",) else None
+        return None
+
+    def _is_line_of(self, number: str, names: str) -> bool:
+        if self.version == 2:
+            return number == "0" and not names
+        return not self.hierarchy.controllers.isdisjoint(names.split(","))
+
+
+def is_populated(cgroup: Path) -> bool | None:
+    """Whether any living process is in the cgroup or below it; None when the kernel does not say (v1)."""
+    try:
+        words = (cgroup / "cgroup.events").read_text().split()
+    except FileNotFoundError:
+        return None if cgroup.is_dir() else False
+    except OSError as exc:
+        if exc.errno == errno.ENODEV:
+            return False
+        raise Unreadable(f"{cgroup} cannot be read: {exc.strerror or exc}.") from exc
+    events = dict(zip(words[::2], words[1::2], strict=False))
+    return {"0": False, "1": True}.get(events.get("populated", ""))
+
+
+def children_of(cgroup: Path) -> list[Path]:
+    """The cgroups in ``cgroup``; none when it is gone."""
+    try:
+        with os.scandir(cgroup) as entries:
+            return [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except FileNotFoundError:
+        return []
+    except OSError as exc:
+        raise Unreadable(f"{cgroup} cannot be read: {exc.strerror or exc}.") from exc
+
+
+def cgroups_in(cgroup: Path) -> Iterator[Path]:
+    """``cgroup`` and all below it."""
+    waiting = [cgroup]
+    while waiting:
+        directory = waiting.pop()
+        yield directory
+        waiting += children_of(directory)
+
+
+def _pids(cgroup: Path) -> list[int] | None:
+    """What ``cgroup.procs`` lists; None for a cgroup that holds threads only."""
+    try:
+        pids = [int(word) for word in (cgroup / "cgroup.procs").read_text().split()]
+    except FileNotFoundError:
+        return []
+    except OSError as exc:
+        if exc.errno == errno.ENODEV:
+            return []  # removed while it was read, and only an empty cgroup can be removed
+        if exc.errno == errno.EOPNOTSUPP:
+            return None
+        raise Unreadable(f"{cgroup}/cgroup.procs cannot be read: {exc.strerror or exc}.") from exc
+    if 0 in pids:
+        raise Unreadable(f"{cgroup} holds processes of another PID namespace: run the service in the node's own.")
+    return pids
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

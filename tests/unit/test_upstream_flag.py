@@ -1,0 +1,51 @@
+"""``--upstream-dir`` reaches the plugin as it was written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import plugin.main
+from plugin.main import PluginSettings
+from scrubber.cli.main import main
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[Path | None]:
+    """Where a plugin that only takes note, and ends with 7, was told that vendors' plugins register."""
+    noted: list[Path | None] = []
+
+    async def run(settings: PluginSettings) -> int:
+        noted.append(settings.upstream_dir)
+        return 7
+
+    monkeypatch.setattr(plugin.main, "run", run)
+    monkeypatch.delenv("SCRUBBER_UPSTREAM_DIR", raising=False)
+    return noted
+
+
+@pytest.mark.parametrize(
+    ("words", "variable", "there"),
+    [
+        ((), "", None),
+        (("--upstream-dir", "vendor"), "", "vendor"),
+        ((), "from-the-variable", "from-the-variable"),
+        (("--upstream-dir", "vendor"), "from-the-variable", "vendor"),
+    ],
+)
+def test_the_directory_is_a_flag_or_a_variable_or_none(
+    told: list[Path | None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    variable: str,
+    there: str | None,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if variable:
+        monkeypatch.setenv("SCRUBBER_UPSTREAM_DIR", variable)
+    with pytest.raises(SystemExit) as ended:
+        main(["plugin", *words])
+    assert ended.value.code == 7
+    assert told == [tmp_path / there if there else None]
