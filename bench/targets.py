@@ -19,7 +19,9 @@ _FAST_PATH = (
     "before anything is decided. No function but gRPC's own stands out in the profile. What would help: asking the "
     "driver while the kubelet is asked (tried: 7.0 echoes become 6.7), keeping the parsed checkpoint while the file is "
     "the same, and waking nobody who follows the devices before the answer is sent. With the ledger on tmpfs it is "
-    "6.6 echoes, so a faster disk alone does not mend it"
+    "6.6 echoes, so a faster disk alone does not mend it. Since that profile the service spaces its questions to the "
+    "kubelet (80 a second, the watch's own included; the kubelet allows the whole node 100): a start that finds the "
+    "allowance used up waits for its turn, which the profile does not have"
 )
 
 CAUSES: Mapping[str, str] = {
