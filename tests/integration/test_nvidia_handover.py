@@ -135,7 +135,9 @@ async def test_nobody_gets_a_gpu_that_a_process_of_the_node_has(has_a_context: b
             await stage.are("dirty")
             pod = await stage.kubelet.run(stage.looking("global", "b", "team-b"))
             said = await refusal(pod)
-            assert "found it still in use" in said
+            # The scrub that the start waits for is under way, or was held up: who looks when decides.
+            assert "found it still in use" in said or "is scrubbing" in said
+            assert "The start is tried again" in said
             assert str(pid) not in said
         assert await found_by(pod) == 0
 
