@@ -25,7 +25,7 @@ from plugin.logs import Log
 from plugin.preferred import preferred
 from scrubber.domain.errors import InvalidRequest, Quarantined, Retry, ScrubberError
 
-__all__ = ["DevicePlugin", "Gatekeeper", "Streams", "listed"]
+__all__ = ["DevicePlugin", "Gatekeeper", "Streams", "distinct", "listed", "status"]
 
 HEALTHY = "Healthy"
 UNHEALTHY = "Unhealthy"
@@ -83,7 +83,7 @@ def _speaking_in_sentences(call: _Call[_Request, _Answer]) -> _Call[_Request, _A
             return await call(self, request, context)
         except ScrubberError as error:
             self.log.warning("Refused", call=call.__name__, code=error.code, reason=str(error), told=error.public)
-            await context.abort(_status(error), error.public)
+            await context.abort(status(error), error.public)
         except Exception as error:  # its text is not for a pod's status; the log has all of it
             self.log.error("A fault of the plugin", call=call.__name__, exc_info=error)
             await context.abort(grpc.StatusCode.INTERNAL, FAULT)
@@ -164,7 +164,7 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
         request: kubelet.PreStartContainerRequest,
         context: grpc.aio.ServicerContext[kubelet.PreStartContainerRequest, kubelet.PreStartContainerResponse],
     ) -> kubelet.PreStartContainerResponse:
-        await self._gate.hand_over(_distinct(request.devices_ids), deadline=context.time_remaining())
+        await self._gate.hand_over(distinct(request.devices_ids), deadline=context.time_remaining())
         return kubelet.PreStartContainerResponse()
 
     def _has_news(self, sent: int) -> bool:
@@ -179,7 +179,7 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
                 away is none of these: refusing it would fail the pod for something temporary.
         """
         offers = []
-        for id_ in _distinct(device_ids):
+        for id_ in distinct(device_ids):
             offer = self._board.find(id_)
             if offer is None:
                 raise InvalidRequest(f"Device {id_} is not one of this plugin's: ask for one of its list.")
@@ -205,7 +205,7 @@ def listed(offers: Sequence[Offer]) -> kubelet.ListAndWatchResponse:
     )
 
 
-def _distinct(device_ids: Sequence[str]) -> list[str]:
+def distinct(device_ids: Sequence[str]) -> list[str]:
     """The ids in a stable order; the kubelet's is random.
 
     Raises:
@@ -222,7 +222,8 @@ def _distinct(device_ids: Sequence[str]) -> list[str]:
     return ids
 
 
-def _status(error: ScrubberError) -> grpc.StatusCode:
+def status(error: ScrubberError) -> grpc.StatusCode:
+    """What the kubelet is answered with an error that was raised on purpose."""
     if isinstance(error, InvalidRequest):
         return grpc.StatusCode.INVALID_ARGUMENT
     if isinstance(error, Retry):

@@ -9,7 +9,6 @@ given. Whatever else the vendor says passes through unchanged.
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import replace
@@ -23,13 +22,13 @@ from plugin.availability import Offer, Word
 from plugin.injection import Injection
 from plugin.logs import Log
 from plugin.preferred import preferred
-from plugin.server import FAULT, Gatekeeper, Streams
+from plugin.server import FAULT, Gatekeeper, Streams, distinct, status
 from plugin.upstream.answers import named_by_variable
 from plugin.upstream.front import Front
 from plugin.upstream.listing import Entry
 from plugin.upstream.upstream import Upstream
 from plugin.upstream.vendor import Garbled, Hung, VendorRefused
-from scrubber.domain.errors import Away, InvalidRequest, Quarantined, Retry, ScrubberError
+from scrubber.domain.errors import Away, InvalidRequest, Quarantined, ScrubberError
 
 __all__ = ["BehindOurs", "clean_first", "within"]
 
@@ -56,7 +55,7 @@ def _speaking_in_sentences(call: _Call[_Request, _Answer]) -> _Call[_Request, _A
             await context.abort(error.status, error.public)
         except ScrubberError as error:
             self.log.warning("Refused", call=call.__name__, code=error.code, reason=str(error), told=error.public)
-            await context.abort(_status(error), error.public)
+            await context.abort(status(error), error.public)
         except Exception as error:  # its text is not for a pod's status; the log has all of it
             self.log.error("A fault of the plugin", call=call.__name__, exc_info=error)
             await context.abort(grpc.StatusCode.INTERNAL, FAULT)
@@ -170,7 +169,7 @@ class BehindOurs(deviceplugin_pb2_grpc.DevicePluginServicer):
         # Its type says otherwise, but a call without a deadline has no time remaining.
         remaining = cast("float | None", context.time_remaining())
         ends = math.inf if remaining is None else self._clock() + remaining
-        devices = sorted({self._device(id_) for id_ in _distinct(request.devices_ids)})
+        devices = sorted({self._device(id_) for id_ in distinct(request.devices_ids)})
         wanted = self._upstream.options.pre_start_required
         if wanted:
             # A certificate is used up by a hand-over: none is spent on a start that the vendor cannot be asked for.
@@ -243,7 +242,7 @@ class BehindOurs(deviceplugin_pb2_grpc.DevicePluginServicer):
                 reason that passes, the vendor's own word included, is the vendor's to refuse.
         """
         devices = []
-        for id_ in _distinct(device_ids):
+        for id_ in distinct(device_ids):
             entry = self._upstream.listing.entries.get(id_)
             if entry is None:
                 raise InvalidRequest(f"Device {id_} is not one of this plugin's: ask for one of its list.")
@@ -320,28 +319,3 @@ def _renamed(entry: Entry, named: dict[str, list[str]]) -> Offer:
     assert entry.offer is not None
     peers = frozenset(id_ for peer in entry.offer.peers for id_ in named.get(peer, ()))
     return replace(entry.offer, id=entry.id, peers=peers)
-
-
-def _distinct(device_ids: Sequence[str]) -> list[str]:
-    """The ids in a stable order; the kubelet's is random.
-
-    Raises:
-        InvalidRequest: there is none, an empty one, or one twice.
-    """
-    ids = sorted(device_ids)
-    if not ids:
-        raise InvalidRequest("The request names no device: a container's call needs at least one device id.")
-    if not ids[0]:
-        raise InvalidRequest("The request names a device by an empty id.")
-    for one, other in itertools.pairwise(ids):
-        if one == other:
-            raise InvalidRequest(f"The request names device {one} twice.")
-    return ids
-
-
-def _status(error: ScrubberError) -> grpc.StatusCode:
-    if isinstance(error, InvalidRequest):
-        return grpc.StatusCode.INVALID_ARGUMENT
-    if isinstance(error, Retry):
-        return grpc.StatusCode.UNAVAILABLE
-    return grpc.StatusCode.FAILED_PRECONDITION
