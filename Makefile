@@ -58,6 +58,8 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gen
 lock: $(STAMP)  ## resolve the dependencies anew (UPGRADE=--upgrade to take newer ones)
 	$(COMPILE) --output-file requirements/base.txt pyproject.toml
 	$(COMPILE) --output-file requirements/dev.txt --group dev --constraint requirements/base.txt pyproject.toml
+	$(COMPILE) --extra cuda12 --constraint requirements/dev.txt --output-file deploy/container/cuda12.txt pyproject.toml
+	$(COMPILE) --extra cuda13 --constraint requirements/dev.txt --output-file deploy/container/cuda13.txt pyproject.toml
 	$(COMPILE) --output-file requirements/build.txt --group build --constraint requirements/dev.txt
 
 clean:  ## remove what was built; the ledger of a running service is not ours to touch

@@ -1,0 +1,84 @@
+"""Reads what is shipped for a node: the manifests as kustomize would put them together, and the units."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+ROOT = Path(__file__).parents[1]
+DEPLOY = ROOT / "deploy"
+BASE = DEPLOY / "kubernetes" / "base"
+CDI = DEPLOY / "kubernetes" / "cdi"
+CONTAINERFILE = (DEPLOY / "container" / "Containerfile").read_text()
+UNITS = {path.name: path.read_text() for path in (DEPLOY / "systemd").iterdir()}
+
+
+def documents(directory: Path = BASE) -> list[dict[str, Any]]:
+    """Every object of the base, with what ``directory`` adds to it, as kustomize would put them together."""
+    found = [each for name in yaml_of(BASE)["resources"] for each in yaml.safe_load_all((BASE / name).read_text())]
+    for patch in yaml_of(directory).get("patches", []):
+        (target,) = [each for each in found if all(said_of(each, key) == wish for key, wish in patch["target"].items())]
+        for step in yaml.safe_load(patch["patch"]):
+            apply(target, **step)
+    return found
+
+
+def apply(target: Any, op: str, path: str, value: Any) -> None:
+    """One step of a JSON patch (RFC 6902), as far as ours go: ``add`` to the end of a list, ``replace`` in one."""
+    *way, last = path.strip("/").split("/")
+    for word in way:
+        target = target[int(word)] if isinstance(target, list) else target[word]
+    assert isinstance(target, list)
+    if (op, last) == ("add", "-"):
+        target.append(value)
+    else:
+        assert op == "replace"
+        target[int(last)] = value
+
+
+def said_of(document: dict[str, Any], key: str) -> Any:
+    return document["metadata"]["name"] if key == "name" else document[key]
+
+
+def yaml_of(directory: Path) -> Any:
+    return yaml.safe_load((directory / "kustomization.yaml").read_text())
+
+
+class Workload(NamedTuple):
+    pod: dict[str, Any]
+    container: dict[str, Any]
+    whole: dict[str, Any]
+
+
+def workload(name: str, directory: Path = BASE) -> Workload:
+    (whole,) = [each for each in documents(directory) if (each["kind"], said_of(each, "name")) == ("DaemonSet", name)]
+    pod = whole["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    return Workload(pod, container, whole)
+
+
+SERVICE, PLUGIN = workload("scrubber"), workload("scrubber-plugin")
+
+
+def mounts(of: Workload) -> set[tuple[str, str, str]]:
+    """What of the node is mounted: (the node's path, the container's path, ``ro`` or ``rw``)."""
+    paths = {each["name"]: each["hostPath"]["path"] for each in of.pod["volumes"]}
+    found = [(paths[each["name"]], each) for each in of.container["volumeMounts"]]
+    return {(path, each["mountPath"], "ro" if each.get("readOnly") else "rw") for path, each in found}
+
+
+def unit(name: str) -> dict[str, list[str]]:
+    """A unit's directives, whatever the section: name → values, in their order."""
+    found: dict[str, list[str]] = {}
+    for line in UNITS[name].splitlines():
+        if line and line[0] not in "#[":
+            directive, equals, value = line.partition("=")
+            assert equals, line
+            found.setdefault(directive, []).append(value)
+    return found
+
+
+def environment_of(of: Workload) -> dict[str, str]:
+    return {each["name"]: each.get("value", "some-value") for each in of.container.get("env", [])}

@@ -1,0 +1,265 @@
+"""What is shipped for a node: manifests, units and the image give each program what it needs, and the plugin no more.
+
+Nothing here starts a cluster. The files are held against the programs that they start: their flags, paths and deadlines.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from plugin.kubelet import KubeletPlaces
+from plugin.main import PluginSettings
+from plugin.nvidia_config import MOUNTED_ROOT
+from scrubber.adapters.kubelet.checkpoint import CHECKPOINT
+from scrubber.adapters.nvidia.places import Places
+from scrubber.api.sockets import Purpose, Sockets
+from scrubber.cli.main import app
+from scrubber.cli.serve import Registration
+from scrubber.config.policy_file import load_policy
+from scrubber.config.settings import Backend, ServiceSettings
+from tests.deployed import (
+    BASE,
+    CDI,
+    CONTAINERFILE,
+    PLUGIN,
+    ROOT,
+    SERVICE,
+    UNITS,
+    Workload,
+    documents,
+    environment_of,
+    mounts,
+    said_of,
+    unit,
+    workload,
+)
+
+PAGE = (ROOT / "docs" / "deploying.md").read_text()
+RUNTIME_S = {"NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"}
+"""Variables that NVIDIA's container runtime reads, and neither program of ours."""
+
+
+def parsed(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
+) -> tuple[str, dict[str, Any]]:
+    """The command and its values, by the real parser; anything that it does not know fails."""
+    group = typer.main.get_command(app)
+    assert isinstance(group, typer.core.TyperGroup)
+    command = group.commands[words[0]]
+    known = {
+        each
+        for option in command.params
+        for each in ([option.envvar] if isinstance(option.envvar, str) else option.envvar or ())
+    }
+    for name in known:
+        monkeypatch.delenv(name, raising=False)
+    assert set(environment) - RUNTIME_S <= known
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    return words[0], command.make_context(words[0], words[1:]).params
+
+
+# --- the plugin ------------------------------------------------------------------------------------------------------
+
+
+def needed_by_the_plugin() -> set[tuple[str, str, str]]:
+    """By the program's own defaults: its socket of the service's, and the directory to which the kubelet comes."""
+    settings = PluginSettings()
+    kubelet = KubeletPlaces(settings.kubelet_dir, "nvidia.com/gpu")
+    own = str(Sockets(settings.socket).path(Purpose.PLUGIN).parent)
+    # The path is the node's too: the kubelet is told it.
+    return {(own, own, "ro"), (str(kubelet.registry), str(kubelet.registry), "rw")}
+
+
+def test_the_plugins_manifest_mounts_what_it_needs_and_nothing_else() -> None:
+    assert mounts(PLUGIN) == needed_by_the_plugin()
+    assert {path for path, _, _ in mounts(PLUGIN)} == {"/run/scrubber/plugin", "/var/lib/kubelet/plugins_registry"}
+    for each in PLUGIN.container["volumeMounts"]:
+        assert set(each) <= {"name", "mountPath", "readOnly"}  # no propagation, no path inside a volume
+    assert all(set(each) == {"name", "hostPath"} for each in PLUGIN.pod["volumes"])
+    assert len(PLUGIN.pod["volumes"]) == len(PLUGIN.container["volumeMounts"])
+
+
+def test_by_cdi_the_plugin_gets_the_specifications_and_the_drivers_files_besides() -> None:
+    found = mounts(workload("scrubber-plugin", CDI))
+    assert found > mounts(PLUGIN)
+    written = str(PluginSettings().nvidia.cdi_directory)
+    assert found - mounts(PLUGIN) == {(written, written, "rw"), ("/usr", f"{MOUNTED_ROOT}/usr", "ro")}
+    assert workload("scrubber", CDI) == SERVICE
+
+
+@pytest.mark.parametrize("directory", [BASE, CDI])
+def test_the_plugin_is_root_without_a_capability_in_namespaces_of_its_own(directory: Path) -> None:
+    of = workload("scrubber-plugin", directory)
+    assert of.pod["securityContext"] == {"runAsUser": 0, "runAsGroup": 0, "seccompProfile": {"type": "RuntimeDefault"}}
+    assert of.container["securityContext"] == {
+        "privileged": False,
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert not {"hostPID", "hostNetwork", "hostIPC", "hostUsers", "shareProcessNamespace"} & set(of.pod)
+    assert not {"initContainers", "ephemeralContainers"} & set(of.pod)
+
+
+def test_the_plugin_of_the_unit_is_as_confined() -> None:
+    said = unit("scrubber-plugin.service")
+    assert said["CapabilityBoundingSet"] == [""]
+    assert "AmbientCapabilities" not in said
+    assert said["BindPaths"] == [" ".join(sorted(path for path, _, _ in needed_by_the_plugin()))]
+    assert said["TemporaryFileSystem"] == ["/run:ro /var:ro"]
+    assert said["ProtectSystem"] == ["strict"]
+    assert not {"ReadWritePaths", "BindReadOnlyPaths"} & set(said)
+    for directive in ("NoNewPrivileges", "PrivateDevices", "PrivateNetwork", "ProtectHome", "ProtectKernelModules"):
+        assert said[directive] == ["yes"], directive
+
+
+def test_devices_are_not_named_by_a_variable_that_any_pod_can_set() -> None:
+    assert environment_of(PLUGIN)["DEVICE_LIST_STRATEGY"] == "volume-mounts"
+    assert environment_of(workload("scrubber-plugin", CDI))["DEVICE_LIST_STRATEGY"] == "cdi-cri"
+    assert unit("scrubber-plugin.service")["Environment"] == ["DEVICE_LIST_STRATEGY=volume-mounts"]
+
+
+# --- the service -----------------------------------------------------------------------------------------------------
+
+
+def test_the_service_has_every_path_that_its_settings_name_and_no_other() -> None:
+    settings = ServiceSettings(backend=Backend.NVIDIA)
+    read = [
+        settings.pod_resources_socket.parent,
+        (settings.kubelet_dir / CHECKPOINT).parent,
+        settings.pod_logs_dir,
+    ]
+    written = [settings.socket, settings.state_dir, Places().dev, Places().sys / "fs" / "cgroup"]
+    assert mounts(SERVICE) == {
+        *((str(path), str(path), "ro") for path in read),
+        *((str(path), str(path), "rw") for path in written),
+    }
+
+
+def test_the_service_is_where_it_sees_the_nodes_processes() -> None:
+    assert SERVICE.pod["hostPID"] is True
+    assert SERVICE.container["securityContext"] == {"runAsUser": 0, "runAsGroup": 0, "privileged": True}
+    assert not {"hostNetwork", "hostIPC", "hostUsers", "shareProcessNamespace"} & set(SERVICE.pod)
+    (name,) = [each for each in SERVICE.container["env"] if each["name"] == "SCRUBBER_NODE_NAME"]
+    assert name["valueFrom"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}
+    # With the node's /dev mounted the default would be a file in it.
+    assert not SERVICE.container["terminationMessagePath"].startswith("/dev/")
+
+
+def test_the_unit_of_the_service_closes_nothing_that_it_needs() -> None:
+    said = unit("scrubber.service")
+    closed = {"PrivateDevices", "DeviceAllow", "DevicePolicy", "ProtectClock"}  # any of these closes /dev/nvidia*
+    blind = {"ProtectProc", "ProcSubset", "PrivatePIDs", "PrivateUsers", "PrivateNetwork", "RootDirectory", "User"}
+    assert not closed & set(said)
+    assert blind & set(said) == {"User"}
+    assert said["User"] == ["root"]
+    assert said["ProtectControlGroups"] == said["ProtectKernelTunables"] == ["no"]
+    assert not {"CapabilityBoundingSet", "MemoryDenyWriteExecute", "ProtectKernelModules", "MemoryMax"} & set(said)
+
+
+def test_the_unit_makes_the_directories_that_the_service_looks_for() -> None:
+    said, settings = unit("scrubber.service"), ServiceSettings(backend=Backend.NVIDIA)
+    assert f"/var/lib/{said['StateDirectory'][0]}" == str(settings.state_dir) == said["RequiresMountsFor"][0]
+    assert f"/run/{said['RuntimeDirectory'][0]}" == str(settings.socket)
+    assert said["StateDirectoryMode"] == ["0700"]
+    # A pod has a directory below it mounted, and would keep the one that is removed.
+    assert said["RuntimeDirectoryPreserve"] == ["yes"]
+
+
+def test_no_reset_is_broken_off_by_a_stop_and_no_eraser_outlives_one() -> None:
+    said = unit("scrubber.service")
+    assert said["KillMode"] == ["mixed"]  # SIGTERM to the service alone, then SIGKILL to the rest of its cgroup
+    reset = load_policy("default").limits.reset
+    assert SERVICE.pod["terminationGracePeriodSeconds"] >= 2 * reset
+    assert int(said["TimeoutStopSec"][0].removesuffix("s")) >= 2 * reset
+
+
+def test_the_supervisor_is_told_of_a_loop_that_stands_still() -> None:
+    said = unit("scrubber.service")
+    assert said["Type"] == ["notify"]
+    (beat,) = re.findall(r'"WATCHDOG=1"\)\n +await clock\.sleep\(([\d.]+)\)', (ROOT / "scrubber/daemon.py").read_text())
+    assert int(said["WatchdogSec"][0].removesuffix("s")) >= 4 * float(beat)
+    assert {"startupProbe", "livenessProbe"} <= set(SERVICE.container)
+
+
+# --- both ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("of", [SERVICE, PLUGIN, workload("scrubber-plugin", CDI)], ids=["service", "plugin", "cdi"])
+class TestBoth:
+    def test_its_flags_and_variables_are_the_programs(self, of: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
+        command, values = parsed(of.container["args"], monkeypatch, environment_of(of))
+        assert command == ("serve" if of.pod.get("hostPID") else "plugin")
+        if command == "serve":
+            assert values["backend"] is Backend.NVIDIA
+        else:  # the only way to register that its mounts allow
+            assert values["registration"] is Registration.WATCHER
+        assert "command" not in of.container  # the image's entry point
+
+    def test_it_has_no_token_and_no_variables_of_the_clusters(self, of: Workload) -> None:
+        assert of.pod["automountServiceAccountToken"] is False
+        assert of.pod["enableServiceLinks"] is False
+        (account,) = [
+            each
+            for each in documents()
+            if (each["kind"], said_of(each, "name")) == ("ServiceAccount", of.pod["serviceAccountName"])
+        ]
+        assert account["automountServiceAccountToken"] is False
+
+    def test_neither_memory_nor_a_taint_takes_the_gate_away(self, of: Workload) -> None:
+        assert of.pod["priorityClassName"] == "system-node-critical"
+        assert of.pod["tolerations"] == [{"operator": "Exists"}]
+        assert set(of.container["resources"]["requests"]) == {"cpu", "memory"}
+        assert "cpu" not in of.container["resources"].get("limits", {})  # a throttled gate is a late one
+
+    def test_there_is_never_a_second_one_on_a_node(self, of: Workload) -> None:
+        strategy = of.whole["spec"]["updateStrategy"]
+        assert strategy == {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1, "maxSurge": 0}}
+
+    def test_its_selector_is_its_own(self, of: Workload) -> None:
+        labels = of.whole["spec"]["template"]["metadata"]["labels"]
+        assert of.whole["spec"]["selector"] == {"matchLabels": labels}
+        assert labels["app.kubernetes.io/component"] == ("service" if of.pod.get("hostPID") else "plugin")
+
+    def test_its_image_is_a_name_that_stands_for_yours(self, of: Workload) -> None:
+        assert of.container["image"] == "scrubber:VERSION"
+
+    def test_the_page_gives_a_reason_for_each_mount(self, of: Workload) -> None:
+        for path, _, _ in mounts(of):
+            assert re.search(rf"^\| `{re.escape(path)}` \| .{{20,}} \|$", PAGE, re.MULTILINE), path
+
+
+@pytest.mark.parametrize("probe", ["startupProbe", "livenessProbe"])
+def test_a_probe_asks_what_the_program_answers(probe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, *words = SERVICE.container[probe]["exec"]["command"]
+    assert f'ENTRYPOINT ["{program}"]' in CONTAINERFILE
+    command, values = parsed(words, monkeypatch, {})
+    assert (command, values["socket"]) == ("devices", ServiceSettings(backend=Backend.NVIDIA).socket)
+
+
+@pytest.mark.parametrize("name", sorted(UNITS))
+def test_a_unit_starts_what_there_is(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = unit(name)
+    ((program, *words),) = [line.split() for line in said["ExecStart"]]
+    environment = dict(line.split("=", 1) for line in said.get("Environment", []))
+    command, values = parsed(words, monkeypatch, environment)
+    assert values.get("registration", Registration.WATCHER) is Registration.WATCHER
+    assert program == "/opt/scrubber/bin/scrubber"
+    assert command == {"scrubber.service": "serve", "scrubber-plugin.service": "plugin"}[name]
+    assert said["Restart"] == ["always"]
+    assert said["StartLimitIntervalSec"] == ["0"]
+    assert said["LimitCORE"] == ["0"]  # a core would hold a tenant's bytes
+    assert int(said["OOMScoreAdjust"][0]) <= -900
+    assert {"LimitNOFILE", "TasksMax"} <= set(said)
+
+
+def test_the_page_says_what_was_not_tried() -> None:
+    assert "None of this has been tried on a cluster" in PAGE
+    for name in [*UNITS, "kubernetes/base", "kubernetes/cdi", "Containerfile"]:
+        assert name in PAGE

@@ -1,0 +1,141 @@
+"""The files of a deployment: nothing in them that nobody would read, no registry, and an image of what was tested."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+
+from tests.deployed import BASE, CDI, CONTAINERFILE, DEPLOY, ROOT, UNITS, documents, said_of, unit, yaml_of
+
+DIRECTIVES = {
+    *("Description", "After", "Wants", "RequiresMountsFor", "StartLimitIntervalSec"),
+    *("Type", "ExecStart", "Environment", "EnvironmentFile", "Restart", "RestartSec", "TimeoutStartSec"),
+    *("TimeoutStopSec", "WatchdogSec", "KillMode", "User", "UMask", "CapabilityBoundingSet", "NoNewPrivileges"),
+    *("StateDirectory", "StateDirectoryMode", "RuntimeDirectory", "RuntimeDirectoryMode", "RuntimeDirectoryPreserve"),
+    *("OOMScoreAdjust", "OOMPolicy", "LimitNOFILE", "LimitCORE", "TasksMax", "TemporaryFileSystem", "BindPaths"),
+    *("PrivateDevices", "PrivateNetwork", "PrivateTmp", "ProtectSystem", "ProtectHome", "ProtectClock"),
+    *("ProtectControlGroups", "ProtectHostname", "ProtectKernelLogs", "ProtectKernelModules", "ProtectKernelTunables"),
+    *("LockPersonality", "RestrictNamespaces", "RestrictRealtime", "RestrictSUIDSGID", "SystemCallArchitectures"),
+    "WantedBy",
+}
+"""Those in use that systemd 252 knows (systemd.exec(5), .service(5), .unit(5), .kill(5), .resource-control(5))."""
+
+Fields = dict[str, Any]
+"""Field → None (a value or a map of words), a dict of fields, or a list with one of these."""
+
+META: Fields = {"name": None, "labels": None}
+SECURITY: Fields = dict.fromkeys(
+    ["runAsUser", "runAsGroup", "privileged", "allowPrivilegeEscalation", "readOnlyRootFilesystem"]
+) | {"capabilities": {"drop": None}, "seccompProfile": {"type": None}}
+PROBE: Fields = {"exec": {"command": None}} | dict.fromkeys(["periodSeconds", "timeoutSeconds", "failureThreshold"])
+CONTAINER: Fields = dict.fromkeys(["name", "image", "imagePullPolicy", "args", "terminationMessagePath"]) | {
+    "env": [{"name": None, "value": None, "valueFrom": {"fieldRef": {"fieldPath": None}}}],
+    "securityContext": SECURITY,
+    "resources": {"requests": {"cpu": None, "memory": None}, "limits": {"memory": None}},
+    "startupProbe": PROBE,
+    "livenessProbe": PROBE,
+    "volumeMounts": [{"name": None, "mountPath": None, "readOnly": None}],
+}
+POD: Fields = dict.fromkeys(
+    [
+        *("serviceAccountName", "automountServiceAccountToken", "enableServiceLinks", "priorityClassName", "hostPID"),
+        *("nodeSelector", "runtimeClassName", "terminationGracePeriodSeconds"),
+    ]
+) | {
+    "tolerations": [{"operator": None}],
+    "securityContext": SECURITY,
+    "containers": [CONTAINER],
+    "volumes": [{"name": None, "hostPath": {"path": None, "type": None}}],
+}
+KINDS: dict[tuple[str, str], Fields] = {
+    ("v1", "Namespace"): {},
+    ("v1", "ServiceAccount"): {"automountServiceAccountToken": None},
+    ("networking.k8s.io/v1", "NetworkPolicy"): {"spec": {"podSelector": {}, "policyTypes": None}},
+    ("apps/v1", "DaemonSet"): {
+        "spec": {
+            "selector": {"matchLabels": None},
+            "updateStrategy": {"type": None, "rollingUpdate": {"maxUnavailable": None, "maxSurge": None}},
+            "template": {"metadata": META, "spec": POD},
+        }
+    },
+}
+
+
+def unknown(value: Any, fields: Any, at: str) -> list[str]:
+    """Paths of what is not in ``fields``: Kubernetes drops a field that it does not know, and a promise with it."""
+    if fields is None:
+        return []
+    if isinstance(fields, list):
+        return [found for number, each in enumerate(value) for found in unknown(each, fields[0], f"{at}[{number}]")]
+    assert isinstance(value, dict), at
+    return [f"{at}.{key}" for key in value.keys() - fields.keys()] + [
+        found for key in value.keys() & fields.keys() for found in unknown(value[key], fields[key], f"{at}.{key}")
+    ]
+
+
+@pytest.mark.parametrize("directory", [BASE, CDI])
+def test_every_field_is_one_that_kubernetes_knows(directory: Path) -> None:
+    for each in documents(directory):
+        fields = {"apiVersion": None, "kind": None, "metadata": META} | KINDS[each["apiVersion"], each["kind"]]
+        assert unknown(each, fields, each["kind"]) == []
+    kinds = {each["kind"] for each in documents(directory)}
+    assert kinds == {"Namespace", "ServiceAccount", "NetworkPolicy", "DaemonSet"}  # and so no role
+
+
+def test_every_manifest_is_in_the_kustomization_and_in_the_one_namespace() -> None:
+    written = {path.name for path in BASE.iterdir()} - {"kustomization.yaml"}
+    assert set(yaml_of(BASE)["resources"]) == written
+    (namespace,) = [each for each in documents() if each["kind"] == "Namespace"]
+    assert yaml_of(BASE)["namespace"] == said_of(namespace, "name")
+    assert yaml_of(CDI)["resources"] == ["../base"]
+
+
+@pytest.mark.parametrize("name", sorted(UNITS))
+def test_every_directive_is_one_that_systemd_knows(name: str) -> None:
+    assert set(unit(name)) <= DIRECTIVES  # one that it does not know is a warning in a log, and then nothing
+
+
+def test_no_file_names_a_registry() -> None:
+    host = re.compile(r"\b[a-z0-9-]+(\.[a-z0-9-]+)*\.(com|io|org|net|dev|cloud)(:\d+)?/[a-z0-9._/-]+:[A-Za-z0-9]")
+    for path in (each for each in DEPLOY.rglob("*") if each.is_file()):
+        text = path.read_text()
+        assert not host.search(text), path
+        assert "://" not in text, path
+        assert ":latest" not in text, path
+    bases = re.findall(r"^FROM (\S+)", CONTAINERFILE, re.MULTILINE)
+    assert set(bases) == {"${BASE}"}
+    assert re.findall(r"^ARG BASE=(.+)$", CONTAINERFILE, re.MULTILINE) == ["python:3.11-slim"]
+
+
+def locked(path: Path) -> dict[str, int]:
+    """A lock file's requirements, as they are pinned → how many hashes."""
+    entries = re.split(r"\n(?=[a-z])", path.read_text().replace("\\\n", " "))
+    pinned = {entry.split("--hash=")[0].strip(): entry.count("--hash=sha256:") for entry in entries if "==" in entry}
+    assert all("==" in str(Requirement(each).specifier) for each in pinned)
+    return pinned
+
+
+@pytest.mark.parametrize("cuda", ["12", "13"])
+def test_the_image_holds_what_was_tested_and_what_the_gpu_needs(cuda: str) -> None:
+    own, base = locked(DEPLOY / "container" / f"cuda{cuda}.txt"), locked(ROOT / "requirements" / "base.txt")
+    assert all(own.values())
+    assert base.keys() <= own.keys()
+    assert {name.split("==")[0] for name in own} >= {f"cupy-cuda{cuda}x", "nvidia-ml-py"}
+    tested = locked(ROOT / "requirements" / "dev.txt")
+    assert {each for each in own.keys() - tested.keys() if not each.startswith("cupy-cuda13x==")} == set()
+    # What only builds is taken out again, and must take nothing along.
+    assert not locked(ROOT / "requirements" / "build.txt").keys() & own.keys()
+
+
+def test_what_the_image_is_built_from_is_there() -> None:
+    sources = [words.split()[:-1] for words in re.findall(r"^COPY (?!--from)(.+)$", CONTAINERFILE, re.MULTILINE)]
+    for word in (word for words in sources for word in words):
+        for cuda in ("12", "13"):
+            assert (ROOT / word.replace("${CUDA}", cuda)).exists(), word
+    installs = re.findall(r"pip install ([^&\n]+)", CONTAINERFILE.replace("\\\n", " "))
+    assert len(installs) == 3
+    assert all("--require-hashes" in each or "--no-deps --no-build-isolation ." in each for each in installs)
