@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench import allocation, clearing, fault, footprint, hand_over, machine, starting
+from bench import allocation, clearing, fault, footprint, hand_over, machine, release, starting
 from bench.echo import Echo
 from bench.figures import Amount, Timing
 from bench.node import Node, other_processes
@@ -45,6 +45,7 @@ class Extent:
     """Seconds."""
     starts: int
     scrubs: int
+    releases: int
 
 
 FULL = Extent(
@@ -59,6 +60,7 @@ FULL = Extent(
     rest=20.0,
     starts=7,
     scrubs=8,
+    releases=30,
 )
 QUICK = Extent(
     quick=True,
@@ -72,6 +74,7 @@ QUICK = Extent(
     rest=2.0,
     starts=2,
     scrubs=2,
+    releases=3,
 )
 
 
@@ -107,6 +110,12 @@ class Run:
             self.say("at rest")
             self.amounts += await footprint.at_rest(node, seconds=extent.rest, name="idle", title="16 devices")
             self.timings += await starting.command_line(node.stage, runs=extent.starts)
+
+            self.amounts.append(
+                await release.questions_at_rest(node, seconds=extent.rest, name="idle", title="nothing happens")
+            )
+            self.say(f"{extent.releases} releases")
+            self.timings.append(await release.release_to_clean(node, releases=extent.releases))
 
             pods: list[Pod] = []
             for count in extent.pods:
@@ -153,6 +162,8 @@ class Run:
                     )
                 )
 
+            self.say("pods come and go")
+            self.amounts += await release.churn(node, rounds=max(1, extent.rounds // 2))
             self.say(f"{extent.faults} faults")
             self.timings.append(await fault.fault_to_list(node, faults=extent.faults))
 

@@ -38,6 +38,7 @@ class SeenDevice:
         certified: clean, with a certificate that is not used up.
         parent: id of the GPU that an instance is cut from; empty for a whole GPU.
         profile: what kind of instance it is, in the driver's words; empty for a whole GPU.
+        pci_address: of its GPU for an instance; empty where there is none.
         refusal: a sentence for a pod's status; empty while the device is advertised.
     """
 
@@ -50,6 +51,7 @@ class SeenDevice:
     peers: frozenset[str] = frozenset()
     parent: str = ""
     profile: str = ""
+    pci_address: str = ""
     access: tuple[Access, ...] = ()
     refusal: str = ""
 
@@ -70,6 +72,7 @@ class Offer:
 
     Attributes:
         gone: it is no longer on this node, and is listed only because it once was.
+        share_of: of one of several shares of a device, that device's id; empty for the device itself.
     """
 
     id: str
@@ -82,9 +85,16 @@ class Offer:
     peers: frozenset[str] = frozenset()
     parent: str = ""
     profile: str = ""
+    pci_address: str = ""
     access: tuple[Access, ...] = ()
     refusal: str = ""
     gone: bool = False
+    share_of: str = ""
+
+    @property
+    def device(self) -> str:
+        """The id of the device that this is, or is a share of."""
+        return self.share_of or self.id
 
     @property
     def listed(self) -> tuple[str, bool, int | None]:
@@ -188,6 +198,7 @@ def _offer(device: SeenDevice, word: Word, refusal: str) -> Offer:
         peers=device.peers,
         parent=device.parent,
         profile=device.profile,
+        pci_address=device.pci_address,
         access=device.access,
         refusal=refusal,
     )

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from plugin.announcements import Announcements
 from plugin.board import Board
 from plugin.logs import Log
 from plugin.service import ScrubService
@@ -54,44 +55,56 @@ class _Reservation:
 class Gate:
     """Asks the service on behalf of the kubelet. Overlapping calls for the same devices are fine: the service joins them.
 
+    Devices are named as the kubelet names them, by the ids of a resource; what they mean the service was told.
+
     Args:
         clock: monotonic seconds.
     """
 
     def __init__(
-        self, service: ScrubService, board: Board, *, times: GateTimes, log: Log, clock: Callable[[], float]
+        self,
+        service: ScrubService,
+        board: Board,
+        announcements: Announcements,
+        *,
+        times: GateTimes,
+        log: Log,
+        clock: Callable[[], float],
     ) -> None:
         self._service = service
         self._board = board
+        self._announcements = announcements
         self._times = times
         self._log = log
         self._clock = clock
-        self._reservations: dict[str, _Reservation] = {}
+        self._reservations: dict[tuple[str, str], _Reservation] = {}
 
-    async def reserve(self, device_ids: Sequence[str]) -> None:
+    async def reserve(self, device_ids: Sequence[str], resource: str) -> None:
         """Tell the service of an ``Allocate``; returns also when it could not be told.
 
         Raises:
             InvalidRequest: the service does not know these devices.
             Quarantined: one of them is out of service.
         """
-        untold = _Reservation(epoch="")
-        self._reservations.update(dict.fromkeys(device_ids, untold))
+        untold = dict.fromkeys([(resource, id_) for id_ in device_ids], _Reservation(epoch=""))
+        self._reservations.update(untold)
         try:
             async with asyncio.timeout(self._times.reserve):
-                await self._service.reserve(device_ids, timeout=self._times.reserve)
+                await self._tell(device_ids, resource)
         except (InvalidRequest, Quarantined):
             raise
         except (ScrubberError, TimeoutError) as error:
             reason = str(error) or "it did not answer in time"
             self._log.warning("Allocated without telling the scrub service", devices=sorted(device_ids), reason=reason)
         else:
-            self._settle(dict.fromkeys(device_ids, untold), _Reservation(epoch=self._board.epoch))
+            self._settle(untold, _Reservation(epoch=self._board.epoch))
 
-    async def hand_over(self, device_ids: Sequence[str], deadline: float | None) -> None:
+    async def hand_over(self, device_ids: Sequence[str], resource: str, deadline: float | None) -> None:
         """Return when the service has handed all of the devices over.
 
         Args:
+            device_ids: as the kubelet names them.
+            resource: whose ids they are.
             deadline: seconds until the caller stops waiting; None when it never does.
 
         Raises:
@@ -102,12 +115,19 @@ class Gate:
         began = self._clock()
         limit = math.inf if deadline is None else deadline * self._times.share
         ends = began + min(self._times.hand_over, limit)
-        noted = {id_: self._reservations[id_] for id_ in device_ids if id_ in self._reservations}
+        keys = [(resource, id_) for id_ in device_ids]
+        noted = {key: self._reservations[key] for key in keys if key in self._reservations}
         gone_since: float | None = None
+        retold = False
         while True:
             asked = self._clock()
             try:
-                answer = await self._ask(device_ids, noted, ends - asked)
+                answer = await self._ask(device_ids, resource, noted, ends - asked)
+            except InvalidRequest:
+                if retold or not await self._announcements.again(resource):
+                    raise
+                retold = True
+                continue
             except Away as error:
                 now = self._clock()
                 # A call that lived for a while lost a service that was there: its absence begins now.
@@ -127,8 +147,26 @@ class Gate:
             )
             return
 
+    async def _tell(self, device_ids: Sequence[str], resource: str) -> None:
+        """Of an allocation, and once more where the service was started anew and does not know the ids yet: a refusal
+        would fail the pod for good.
+
+        Raises:
+            ScrubberError: the service refused, or did not answer.
+        """
+        try:
+            await self._reserve(device_ids, resource)
+        except InvalidRequest:
+            if not await self._announcements.again(resource):
+                raise
+            await self._reserve(device_ids, resource)
+
+    async def _reserve(self, device_ids: Sequence[str], resource: str) -> None:
+        ids, of = self._announcements.named(resource, device_ids)
+        await self._service.reserve(ids, timeout=self._times.reserve, resource=of)
+
     async def _ask(
-        self, device_ids: Sequence[str], noted: Mapping[str, _Reservation], left: float
+        self, device_ids: Sequence[str], resource: str, noted: Mapping[tuple[str, str], _Reservation], left: float
     ) -> pb.HandOverResponse:
         """One call, as long as ``left`` seconds.
 
@@ -138,16 +176,23 @@ class Gate:
         if left <= 0:
             raise Away("The time for this start is used up.")
         # What one run of the service was told, the next one does not know.
-        unseen = sorted(id_ for id_, note in noted.items() if note.epoch == "" or note.epoch != self._board.epoch)
+        unseen = sorted(id_ for (_, id_), note in noted.items() if note.epoch == "" or note.epoch != self._board.epoch)
         wait = left - min(self._times.margin, left / 10)
-        return await self._service.hand_over(device_ids, wait_seconds=wait, reserved_unseen=unseen, timeout=left)
+        ids, of = self._announcements.named(resource, device_ids)
+        return await self._service.hand_over(
+            ids,
+            wait_seconds=wait,
+            reserved_unseen=self._announcements.named(resource, unseen)[0],
+            resource=of,
+            timeout=left,
+        )
 
-    def _settle(self, noted: Mapping[str, _Reservation], settled: _Reservation | None) -> None:
+    def _settle(self, noted: Mapping[tuple[str, str], _Reservation], settled: _Reservation | None) -> None:
         """Replace or forget these reservations; one that came since belongs to the next start and stays."""
-        for id_, reservation in noted.items():
-            if self._reservations.get(id_) is not reservation:
+        for key, reservation in noted.items():
+            if self._reservations.get(key) is not reservation:
                 continue
             if settled is None:
-                del self._reservations[id_]
+                del self._reservations[key]
             else:
-                self._reservations[id_] = settled
+                self._reservations[key] = settled

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
+from plugin.announcements import Announce, Announcements
 from plugin.board import Board
 from plugin.cdi import Publisher
 from plugin.gate import Gate, GateTimes
@@ -81,14 +82,15 @@ async def run(settings: PluginSettings) -> int:
     nvidia = settings.nvidia
     for resource in _possible_resources(settings):
         _places(settings, resource).check()
-    behind = _behind(settings, log)
-    resources = behind.front if behind else _resources(settings, log)
+    client = PluginClient(settings.socket.absolute())
+    announcements = Announcements(client, log=log)
+    behind = _behind(settings, announcements.announce, log)
+    resources = behind.front if behind else _resources(settings, announcements.announce, log)
     if warning := health_check_warning(nvidia.disabled_health_checks):
         log.warning("DP_DISABLE_HEALTHCHECKS is set", reason=warning)
     if warning := index_warning(nvidia.injection):
         log.warning("Devices are named by index", reason=warning)
-    client = PluginClient(settings.socket.absolute())
-    gate = Gate(client, resources, times=settings.times.gate, log=log, clock=time.monotonic)
+    gate = Gate(client, resources, announcements, times=settings.times.gate, log=log, clock=time.monotonic)
     watch = ServiceWatch(
         client,
         resources,
@@ -105,7 +107,15 @@ async def run(settings: PluginSettings) -> int:
             plugin=lambda streams: (
                 behind.plugin(resource, gate, streams)
                 if behind
-                else DevicePlugin(board, gate, streams=streams, log=log, injection=nvidia.injection)
+                else DevicePlugin(
+                    resource,
+                    board,
+                    gate,
+                    streams=streams,
+                    log=log,
+                    injection=nvidia.injection,
+                    sharing=nvidia.sharing,
+                )
             ),
             board=board,
             times=settings.times.registration,
@@ -167,7 +177,7 @@ def _hopeless(resources: Resources | Front, insist: bool) -> bool:
     return insist and bool(resources.complaint) and not resources.boards
 
 
-def _behind(settings: PluginSettings, log: Log) -> Behind | None:
+def _behind(settings: PluginSettings, announce: Announce, log: Log) -> Behind | None:
     """Vendors' plugins behind this one; None when there are to be none.
 
     Raises:
@@ -177,29 +187,35 @@ def _behind(settings: PluginSettings, log: Log) -> Behind | None:
         return None
     if settings.resource_name:
         raise BadConfiguration("--resource-name says nothing beside --upstream-dir: the vendor's plugin has the name.")
+    if settings.nvidia.sharing.shares:
+        raise BadConfiguration(
+            "sharing in --config-file says nothing beside --upstream-dir: the vendor's plugin makes the shares. "
+            "Write it in the vendor's configuration."
+        )
     return Behind(
         settings.upstream_dir.absolute(),
         settings.kubelet_dir.absolute(),
         times=settings.times.behind,
         injection=settings.nvidia.injection,
+        announce=announce,
         log=log,
         clock=time.monotonic,
     )
 
 
-def _resources(settings: PluginSettings, log: Log) -> Resources:
+def _resources(settings: PluginSettings, announce: Announce, log: Log) -> Resources:
     """The boards; with CDI, a device is on none of them before a container can be given it.
 
     Raises:
         BadConfiguration: CDI is asked for, and no specification can be written.
     """
     nvidia = settings.nvidia
-    layout = Layout(nvidia.mig, settings.resource_name)
+    layout = Layout(nvidia.mig, settings.resource_name, nvidia.sharing)
     if not nvidia.injection.by_cdi:
-        return Resources(layout, log=log)
+        return Resources(layout, log=log, announce=announce)
     publisher = Publisher(nvidia.cdi_directory, root=nvidia.root, hook=nvidia.hook, injection=nvidia.injection, log=log)
     publisher.check()
-    return Resources(layout, log=log, publish=publisher.publish)
+    return Resources(layout, log=log, publish=publisher.publish, announce=announce)
 
 
 def _places(settings: PluginSettings, resource: str) -> KubeletPlaces:
@@ -210,7 +226,10 @@ def _possible_resources(settings: PluginSettings) -> list[str]:
     """Names to check before anything is started; for instances one as long as any."""
     whole = [settings.resource_name] if settings.resource_name else [SIMULATED, NVIDIA]
     domain = whole[-1].partition("/")[0]
-    return [*whole, f"{domain}/mig-1c.1g.100gb.me.all"] if settings.nvidia.mig is MigStrategy.MIXED else whole
+    sharing = settings.nvidia.sharing
+    shared = [sharing.called(resource) for resource in sharing.shares]
+    mixed = [f"{domain}/mig-1c.1g.100gb.me.all"] if settings.nvidia.mig is MigStrategy.MIXED else []
+    return [*whole, *shared, *mixed]
 
 
 def _registration(name: str) -> Registration:

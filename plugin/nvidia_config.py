@@ -11,14 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from enum import StrEnum
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
+from plugin.config_file import ConfigFile
 from plugin.driverfiles import DriverRoot, Hook, find_hook
 from plugin.injection import CDI_PREFIX, Feature, IdStrategy, Injection, ListStrategy, list_strategies
 from plugin.resources import NVIDIA, MigStrategy
-from scrubber.config.yaml_lines import Located, Location, Value, file_content, read_yaml
+from plugin.shares import Preference, Sharing
+from plugin.sharing_config import read_sharing
+from scrubber.config.yaml_lines import Location, Value, file_content, read_yaml
 from scrubber.domain.errors import BadConfiguration
 
 __all__ = [
@@ -36,8 +38,6 @@ __all__ = [
 CDI_DIRECTORY = Path("/var/run/cdi")
 MOUNTED_ROOT = Path("/driver-root")
 """Where NVIDIA's manifests mount the driver's root in the plugin's container."""
-
-_Choice = TypeVar("_Choice", bound=StrEnum)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,7 @@ class Written:
     gdrcopy: bool | None = None
     gds: bool | None = None
     mofed: bool | None = None
+    sharing: Sharing | None = None
 
     def over(self, other: Written) -> Written:
         """This, and where nothing is written here, ``other``."""
@@ -115,7 +116,7 @@ def _absolute(flag: str, words: str | None, kind: Callable[[str], _Place]) -> _P
 
 @dataclass(frozen=True, slots=True)
 class NvidiaSettings:
-    """What the plugin does with GPUs; on a simulated node nothing of it matters.
+    """What the plugin does with GPUs; on a simulated node nothing of it matters but ``sharing``.
 
     Attributes:
         hook: NVIDIA's program for a container's links; None where there is none.
@@ -131,6 +132,7 @@ class NvidiaSettings:
     cdi_directory: Path = CDI_DIRECTORY
     fail_on_init_error: bool = True
     disabled_health_checks: str = ""
+    sharing: Sharing = field(default_factory=Sharing)
 
 
 def settle(
@@ -176,6 +178,7 @@ def settle(
         cdi_directory=cdi_directory,
         fail_on_init_error=written.fail_on_init_error is not False,
         disabled_health_checks=disabled_health_checks,
+        sharing=written.sharing or Sharing(),
     )
 
 
@@ -210,64 +213,59 @@ def read_config(path: Path) -> Written:
     except (OSError, ValueError) as error:  # ValueError: a path that no file can have
         why = getattr(error, "strerror", None) or error
         raise BadConfiguration(f"--config-file {path} cannot be read: {why}.") from error
-    return _Reader(str(path), read_yaml(content, str(path))).written()
+    return _Reader(ConfigFile(str(path), read_yaml(content, str(path)))).written()
 
 
 class _Reader:
     """One pass over the file."""
 
-    def __init__(self, name: str, document: Located) -> None:
-        self._name = name
-        self._document = document
+    def __init__(self, file: ConfigFile) -> None:
+        self._file = file
 
     def written(self) -> Written:
-        top = self._section((), self._document.value, {"version", "flags", "resources", "sharing", "imex"})
+        top = self._file.section((), self._file.whole, {"version", "flags", "resources", "sharing", "imex"})
         version = top.get("version")
         if version not in (None, "v1"):
-            raise self._complaint(("version",), f'is "{version}"; only v1 is read')
-        self._refuse_sharing(top.get("sharing"))
+            raise self._file.complaint(("version",), f'is "{version}"; only v1 is read')
         self._refuse_renaming(top.get("resources"))
-        if self._section(("imex",), top.get("imex"), {"channelIDs", "required"}).get("channelIDs"):
-            raise self._complaint(("imex",), "asks for IMEX channels, which this plugin does not hand out; remove it")
-        return self._flags(top.get("flags"))
+        if self._file.section(("imex",), top.get("imex"), {"channelIDs", "required"}).get("channelIDs"):
+            raise self._file.complaint(
+                ("imex",), "asks for IMEX channels, which this plugin does not hand out; remove it"
+            )
+        return self._flags(top.get("flags"), top.get("sharing"))
 
-    def _flags(self, value: Value) -> Written:
+    def _flags(self, value: Value, sharing: Value) -> Written:
         at: Location = ("flags",)
         known = {"migStrategy", "failOnInitError", "nvidiaDriverRoot", "nvidiaDevRoot", "plugin"}
         known |= {"gdrcopyEnabled", "gdsEnabled", "mofedEnabled", "deviceDiscoveryStrategy"}
-        flags = self._section(at, value, known | {"gfd", "useNodeFeatureAPI", "mpsRoot"})
+        flags = self._file.section(at, value, known | {"gfd", "useNodeFeatureAPI", "mpsRoot"})
         if flags.get("deviceDiscoveryStrategy") not in (None, "", "auto", "nvml"):
-            raise self._complaint((*at, "deviceDiscoveryStrategy"), "must be auto or nvml: the scrub service uses NVML")
+            raise self._file.complaint(
+                (*at, "deviceDiscoveryStrategy"), "must be auto or nvml: the scrub service uses NVML"
+            )
         here = (*at, "plugin")
         known = {"passDeviceSpecs", "deviceListStrategy", "deviceIDStrategy", "cdiAnnotationPrefix", "nvidiaCTKPath"}
-        plugin = self._section(
+        plugin = self._file.section(
             here, flags.get("plugin"), known | {"containerDriverRoot", "sharedDevicesAllocationPolicy"}
         )
         return Written(
             list_strategies=self._strategies(here, plugin),
-            ids=self._choice(here, plugin, "deviceIDStrategy", IdStrategy),
-            pass_device_specs=self._truth(here, plugin, "passDeviceSpecs"),
-            driver_root=self._path(at, flags, "nvidiaDriverRoot", PurePosixPath),
-            dev_root=self._path(at, flags, "nvidiaDevRoot", PurePosixPath),
-            driver_root_seen=self._path(here, plugin, "containerDriverRoot", Path),
-            mig=self._choice(at, flags, "migStrategy", MigStrategy),
-            annotation_prefix=self._text(here, plugin, "cdiAnnotationPrefix"),
-            hook=self._path(here, plugin, "nvidiaCTKPath", str),
-            fail_on_init_error=self._truth(at, flags, "failOnInitError"),
-            gdrcopy=self._truth(at, flags, "gdrcopyEnabled"),
-            gds=self._truth(at, flags, "gdsEnabled"),
-            mofed=self._truth(at, flags, "mofedEnabled"),
+            ids=self._file.choice(here, plugin, "deviceIDStrategy", IdStrategy),
+            pass_device_specs=self._file.truth(here, plugin, "passDeviceSpecs"),
+            driver_root=self._file.path(at, flags, "nvidiaDriverRoot", PurePosixPath),
+            dev_root=self._file.path(at, flags, "nvidiaDevRoot", PurePosixPath),
+            driver_root_seen=self._file.path(here, plugin, "containerDriverRoot", Path),
+            mig=self._file.choice(at, flags, "migStrategy", MigStrategy),
+            annotation_prefix=self._file.text(here, plugin, "cdiAnnotationPrefix"),
+            hook=self._file.path(here, plugin, "nvidiaCTKPath", str),
+            fail_on_init_error=self._file.truth(at, flags, "failOnInitError"),
+            gdrcopy=self._file.truth(at, flags, "gdrcopyEnabled"),
+            gds=self._file.truth(at, flags, "gdsEnabled"),
+            mofed=self._file.truth(at, flags, "mofedEnabled"),
+            sharing=read_sharing(
+                self._file, sharing, self._file.choice(here, plugin, "sharedDevicesAllocationPolicy", Preference)
+            ),
         )
-
-    def _section(self, at: Location, value: Value, known: set[str]) -> Mapping[str, Value]:
-        if value is None:
-            return {}
-        if not isinstance(value, dict):
-            raise self._complaint(at, "must be a section of keys and values")
-        for key in value:
-            if key not in known:
-                raise self._complaint((*at, key), f"is not known; there is {', '.join(sorted(known))}")
-        return value
 
     def _strategies(self, at: Location, section: Mapping[str, Value]) -> tuple[ListStrategy, ...] | None:
         value = section.get("deviceListStrategy")
@@ -275,68 +273,22 @@ class _Reader:
             return None
         words = value if isinstance(value, list) else [value]
         where = (*at, "deviceListStrategy")
-        return list_strategies([str(word) for word in words], self._origin(where))
-
-    def _choice(self, at: Location, section: Mapping[str, Value], key: str, kind: type[_Choice]) -> _Choice | None:
-        value = section.get(key)
-        if value is None:
-            return None
-        try:
-            return kind(str(value))
-        except ValueError:
-            raise self._complaint((*at, key), f'is "{value}"; write one of {", ".join(kind)}') from None
-
-    def _truth(self, at: Location, section: Mapping[str, Value], key: str) -> bool | None:
-        value = section.get(key)
-        if value is None or isinstance(value, bool):
-            return value
-        raise self._complaint((*at, key), f'is "{value}"; write true or false')
-
-    def _text(self, at: Location, section: Mapping[str, Value], key: str) -> str | None:
-        value = section.get(key)
-        if value is None or isinstance(value, str):
-            return value or None
-        raise self._complaint((*at, key), f'is "{value}"; write a text')
-
-    def _path(
-        self, at: Location, section: Mapping[str, Value], key: str, kind: Callable[[str], _Place]
-    ) -> _Place | None:
-        """A directory, or None where nothing is written."""
-        value = self._text(at, section, key)
-        if value is not None and not value.startswith("/"):
-            raise self._complaint((*at, key), f'is "{value}"; write a path that begins with /')
-        return None if value is None else kind(value)
-
-    def _refuse_sharing(self, sharing: Value) -> None:
-        ways = self._section(("sharing",), sharing, {"timeSlicing", "mps"})
-        keys = {"resources", "renameByDefault", "failRequestsGreaterThanOne"}
-        if any(self._section(("sharing", way), asked, keys).get("resources") for way, asked in ways.items()):
-            raise self._complaint(
-                ("sharing",),
-                "asks for shared GPUs, which this plugin does not advertise: who may follow whom on a device is the "
-                "policy's to say (sharing: same-tenant or never). Remove it",
-            )
+        return list_strategies([str(word) for word in words], self._file.origin(where))
 
     def _refuse_renaming(self, resources: Value) -> None:
         """Entries that say what holds anyway are fine; NVIDIA's plugin passes over the others, which nobody notices."""
-        for kind, entries in self._section(("resources",), resources, {"gpus", "mig"}).items():
+        for kind, entries in self._file.section(("resources",), resources, {"gpus", "mig"}).items():
             if not isinstance(entries, list | None):
-                raise self._complaint(("resources", kind), "must be a list of patterns and names")
+                raise self._file.complaint(("resources", kind), "must be a list of patterns and names")
             for position, entry in enumerate(entries or []):
                 where = ("resources", kind, position)
-                known = self._section(where, entry, {"pattern", "name"})
+                known = self._file.section(where, entry, {"pattern", "name"})
                 pattern, name = str(known.get("pattern")), str(known.get("name"))
                 usual = "gpu" if kind == "gpus" else f"mig-{pattern.replace('+', '.')}"
                 domain = NVIDIA.partition("/")[0]
                 if (kind == "gpus" and pattern != "*") or name not in (usual, f"{domain}/{usual}"):
-                    raise self._complaint(
+                    raise self._file.complaint(
                         where,
                         f"calls {pattern} {name}: resources are not renamed by this file (NVIDIA's plugin ignores that "
                         "too). Remove it; --resource-name names the resource of whole GPUs",
                     )
-
-    def _origin(self, where: Location) -> str:
-        return f"{self._name}:{self._document.line(where)}: {'.'.join(str(part) for part in where) or 'the file'}"
-
-    def _complaint(self, where: Location, what: str) -> BadConfiguration:
-        return BadConfiguration(f"{self._origin(where)} {what}.")

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from plugin.availability import Offer, Word
+from plugin.shares import Preference, spread
 
 __all__ = ["preferred"]
 
@@ -19,16 +20,24 @@ MOST_SEEDS = 16
 
 
 def preferred(
-    available: Iterable[str], must_include: Iterable[str], size: int, offers: Mapping[str, Offer]
+    available: Iterable[str],
+    must_include: Iterable[str],
+    size: int,
+    offers: Mapping[str, Offer],
+    preference: Preference = Preference.DISTRIBUTED,
 ) -> tuple[str, ...]:
     """Choose ``size`` ids, those of ``must_include`` first; fewer when there are not so many.
 
     Readiness decides: certified-clean, then being scrubbed, then dirty or unknown, then out of service. Within the
     last readiness that is taken in part, topology decides: fast links to what is chosen, then its NUMA node, then
     leaving the groups of the others whole. Instances of one GPU are as close as linked GPUs.
+
+    Where there are shares, ``preference`` decides first (:func:`plugin.shares.spread`).
     """
     chosen = sorted(set(must_include))[: max(size, 0)]
     left = set(available).difference(chosen)
+    if any(offers[id_].share_of for id_ in left.intersection(offers)):
+        return spread(left, chosen, size, offers, preference, _readiness)
     while left and len(chosen) < size:
         best = max(_readiness(offers.get(id_)) for id_ in left)
         pool = sorted(id_ for id_ in left if _readiness(offers.get(id_)) == best)

@@ -8,15 +8,18 @@ The decision is pure (:class:`Layout`); :class:`Resources` acts on it.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from plugin.announcements import Announce, to_nobody
 from plugin.availability import Offer, Word
 from plugin.board import Board
 from plugin.kubelet import resource_complaint
 from plugin.logs import Log
+from plugin.shares import Sharing, meanings
 
 __all__ = ["NVIDIA", "SIMULATED", "Arrangement", "Layout", "MigStrategy", "Resources"]
 
@@ -60,12 +63,14 @@ class Layout:
 
     Attributes:
         resource: the name for whole devices; empty: by what they are.
-        listed: id → resources under which the device was ever listed. An instance may come back under its old id as
-            one of another profile.
+        sharing: which of them are advertised as shares.
+        listed: id → resources under which the device was ever listed, by their names when they are not shared. An
+            instance may come back under its old id as one of another profile.
     """
 
     mig: MigStrategy = MigStrategy.NONE
     resource: str = ""
+    sharing: Sharing = field(default_factory=Sharing)
     listed: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     def arrange(self, offers: Iterable[Offer]) -> tuple[Layout, Arrangement]:
@@ -85,13 +90,19 @@ class Layout:
             if home and not waits:
                 listed[offer.id] = listed.get(offer.id, frozenset()) | {home}
             for resource in sorted(listed.get(offer.id, ())):
-                moved = f"Device {offer.id} is not advertised as {resource} any more."
-                lists.setdefault(resource, []).append(offer if resource == home else offer.withheld(moved))
+                name = self.sharing.called(resource)
+                moved = f"Device {offer.id} is not advertised as {name} any more."
+                seen = offer if resource == home else offer.withheld(moved)
+                lists.setdefault(name, []).extend(self.sharing.split(resource, seen))
+        unmet = self.sharing.shares.keys() - set().union(*listed.values()) if judged else set()
         arrangement = Arrangement(
             {resource: tuple(part) for resource, part in sorted(lists.items())},
             judged,
             complaint,
-            tuple(f"{note} ({count} of them)" for note, count in sorted(notes.items())),
+            (
+                *(f"{note} ({count} of them)" for note, count in sorted(notes.items())),
+                *(f"The configuration file shares {resource}, and this node has none" for resource in sorted(unmet)),
+            ),
         )
         return replace(self, listed=listed), arrangement
 
@@ -146,21 +157,32 @@ def _nothing_to_publish(offers: Sequence[Offer], epoch: str) -> Mapping[str, str
 class Resources(Board):
     """The node's board, dealt out to a board for each resource.
 
+    Args:
+        announce: told of every list before it is shown.
+
     Attributes:
         boards: resource → its board; one that is there stays.
         complaint: see :class:`Arrangement`.
     """
 
-    def __init__(self, layout: Layout, *, log: Log, publish: Publish = _nothing_to_publish) -> None:
+    def __init__(
+        self, layout: Layout, *, log: Log, publish: Publish = _nothing_to_publish, announce: Announce = to_nobody
+    ) -> None:
         super().__init__()
         self.boards: dict[str, Board] = {}
         self.complaint = ""
         self._layout = layout
         self._log = log
         self._publish = publish
+        self._announce = announce
+        self._showing = asyncio.Lock()
         self._notes: tuple[str, ...] = ()
 
     async def show(self, offers: tuple[Offer, ...], epoch: str) -> None:
+        async with self._showing:  # announcing takes a while, and what was seen later is shown later
+            await self._show(offers, epoch)
+
+    async def _show(self, offers: tuple[Offer, ...], epoch: str) -> None:
         refusals = self._publish(offers, epoch)
         usable = [
             offer.withheld(refusals[offer.id]) if offer.id in refusals and offer.word is Word.OFFERED else offer
@@ -168,7 +190,9 @@ class Resources(Board):
         ]
         self._layout, arrangement = self._layout.arrange(usable)
         before = (set(self.boards), self.complaint)
-        for resource, part in arrangement.lists.items():
+        lists = arrangement.lists
+        await asyncio.gather(*(self._announce(resource, meanings(part), epoch) for resource, part in lists.items()))
+        for resource, part in lists.items():
             await self.boards.setdefault(resource, Board()).show(part, epoch)
         self._say(arrangement)
         await super().show(arrangement.offers, epoch)

@@ -23,6 +23,7 @@ from plugin.inject import container_response
 from plugin.injection import Injection
 from plugin.logs import Log
 from plugin.preferred import preferred
+from plugin.shares import Sharing, devices_of
 from scrubber.domain.errors import InvalidRequest, Quarantined, Retry, ScrubberError
 
 __all__ = ["DevicePlugin", "Gatekeeper", "Streams", "distinct", "listed", "status"]
@@ -35,9 +36,9 @@ FAULT = "The device plugin on this node failed to answer; its log says why."
 class Gatekeeper(Protocol):
     """Who is asked before a container gets a device; :class:`plugin.gate.Gate` asks the service."""
 
-    async def reserve(self, device_ids: Sequence[str]) -> None: ...
+    async def reserve(self, device_ids: Sequence[str], resource: str) -> None: ...
 
-    async def hand_over(self, device_ids: Sequence[str], deadline: float | None) -> None: ...
+    async def hand_over(self, device_ids: Sequence[str], resource: str, deadline: float | None) -> None: ...
 
 
 class Streams:
@@ -93,15 +94,29 @@ def _speaking_in_sentences(call: _Call[_Request, _Answer]) -> _Call[_Request, _A
 
 
 class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
-    """Answers the kubelet from the board and through the gate. One for each incarnation; board and gate outlive it."""
+    """Answers the kubelet from the board and through the gate. One for each incarnation; board and gate outlive it.
+
+    Args:
+        resource: whose devices are on the board.
+    """
 
     def __init__(
-        self, board: Board, gate: Gatekeeper, *, streams: Streams, log: Log, injection: Injection | None = None
+        self,
+        resource: str,
+        board: Board,
+        gate: Gatekeeper,
+        *,
+        streams: Streams,
+        log: Log,
+        injection: Injection | None = None,
+        sharing: Sharing | None = None,
     ) -> None:
+        self._resource = resource
         self._board = board
         self._gate = gate
         self._streams = streams
         self._injection = injection or Injection()
+        self._sharing = sharing or Sharing()
         self.log = log
 
     async def GetDevicePluginOptions(
@@ -136,6 +151,7 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
                         container.must_include_deviceIDs,
                         container.allocation_size,
                         offers,
+                        self._sharing.preference,
                     )
                 )
                 for container in request.container_requests
@@ -152,10 +168,12 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
         everything = sorted({offer.id for offers in containers for offer in offers})
         if not everything:
             raise InvalidRequest("The request names no device: an allocation needs at least one device id.")
-        await self._gate.reserve(everything)
-        self.log.info("Allocated", devices=everything)
+        for offers in containers:
+            self._sharing.check(offers)
+        await self._gate.reserve(everything, self._resource)
+        self.log.info("Allocated", resource=self._resource, devices=everything)
         return kubelet.AllocateResponse(
-            container_responses=[container_response(offers, self._injection) for offers in containers]
+            container_responses=[container_response(devices_of(offers), self._injection) for offers in containers]
         )
 
     @_speaking_in_sentences
@@ -164,7 +182,7 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
         request: kubelet.PreStartContainerRequest,
         context: grpc.aio.ServicerContext[kubelet.PreStartContainerRequest, kubelet.PreStartContainerResponse],
     ) -> kubelet.PreStartContainerResponse:
-        await self._gate.hand_over(distinct(request.devices_ids), deadline=context.time_remaining())
+        await self._gate.hand_over(distinct(request.devices_ids), self._resource, deadline=context.time_remaining())
         return kubelet.PreStartContainerResponse()
 
     def _has_news(self, sent: int) -> bool:

@@ -7,7 +7,7 @@ nothing (stopped, hung) counts as away, exactly as one that is gone.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
@@ -22,7 +22,7 @@ __all__ = ["ScrubService", "ServiceWatch", "WatchTimes", "sighting"]
 
 
 class ScrubService(Protocol):
-    """The four questions of the plugin's socket; :class:`scrubber.api.client.PluginClient` answers them.
+    """The questions of the plugin's socket; :class:`scrubber.api.client.PluginClient` answers them.
 
     All raise the errors of :mod:`scrubber.domain.errors`; :class:`Away` when nobody answers within ``timeout`` seconds.
     """
@@ -31,10 +31,18 @@ class ScrubService(Protocol):
 
     def watch_snapshots(self) -> AsyncIterator[pb.Snapshot]: ...
 
-    async def reserve(self, device_ids: Sequence[str], timeout: float) -> pb.ReserveResponse: ...
+    async def announce(self, resource: str, offers: Mapping[str, str], timeout: float) -> pb.AnnounceResponse: ...
+
+    async def reserve(self, device_ids: Sequence[str], timeout: float, *, resource: str = "") -> pb.ReserveResponse: ...
 
     async def hand_over(
-        self, device_ids: Sequence[str], *, wait_seconds: float, reserved_unseen: Sequence[str] = (), timeout: float
+        self,
+        device_ids: Sequence[str],
+        *,
+        wait_seconds: float,
+        reserved_unseen: Sequence[str] = (),
+        resource: str = "",
+        timeout: float,
     ) -> pb.HandOverResponse: ...
 
 
@@ -82,6 +90,7 @@ def _seen(device: pb.SnapshotDevice, envvar_refused: bool) -> SeenDevice:
         peers=frozenset(device.peers),
         parent=device.parent,
         profile=device.profile,
+        pci_address=device.pci_address,
         access=tuple(
             Access(AccessKind(access.kind), access.host_path, access.container_path)
             for access in device.access

@@ -146,7 +146,7 @@ async def nvidia_backend(
     Args:
         state: a directory of the service's own: locks, fences, compiled kernels.
         question: seconds that one question to the driver may take.
-        walk: seconds that one walk over ``/proc`` may take.
+        walk: seconds within which one walk over ``/proc`` is answered; its processes share four fifths of that.
         environment: more variables for the CUDA children.
 
     Raises:

@@ -27,6 +27,7 @@ from scrubber.adapters.containers.origin import unit_of
 from scrubber.adapters.journal.journal import StructlogJournal
 from scrubber.adapters.journal.logging import configure_logging
 from scrubber.adapters.kubelet.assignments import KubeletAssignments
+from scrubber.adapters.kubelet.pid_namespace import refuse_another_pid_namespace
 from scrubber.adapters.kubelet.service_accounts import ServiceAccounts
 from scrubber.adapters.ledger.sqlite import SqliteLedger
 from scrubber.adapters.nvidia.places import Places
@@ -39,12 +40,15 @@ from scrubber.config.settings import Backend, ContainerIdentity, ServiceSettings
 from scrubber.domain.device import Device, NodeIdentity
 from scrubber.domain.errors import Away, BadConfiguration, ScrubberError
 from scrubber.domain.policy import Policy
+from scrubber.domain.resources import Meaning
 from scrubber.engine.instruments import Instruments
 from scrubber.engine.node import Node
 from scrubber.engine.pods import PodWatch
 from scrubber.engine.reconcile import reconcile, welcome
 from scrubber.engine.slots import Slots
+from scrubber.engine.strangers import Strangers
 from scrubber.engine.tend import tend_all
+from scrubber.engine.use import watch_use
 from scrubber.engine.views import ServiceView
 from scrubber.engine.watch import follow_signals, watch_health, watch_inventory, watch_pods
 from scrubber.ports import Clock, Containers, LedgerState
@@ -53,6 +57,8 @@ __all__ = ["run"]
 
 _HEALTH_EVERY = 5
 """Watch intervals between two comparisons of health snapshots."""
+_USE_EVERY = 0.5
+"""Seconds between two looks at who uses the devices, at least: on a simulated node each is a walk over ``/proc``."""
 _DRIVER_EVERY = 5.0
 """Seconds between two looks at the driver itself."""
 
@@ -90,6 +96,8 @@ async def run(settings: ServiceSettings) -> int:
 
 async def _serve(settings: ServiceSettings, policy: Policy, log: structlog.typing.FilteringBoundLogger) -> None:
     """Build everything, run it, and take it down in the reverse order."""
+    if settings.backend is Backend.NVIDIA:
+        refuse_another_pid_namespace(settings.pod_resources_socket)
     supervisor = sdnotify.SystemdNotifier()
     clock = SystemClock()
     registry = CollectorRegistry()
@@ -100,6 +108,7 @@ async def _serve(settings: ServiceSettings, policy: Policy, log: structlog.typin
         stack.push_async_callback(ledger.close)
         state = await ledger.load()
         containers = _containers(settings)
+        stack.callback(containers.close)
         backend = await stack.enter_async_context(_backend(settings, policy, containers))
         supervisor.notify("STATUS=Waiting for the driver")
         patient = not settings.fail_on_init_error
@@ -114,12 +123,17 @@ async def _serve(settings: ServiceSettings, policy: Policy, log: structlog.typin
         def known_devices() -> frozenset[str]:
             return node.known
 
+        def meaning(resource: str, listed: str) -> Meaning | None:
+            return node.meaning(resource, listed)
+
         assignments = KubeletAssignments(
             pod_resources_socket=settings.pod_resources_socket,
             kubelet_dir=settings.kubelet_dir,
             pod_logs_dir=settings.pod_logs_dir,
             device_ids=known_devices,
             clock=clock,
+            alias=meaning,
+            in_a_pod=containers.pod_uid_of,
             settle=settings.list_settle,
         )
         stack.push_async_callback(assignments.close)
@@ -135,6 +149,7 @@ async def _serve(settings: ServiceSettings, policy: Policy, log: structlog.typin
             ledger=ledger,
             journal=journal,
             pods=PodWatch(assignments=assignments, containers=containers, clock=clock),
+            strangers=Strangers(containers=containers, clock=clock),
             slots=Slots(policy.limits.eraser_slots),
             identity=identity,
             policy=lambda: policy,
@@ -184,6 +199,7 @@ async def _run_tasks(
         group.create_task(watch_health(node, instruments=instruments, interval=interval * _HEALTH_EVERY), name="health")
         group.create_task(watch_pods(node, instruments=instruments, interval=interval), name="pods")
         group.create_task(watching, name="inventory")
+        group.create_task(watch_use(node, instruments=instruments, interval=max(interval, _USE_EVERY)), name="use")
         group.create_task(tend_all(node, instruments=instruments), name="tending")
         group.create_task(_show_states(node, backend, journal), name="states")
         group.create_task(_watch_driver(backend, instruments, log), name="driver")
@@ -272,7 +288,7 @@ def _backend(
     )
 
 
-def _containers(settings: ServiceSettings) -> Containers:
+def _containers(settings: ServiceSettings) -> CgroupContainers | MarkerContainers:
     by_cgroup = settings.containers is ContainerIdentity.CGROUP or (
         settings.containers is ContainerIdentity.AUTO
         and (settings.cgroup_root is not None or settings.backend is not Backend.SIM)

@@ -63,9 +63,12 @@ class FakeService(scrubber_pb2_grpc.PluginServicer):
     def __init__(self, directory: Path, shown: pb.Snapshot) -> None:
         self.path = directory / "plugin" / "plugin.sock"
         self.bell = Bell()
+        self.announced: list[tuple[str, dict[str, str]]] = []
+        """Every announcement: resource, and what its ids mean."""
         self.reserved: list[list[str]] = []
         self.asked: list[pb.HandOverRequest] = []
         self.cancelled = 0
+        self.on_announce: Callable[[pb.AnnounceRequest], Awaitable[None]] = _nothing
         self.on_reserve: Callable[[pb.ReserveRequest], Awaitable[None]] = _nothing
         self.on_hand_over: Callable[[pb.HandOverRequest], Awaitable[None]] = _nothing
         self._shown = shown
@@ -104,6 +107,12 @@ class FakeService(scrubber_pb2_grpc.PluginServicer):
             yield shown
             while self._shown is shown:
                 await self.bell.rung()
+
+    async def Announce(self, request: pb.AnnounceRequest, context: Any) -> pb.AnnounceResponse:
+        self.announced.append((request.resource, {each.id: each.device for each in request.offers}))
+        self.bell.ring()
+        await self._do(self.on_announce(request), context)
+        return pb.AnnounceResponse()
 
     async def Reserve(self, request: pb.ReserveRequest, context: Any) -> pb.ReserveResponse:
         self.reserved.append(sorted(request.device_ids))

@@ -60,6 +60,7 @@ class Recorder:
 
     def __init__(self, changes: Changes) -> None:
         self.events: list[KubeletEvent] = []
+        self.questions = 0
         self._changes = changes
 
     def note(self, event: KubeletEvent) -> None:

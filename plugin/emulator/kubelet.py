@@ -242,6 +242,11 @@ class Kubelet:
         """Everything recorded so far, in order of completion; grows as you look."""
         return self._node.recorder.events
 
+    @property
+    def questions(self) -> int:
+        """How many questions PodResources was asked, those that were turned away included."""
+        return self._node.recorder.questions
+
     async def changed(self, condition: Callable[[Kubelet], bool], timeout: float) -> None:
         """Wait until ``condition(self)`` holds; it is asked again after every change on the node.
 

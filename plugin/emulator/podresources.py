@@ -15,6 +15,7 @@ import grpc
 
 from plugin.emulator.allocations import NO_NUMA_NODE, by_numa_node
 from plugin.emulator.devicemanager import DeviceManager
+from plugin.emulator.events import Recorder
 from plugin.emulator.pods import ContainerSpec, Pod
 from plugin.emulator.timings import KubeletTimings
 from scrubber.wire import podresources_pb2 as api
@@ -28,11 +29,17 @@ class PodResources(rpc.PodResourcesListerServicer):
     """Answers from the kubelet's memory; ``pods`` is its table by UID."""
 
     def __init__(
-        self, pods: Mapping[str, Pod], devices: DeviceManager, timings: KubeletTimings, rng: random.Random
+        self,
+        pods: Mapping[str, Pod],
+        devices: DeviceManager,
+        timings: KubeletTimings,
+        rng: random.Random,
+        recorder: Recorder,
     ) -> None:
         self._pods = pods
         self._devices = devices
         self._rng = rng
+        self._recorder = recorder
         self._rate = float(timings.pod_resources_per_second)
         self._burst = float(timings.pod_resources_burst)
         self._tokens = self._burst
@@ -101,6 +108,7 @@ class PodResources(rpc.PodResourcesListerServicer):
 
     async def _admit(self, context: grpc.aio.ServicerContext[Request, Response]) -> None:
         """A bucket of ``burst`` queries that fills at ``rate`` a second."""
+        self._recorder.questions += 1
         now = asyncio.get_running_loop().time()
         self._tokens = min(self._burst, self._tokens + (now - self._filled_at) * self._rate)
         self._filled_at = now

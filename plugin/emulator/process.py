@@ -121,7 +121,7 @@ class KubeletProcess:
         await self._serve(registration, node.kubelet_socket)
         pod_resources = grpc.aio.server()
         podresources_pb2_grpc.add_PodResourcesListerServicer_to_server(
-            PodResources(node.pods, self.devices, node.timings, node.rng), pod_resources
+            PodResources(node.pods, self.devices, node.timings, node.rng, node.recorder), pod_resources
         )
         await self._serve(pod_resources, node.pod_resources_socket)
         node.runtime.on_exit = self._container_exited

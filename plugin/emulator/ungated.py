@@ -47,10 +47,10 @@ def devices_below(sim_dir: Path) -> tuple[Offer, ...]:
 class _OpenGate:
     """Lets everybody through."""
 
-    async def reserve(self, device_ids: Sequence[str]) -> None:
+    async def reserve(self, device_ids: Sequence[str], resource: str) -> None:
         return
 
-    async def hand_over(self, device_ids: Sequence[str], deadline: float | None) -> None:
+    async def hand_over(self, device_ids: Sequence[str], resource: str, deadline: float | None) -> None:
         return
 
 
@@ -76,6 +76,7 @@ class UngatedPlugin:
         log = log or logger("json", "error")
         self._devices = tuple(devices)
         self._board = Board()
+        self._resource = resource_name
         self._registrar = Registrar(
             KubeletPlaces(kubelet_dir.absolute(), resource_name),
             Registration.CLASSIC,
@@ -103,4 +104,4 @@ class UngatedPlugin:
                 self._task.result()
 
     def _servicer(self, streams: Streams, log: Log) -> DevicePlugin:
-        return _Ungated(self._board, _OpenGate(), streams=streams, log=log)
+        return _Ungated(self._resource, self._board, _OpenGate(), streams=streams, log=log)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
+from plugin.announcements import Announce
 from plugin.injection import Injection
 from plugin.logs import Log
 from plugin.server import Gatekeeper, Streams
@@ -52,11 +53,12 @@ class Behind:
         *,
         times: BehindTimes,
         injection: Injection,
+        announce: Announce,
         log: Log,
         clock: Callable[[], float],
     ) -> None:
         check_directory(directory, kubelet_dir)
-        self.front = Front(times=times.upstream, log=log, clock=clock)
+        self.front = Front(announce=announce, times=times.upstream, log=log, clock=clock)
         self._reception = Reception(
             directory, self.front, times.reception, times.vendor, log, lambda: secrets.token_hex(4), clock
         )

@@ -1,24 +1,26 @@
 """The node's board, dealt out to the resources of the vendors' plugins.
 
 Promise: every list is judged anew whenever one of its three parts changes: what the vendor says, what the service
-says, and what the clock says of either that is silent.
+says, and what the clock says of either that is silent. The service knows what the ids of a list mean before the list is
+shown, and an id once shown as one device is never handed out as another.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from pathlib import PurePosixPath
 from typing import Any, NoReturn
 
+from plugin.announcements import Announce
 from plugin.availability import Offer
 from plugin.board import Board
 from plugin.logs import Log
 from plugin.upstream.answers import Reach
 from plugin.upstream.listing import Entry, judged
-from plugin.upstream.names import Directory, Known, Meaning, claims
+from plugin.upstream.names import Directory, Known, Meaning, claims, steady
 from plugin.upstream.upstream import Upstream, UpstreamTimes
-from plugin.upstream.vendor import Vendor
+from plugin.upstream.vendor import MOST_DEVICES, Vendor
 from scrubber.domain.errors import Away
 
 __all__ = ["Front", "known"]
@@ -30,12 +32,16 @@ def known(offer: Offer) -> Known:
         id=offer.id,
         index=offer.index,
         parent=offer.parent,
+        pci=offer.pci_address,
         nodes=frozenset(PurePosixPath(access.container_path).name for access in offer.access),
     )
 
 
 class Front(Board):
     """What the service says of the node, and a list for each resource that a vendor's plugin has registered.
+
+    Args:
+        announce: told what a resource's ids mean, those of containers that its plugin does not list any more included.
 
     Attributes:
         boards: resource → its list, once the vendor and the service have each spoken; one that is there stays.
@@ -44,13 +50,15 @@ class Front(Board):
         complaint: always empty: the vendors decide what is advertised as what.
     """
 
-    def __init__(self, *, times: UpstreamTimes, log: Log, clock: Callable[[], float]) -> None:
+    def __init__(self, *, announce: Announce, times: UpstreamTimes, log: Log, clock: Callable[[], float]) -> None:
         super().__init__()
         self.boards: dict[str, Board] = {}
         self.upstreams: dict[str, Upstream] = {}
         self.directory = Directory(())
         self.reach = Reach({}, self.directory)
         self.complaint = ""
+        self._announce = announce
+        self._meant: dict[str, dict[str, str]] = {}
         self._times = times
         self._log = log
         self._clock = clock
@@ -122,8 +130,10 @@ class Front(Board):
                 {each.resource: [device.ID for device in each.now_said.devices] for each in heard},
                 lingering={each.resource for each in heard if not each.standing.present},
             )
+            kept = {each.resource: self._kept(each.resource, meanings[each.resource]) for each in heard}
+            await asyncio.gather(*(self._tell(each.resource) for each in heard))
             for each in heard:
-                await self._state(each, judged(each.now_said, meanings[each.resource], offers))
+                await self._state(each, judged(each.now_said, kept[each.resource], offers))
             new = [each for each in heard if each.resource not in self.boards]
             self.boards.update({each.resource: each.listing for each in new})
         self._news.set()
@@ -139,12 +149,31 @@ class Front(Board):
                 health, reason = entry.sent.health, entry.why or "offered"
                 say("Device health", resource=upstream.resource, device=entry.id, health=health, reason=reason)
 
+    def _kept(self, resource: str, meanings: Mapping[str, Meaning]) -> dict[str, Meaning]:
+        """The meanings, those refused that are not what they were at first."""
+        meant = self._meant.setdefault(resource, {})
+        kept = {id_: steady(id_, each, meant.get(id_, "")) for id_, each in meanings.items()}
+        meant.update({id_: each.device for id_, each in kept.items() if each.device})
+        for id_ in [each for each in meant if each not in kept][: max(len(meant) - MOST_DEVICES, 0)]:
+            del meant[id_]
+        return kept
+
+    async def _tell(self, resource: str) -> None:
+        """Of every id that was ever a device: a container may still have one that is listed no more."""
+        await self._announce(resource, self._meant[resource], self.epoch)
+
+    async def recall(self, resource: str, ids: Collection[str]) -> None:
+        """A container is about to start on ``ids``: have the service know those that no list has had, too."""
+        new = {id_: self.directory.find(id_) for id_ in ids if id_ not in self._meant[resource]}
+        if any(each.device for each in self._kept(resource, new).values()):
+            await self._tell(resource)
+
     def meaning(self, resource: str, id_: str) -> Meaning:
         """Which device ``id_`` is; also of an id that its plugin does not list any more."""
         entry = self.upstreams[resource].listing.entries.get(id_)
         if entry is not None and (entry.meaning.device or entry.meaning.refusal):
             return entry.meaning
-        return self.directory.find(id_)
+        return steady(id_, self.directory.find(id_), self._meant.get(resource, {}).get(id_, ""))
 
 
 def _paths(offer: Offer) -> frozenset[str]:

@@ -4,7 +4,7 @@ Promise: an id is one device or none. One that could be two, or that the service
 sentence, and so are two ids that claim one device without being replicas of each other: the gate would otherwise guard
 another device than the one that is handed out.
 
-Pure, and of the standard library only.
+Pure.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Directory", "Known", "Meaning", "claims", "pci_address"]
+from plugin.shares import REPLICA
 
-REPLICA = "::"
-"""Between a device's id and the number of one of its replicas, as in NVIDIA's plugin: ``GPU-…::3``."""
+__all__ = ["Directory", "Known", "Meaning", "claims", "pci_address", "steady"]
 
 _PCI = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])", re.IGNORECASE)
 _NODE = re.compile(r"[a-z]+\d+", re.IGNORECASE)
@@ -137,6 +136,21 @@ def claims(
         resource: {id_: _judged(id_, meaning, claimed, resource) for id_, meaning in ids.items()}
         for resource, ids in meanings.items()
     }
+
+
+def steady(id_: str, meaning: Meaning, before: str) -> Meaning:
+    """``meaning``, refused when ``id_`` was another device before: the kubelet gives a container the answer of then.
+
+    Args:
+        before: the device that the id first meant; empty when it meant none.
+    """
+    if not meaning.device or not before or meaning.device == before:
+        return meaning
+    refusal = (
+        f"Device {id_} is not handed out: it was {before} and is {meaning.device} now. Containers that were given it "
+        "have the former; restart the plugin once there are none."
+    )
+    return Meaning(refusal=refusal, base=meaning.base, replica=meaning.replica)
 
 
 _Claimants = Mapping[str, Sequence[tuple[str, str, bool]]]

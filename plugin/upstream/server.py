@@ -146,7 +146,8 @@ class BehindOurs(deviceplugin_pb2_grpc.DevicePluginServicer):
         everything = sorted({device for devices in containers for device in devices})
         if not everything:
             raise InvalidRequest("The request names no device: an allocation needs at least one device id.")
-        await self._gate.reserve(everything)
+        ids = sorted({id_ for container in request.container_requests for id_ in container.devices_ids})
+        await self._gate.reserve(ids, self._upstream.resource)
         try:
             answer = await self._vendors_answer(request)
             for container, devices in zip(answer.container_responses, containers, strict=False):
@@ -157,7 +158,7 @@ class BehindOurs(deviceplugin_pb2_grpc.DevicePluginServicer):
         except Garbled as error:
             await self._upstream.condemn(str(error))
             raise
-        self.log.info("Allocated", resource=self._upstream.resource, devices=everything)
+        self.log.info("Allocated", resource=self._upstream.resource, ids=ids, devices=everything)
         return answer
 
     @_speaking_in_sentences
@@ -169,12 +170,15 @@ class BehindOurs(deviceplugin_pb2_grpc.DevicePluginServicer):
         # Its type says otherwise, but a call without a deadline has no time remaining.
         remaining = cast("float | None", context.time_remaining())
         ends = math.inf if remaining is None else self._clock() + remaining
-        devices = sorted({self._device(id_) for id_ in distinct(request.devices_ids)})
+        ids, resource = distinct(request.devices_ids), self._upstream.resource
+        for id_ in ids:
+            self._device(id_)
+        await self._front.recall(resource, ids)
         wanted = self._upstream.options.pre_start_required
         if wanted:
             # A certificate is used up by a hand-over: none is spent on a start that the vendor cannot be asked for.
             await self._upstream.vendor()
-        await self._gate.hand_over(devices, deadline=ends - self._clock())
+        await self._gate.hand_over(ids, resource, deadline=ends - self._clock())
         if not wanted:
             return kubelet.PreStartContainerResponse()
         vendor = await self._upstream.vendor()
@@ -318,4 +322,5 @@ def _renamed(entry: Entry, named: dict[str, list[str]]) -> Offer:
     """A device under the vendor's name, and its peers under theirs."""
     assert entry.offer is not None
     peers = frozenset(id_ for peer in entry.offer.peers for id_ in named.get(peer, ()))
-    return replace(entry.offer, id=entry.id, peers=peers)
+    share_of = entry.meaning.device if entry.meaning.replica else ""
+    return replace(entry.offer, id=entry.id, peers=peers, share_of=share_of)

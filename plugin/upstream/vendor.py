@@ -23,7 +23,7 @@ from plugin.api import deviceplugin_pb2_grpc
 from plugin.sockets import SocketIdentity
 from scrubber.domain.errors import Away, BadConfiguration, Refused
 
-__all__ = ["Garbled", "Hung", "Vendor", "VendorRefused", "VendorTimes"]
+__all__ = ["MOST_DEVICES", "Garbled", "Hung", "Vendor", "VendorRefused", "VendorTimes"]
 
 MOST_DEVICES = 16_384
 """Of one resource; more than any node has, replicas included, and less than what a list may weigh."""

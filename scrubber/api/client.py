@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self, TypeVar
@@ -117,15 +117,37 @@ class PluginClient(_Client):
         """The present snapshot, then a whole one after every change; raises :class:`Away` when the service goes."""
         return self._answers(self._stub.WatchSnapshots(pb.GetSnapshotRequest()), endless=True)
 
-    async def reserve(self, device_ids: Sequence[str], timeout: float) -> pb.ReserveResponse:
+    async def announce(self, resource: str, offers: Mapping[str, str], timeout: float) -> pb.AnnounceResponse:
+        """Say what the ids of ``resource`` mean, in the place of everything that was announced for it before.
+
+        Args:
+            resource: the kubelet's name of it.
+            offers: by the kubelet's id, the id of our device. Ids of devices and ``<device id>::<n>`` need not be among
+                them; those that mean one device are its shares.
+
+        Raises:
+            Away: no answer within ``timeout`` seconds.
+            InvalidRequest: no or too many resources or offers, or one that is no id of such a resource.
+            NotPermitted: the service is an older one that knows no such call (``code`` is ``"unknown-method"``).
+        """
+        request = pb.AnnounceRequest(
+            resource=resource, offers=[pb.Offer(id=id_, device=device) for id_, device in offers.items()]
+        )
+        call: Awaitable[pb.AnnounceResponse] = self._stub.Announce(request, timeout=timeout)
+        return await self._answer(call)
+
+    async def reserve(self, device_ids: Sequence[str], timeout: float, *, resource: str = "") -> pb.ReserveResponse:
         """Tell of an allocation.
+
+        Args:
+            resource: the kubelet's name of the resource whose own ids ``device_ids`` are; empty: they are our devices'.
 
         Raises:
             Away: no answer within ``timeout`` seconds.
             InvalidRequest, Quarantined: as the service says.
         """
         call: Awaitable[pb.ReserveResponse] = self._stub.Reserve(
-            pb.ReserveRequest(device_ids=device_ids), timeout=timeout
+            pb.ReserveRequest(device_ids=device_ids, resource=resource), timeout=timeout
         )
         return await self._answer(call)
 
@@ -135,6 +157,7 @@ class PluginClient(_Client):
         *,
         wait_seconds: float,
         reserved_unseen: Sequence[str] = (),
+        resource: str = "",
         timeout: float,
     ) -> pb.HandOverResponse:
         """Ask for all of ``device_ids`` or none. Cancelling this stops the waiting, not the scrubs.
@@ -142,13 +165,16 @@ class PluginClient(_Client):
         Args:
             wait_seconds: how long the service may wait for scrubs and earlier pods; 0 means the policy's limit.
             reserved_unseen: ids among them that were allocated while the service could not be told.
+            resource: the kubelet's name of the resource whose own ids ``device_ids`` are; empty: they are our devices'.
             timeout: seconds after which the service counts as away; more than ``wait_seconds``.
 
         Raises:
             Away: the service is not there, or did not answer.
             NotReady, Quarantined, Held, InvalidRequest, LedgerFailure: as the service says.
         """
-        request = pb.HandOverRequest(device_ids=device_ids, wait_seconds=wait_seconds, reserved_unseen=reserved_unseen)
+        request = pb.HandOverRequest(
+            device_ids=device_ids, wait_seconds=wait_seconds, reserved_unseen=reserved_unseen, resource=resource
+        )
         call: Awaitable[pb.HandOverResponse] = self._stub.HandOver(request, timeout=timeout)
         return await self._answer(call)
 

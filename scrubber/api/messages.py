@@ -29,6 +29,7 @@ __all__ = [
     "granted_message",
     "hand_over_call",
     "history_entry",
+    "offers_of",
     "path_of",
     "plugin_part",
     "progress_message",
@@ -61,7 +62,20 @@ def hand_over_call(request: pb.HandOverRequest) -> HandOverCall:
     strangers = sorted(unseen - set(request.device_ids))
     if strangers:
         raise InvalidRequest(f"reserved_unseen names {', '.join(strangers)}, which this request does not ask for.")
-    return HandOverCall(devices=tuple(request.device_ids), wait_seconds=wait or None, reserved_unseen=unseen)
+    return HandOverCall(
+        devices=tuple(request.device_ids),
+        wait_seconds=wait or None,
+        reserved_unseen=unseen,
+        resource=request.resource,
+    )
+
+
+def offers_of(request: pb.AnnounceRequest) -> dict[str, str]:
+    """Device by id; raises :class:`InvalidRequest` for an id that is announced twice."""
+    offers = {offer.id: offer.device for offer in request.offers}
+    if len(offers) != len(request.offers):
+        raise InvalidRequest(f"An id of {request.resource} is announced twice.")
+    return offers
 
 
 def path_of(name: str) -> Path:
@@ -121,6 +135,7 @@ def _snapshot_device(view: DeviceView) -> pb.SnapshotDevice:
         access=[_access(each) for each in view.device.access],
         refusal=view.refusal,
         profile=view.device.profile or "",
+        pci_address=dict(view.device.traits).get("pci_address", ""),
     )
 
 

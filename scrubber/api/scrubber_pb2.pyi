@@ -17,7 +17,7 @@ class Access(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., host_path: _Optional[str] = ..., container_path: _Optional[str] = ...) -> None: ...
 
 class SnapshotDevice(_message.Message):
-    __slots__ = ("id", "index", "advertised", "certified", "scrubbing", "state", "numa_node", "peers", "parent", "access", "refusal", "profile")
+    __slots__ = ("id", "index", "advertised", "certified", "scrubbing", "state", "numa_node", "peers", "parent", "access", "refusal", "profile", "pci_address")
     ID_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     ADVERTISED_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +30,7 @@ class SnapshotDevice(_message.Message):
     ACCESS_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     PROFILE_FIELD_NUMBER: _ClassVar[int]
+    PCI_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     id: str
     index: str
     advertised: bool
@@ -42,7 +43,8 @@ class SnapshotDevice(_message.Message):
     access: _containers.RepeatedCompositeFieldContainer[Access]
     refusal: str
     profile: str
-    def __init__(self, id: _Optional[str] = ..., index: _Optional[str] = ..., advertised: _Optional[bool] = ..., certified: _Optional[bool] = ..., scrubbing: _Optional[bool] = ..., state: _Optional[str] = ..., numa_node: _Optional[int] = ..., peers: _Optional[_Iterable[str]] = ..., parent: _Optional[str] = ..., access: _Optional[_Iterable[_Union[Access, _Mapping]]] = ..., refusal: _Optional[str] = ..., profile: _Optional[str] = ...) -> None: ...
+    pci_address: str
+    def __init__(self, id: _Optional[str] = ..., index: _Optional[str] = ..., advertised: _Optional[bool] = ..., certified: _Optional[bool] = ..., scrubbing: _Optional[bool] = ..., state: _Optional[str] = ..., numa_node: _Optional[int] = ..., peers: _Optional[_Iterable[str]] = ..., parent: _Optional[str] = ..., access: _Optional[_Iterable[_Union[Access, _Mapping]]] = ..., refusal: _Optional[str] = ..., profile: _Optional[str] = ..., pci_address: _Optional[str] = ...) -> None: ...
 
 class GetSnapshotRequest(_message.Message):
     __slots__ = ()
@@ -63,10 +65,12 @@ class Snapshot(_message.Message):
     def __init__(self, version: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[SnapshotDevice, _Mapping]]] = ..., ready: _Optional[bool] = ..., epoch: _Optional[str] = ..., envvar_refused: _Optional[bool] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
-    __slots__ = ("device_ids",)
+    __slots__ = ("device_ids", "resource")
     DEVICE_IDS_FIELD_NUMBER: _ClassVar[int]
+    RESOURCE_FIELD_NUMBER: _ClassVar[int]
     device_ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, device_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+    resource: str
+    def __init__(self, device_ids: _Optional[_Iterable[str]] = ..., resource: _Optional[str] = ...) -> None: ...
 
 class ReserveResponse(_message.Message):
     __slots__ = ("scrubs_started",)
@@ -75,14 +79,36 @@ class ReserveResponse(_message.Message):
     def __init__(self, scrubs_started: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class HandOverRequest(_message.Message):
-    __slots__ = ("device_ids", "wait_seconds", "reserved_unseen")
+    __slots__ = ("device_ids", "wait_seconds", "reserved_unseen", "resource")
     DEVICE_IDS_FIELD_NUMBER: _ClassVar[int]
     WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     RESERVED_UNSEEN_FIELD_NUMBER: _ClassVar[int]
+    RESOURCE_FIELD_NUMBER: _ClassVar[int]
     device_ids: _containers.RepeatedScalarFieldContainer[str]
     wait_seconds: float
     reserved_unseen: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, device_ids: _Optional[_Iterable[str]] = ..., wait_seconds: _Optional[float] = ..., reserved_unseen: _Optional[_Iterable[str]] = ...) -> None: ...
+    resource: str
+    def __init__(self, device_ids: _Optional[_Iterable[str]] = ..., wait_seconds: _Optional[float] = ..., reserved_unseen: _Optional[_Iterable[str]] = ..., resource: _Optional[str] = ...) -> None: ...
+
+class Offer(_message.Message):
+    __slots__ = ("id", "device")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    device: str
+    def __init__(self, id: _Optional[str] = ..., device: _Optional[str] = ...) -> None: ...
+
+class AnnounceRequest(_message.Message):
+    __slots__ = ("resource", "offers")
+    RESOURCE_FIELD_NUMBER: _ClassVar[int]
+    OFFERS_FIELD_NUMBER: _ClassVar[int]
+    resource: str
+    offers: _containers.RepeatedCompositeFieldContainer[Offer]
+    def __init__(self, resource: _Optional[str] = ..., offers: _Optional[_Iterable[_Union[Offer, _Mapping]]] = ...) -> None: ...
+
+class AnnounceResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class GrantedDevice(_message.Message):
     __slots__ = ("id", "grant", "path", "certificate", "exception", "kind")

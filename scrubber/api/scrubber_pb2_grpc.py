@@ -55,6 +55,11 @@ class PluginStub:
                 request_serializer=scrubber_dot_api_dot_scrubber__pb2.HandOverRequest.SerializeToString,
                 response_deserializer=scrubber_dot_api_dot_scrubber__pb2.HandOverResponse.FromString,
                 _registered_method=True)
+        self.Announce = channel.unary_unary(
+                '/scrubber.v1.Plugin/Announce',
+                request_serializer=scrubber_dot_api_dot_scrubber__pb2.AnnounceRequest.SerializeToString,
+                response_deserializer=scrubber_dot_api_dot_scrubber__pb2.AnnounceResponse.FromString,
+                _registered_method=True)
 
 
 class PluginServicer:
@@ -88,6 +93,13 @@ class PluginServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Announce(self, request, context):
+        """What a resource's own ids mean. Replaces everything that was announced for it before.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PluginServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -110,6 +122,11 @@ def add_PluginServicer_to_server(servicer, server):
                     servicer.HandOver,
                     request_deserializer=scrubber_dot_api_dot_scrubber__pb2.HandOverRequest.FromString,
                     response_serializer=scrubber_dot_api_dot_scrubber__pb2.HandOverResponse.SerializeToString,
+            ),
+            'Announce': grpc.unary_unary_rpc_method_handler(
+                    servicer.Announce,
+                    request_deserializer=scrubber_dot_api_dot_scrubber__pb2.AnnounceRequest.FromString,
+                    response_serializer=scrubber_dot_api_dot_scrubber__pb2.AnnounceResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -221,6 +238,33 @@ class Plugin:
             '/scrubber.v1.Plugin/HandOver',
             scrubber_dot_api_dot_scrubber__pb2.HandOverRequest.SerializeToString,
             scrubber_dot_api_dot_scrubber__pb2.HandOverResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Announce(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scrubber.v1.Plugin/Announce',
+            scrubber_dot_api_dot_scrubber__pb2.AnnounceRequest.SerializeToString,
+            scrubber_dot_api_dot_scrubber__pb2.AnnounceResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -55,7 +55,8 @@ class PluginServicer(scrubber_pb2_grpc.PluginServicer):
                     yield messages.snapshot(view)
 
     async def Reserve(self, request: pb.ReserveRequest, context: Context) -> pb.ReserveResponse:
-        return pb.ReserveResponse(scrubs_started=await self._service.reserve(tuple(request.device_ids)))
+        scrubs = await self._service.reserve(tuple(request.device_ids), request.resource)
+        return pb.ReserveResponse(scrubs_started=scrubs)
 
     async def HandOver(self, request: pb.HandOverRequest, context: Context) -> pb.HandOverResponse:
         started = time.monotonic()
@@ -63,6 +64,10 @@ class PluginServicer(scrubber_pb2_grpc.PluginServicer):
         return pb.HandOverResponse(
             devices=[messages.granted_message(each) for each in granted], seconds=time.monotonic() - started
         )
+
+    async def Announce(self, request: pb.AnnounceRequest, context: Context) -> pb.AnnounceResponse:
+        await self._service.announce(request.resource, messages.offers_of(request))
+        return pb.AnnounceResponse()
 
 
 class ReadServicer(scrubber_pb2_grpc.ReadServicer):

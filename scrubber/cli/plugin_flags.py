@@ -183,7 +183,7 @@ ConfigFileOption = Annotated[
         "--config-file",
         envvar="CONFIG_FILE",
         metavar="FILE",
-        help="NVIDIA's configuration file; flags and variables win over it.",
+        help="NVIDIA's configuration file: flags and variables win over it, and shared devices are written there only.",
         show_default="none",
     ),
 ]

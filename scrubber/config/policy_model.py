@@ -7,14 +7,14 @@ any node is refused here, where file and line are still known.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from enum import StrEnum
-from typing import Annotated, Any, NoReturn, Self, TypeVar
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
-from pydantic_core import PydanticCustomError
 
-from scrubber.config.quantities import parse_codes, parse_rate, parse_seconds, parse_size
+from scrubber.config.policy_values import Codes, PositiveSeconds, QuestionSeconds, Rate, Seconds, Size, choice, refuse
+from scrubber.config.quantities import parse_rate
 from scrubber.domain.diagnosis import CHECKS, Level
 from scrubber.domain.handover import HandOver
 from scrubber.domain.policy import (
@@ -28,99 +28,21 @@ from scrubber.domain.policy import (
     RecoveryRule,
     ResetUse,
     Sharing,
+    Ungranted,
     XidClass,
 )
 
-__all__ = ["HIGHEST_XID", "UNIT", "PolicyFile", "policy_schema"]
+__all__ = ["UNIT", "PolicyFile", "policy_schema"]
 
-HIGHEST_XID = 9999
 KUBELET_PRESTART_SECONDS = 30.0
 """The kubelet's own deadline on PreStartContainer; an answer after it reaches nobody."""
 
 _POLICY = Policy()
 _LIMITS, _MEMORY, _RECOVERY = _POLICY.limits, _POLICY.memory, _POLICY.recovery
 _DIAGNOSTICS, _INFRASTRUCTURE = _POLICY.diagnostics, _POLICY.infrastructure
-_T = TypeVar("_T")
 
 
-def refuse(sentence: str, *at: str | int) -> NoReturn:
-    """Refuse a value; ``at`` leads from the value under validation to the part that is to be changed."""
-    raise PydanticCustomError("policy", "{sentence}", {"sentence": sentence, "at": at})
-
-
-def _read(parse: Callable[[Any], _T]) -> Callable[[Any], _T]:
-    def read(written: object) -> _T:
-        try:
-            return parse(written)
-        except ValueError as error:
-            refuse(str(error))
-
-    return read
-
-
-def _choice(kind: type[StrEnum]) -> BeforeValidator:
-    def choose(written: object) -> StrEnum:
-        for member in kind:
-            if member.value == written:
-                return member
-        raise PydanticCustomError(
-            "choice", "{written}", {"written": str(written), "choices": [each.value for each in kind]}
-        )
-
-    return BeforeValidator(choose, json_schema_input_type=kind)
-
-
-SHORTEST_SECONDS = 0.01
-"""Below it nothing could be done in time, or the service would do nothing but try again."""
-SHORTEST_QUESTION_SECONDS = 0.05
-"""Below it a healthy driver on a busy node would count as stuck."""
-
-
-def _at_least(least: float) -> BeforeValidator:
-    def read(written: object) -> float:
-        seconds = _read(parse_seconds)(written)
-        if seconds < least:
-            refuse(f"a time of {seconds:g} s is impossible here; write at least {least * 1000:g}ms")
-        return seconds
-
-    return BeforeValidator(read)
-
-
-def _time_schema(least: float) -> WithJsonSchema:
-    written = {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?\s*(ms|s|m|h)$"}
-    return WithJsonSchema({"anyOf": [{"type": "number", "minimum": least}, written]})
-
-
-_RATE = {
-    "anyOf": [
-        {"type": "integer", "minimum": 1},
-        {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?\s*([KMGTkmgt]i?)?[Bb]?(/s)?$"},
-    ]
-}
-_SIZE = {
-    "anyOf": [
-        {"type": "integer", "minimum": 1},
-        {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?\s*([KMGTkmgt]i?)?[Bb]?$"},
-    ]
-}
-_XIDS = {
-    "anyOf": [
-        {"type": "integer", "minimum": 1, "maximum": HIGHEST_XID},
-        {"type": "string", "pattern": r"^[0-9]+\s*-\s*[0-9]+$"},
-    ]
-}
-
-Seconds = Annotated[float, _at_least(0), _time_schema(0)]
-PositiveSeconds = Annotated[float, _at_least(SHORTEST_SECONDS), _time_schema(SHORTEST_SECONDS)]
-QuestionSeconds = Annotated[float, _at_least(SHORTEST_QUESTION_SECONDS), _time_schema(SHORTEST_QUESTION_SECONDS)]
-Rate = Annotated[int, BeforeValidator(_read(parse_rate)), WithJsonSchema(_RATE)]
-Size = Annotated[int, BeforeValidator(_read(parse_size)), WithJsonSchema(_SIZE)]
-Codes = Annotated[
-    tuple[int, ...],
-    BeforeValidator(_read(lambda written: parse_codes(written, HIGHEST_XID))),
-    WithJsonSchema(_XIDS),
-]
-ProofWord = Annotated[Proof, _choice(Proof)]
+ProofWord = Annotated[Proof, choice(Proof)]
 
 
 _DNS = r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$"
@@ -253,7 +175,7 @@ def _floors(written: object) -> dict[str, dict[str, float]]:
 
 
 Floors = Annotated[dict[str, dict[str, float]], BeforeValidator(_floors)]
-LevelWord = Annotated[Level, _choice(Level)]
+LevelWord = Annotated[Level, choice(Level)]
 
 
 class DiagnosticsSection(_Section):
@@ -296,7 +218,7 @@ class Envvar(StrEnum):
 class InjectionSection(_Section):
     """How a container is given its devices."""
 
-    envvar: Annotated[Envvar, _choice(Envvar)] = Field(
+    envvar: Annotated[Envvar, choice(Envvar)] = Field(
         Envvar.REFUSE if _POLICY.envvar_refused else Envvar.ALLOW,
         description="refuse: not by NVIDIA_VISIBLE_DEVICES, because any pod can set that variable.",
     )
@@ -380,14 +302,19 @@ class PolicyFile(_Section):
 
     name: str = Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$", description="Appears in every certificate.")
     hand_over: HandOverSection = Field(default_factory=HandOverSection)
-    reset: Annotated[ResetUse, _choice(ResetUse)] = Field(
+    reset: Annotated[ResetUse, choice(ResetUse)] = Field(
         _POLICY.reset, description="Whether a slow path resets the device."
     )
-    sharing: Annotated[Sharing, _choice(Sharing)] = Field(
+    sharing: Annotated[Sharing, choice(Sharing)] = Field(
         _POLICY.sharing, description="Who may have the device at the same time."
     )
-    enforcement: Annotated[Enforcement, _choice(Enforcement)] = Field(
+    enforcement: Annotated[Enforcement, choice(Enforcement)] = Field(
         _POLICY.enforcement, description="observe: judge and record everything; refuse nothing, end nobody."
+    )
+    ungranted: Annotated[Ungranted, choice(Ungranted)] = Field(
+        _POLICY.ungranted,
+        description="What follows when a device is used without a grant: it is handed to nobody meanwhile, or is out of "
+        "service until it was scrubbed, or processes of pods that do it are ended after dying-grace.",
     )
     limits: LimitsSection = Field(default_factory=LimitsSection)
     memory: MemorySection = Field(default_factory=MemorySection)
@@ -409,6 +336,7 @@ class PolicyFile(_Section):
             reset=self.reset,
             sharing=self.sharing,
             enforcement=self.enforcement,
+            ungranted=self.ungranted,
             limits=Limits(
                 hand_over=limits.hand_over,
                 slow_path=limits.slow_path,

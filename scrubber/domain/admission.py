@@ -56,14 +56,19 @@ def certificate_flaw(certificate: Certificate, record: DeviceRecord, node: NodeI
     return None
 
 
-def may_be_handed_over(record: DeviceRecord, kind: HandOver, policy: Policy, node: NodeIdentity) -> Decision:
+def may_be_handed_over(
+    record: DeviceRecord, kind: HandOver, policy: Policy, node: NodeIdentity, *, ran: bool = True
+) -> Decision:
     """Judge one device by its record alone; the fast path's checks come on top of every "go".
 
     No device leaves quarantine through here, whatever its bytes, and none is granted without a certificate issued
     since its last grant, unless the policy names the exception. In observe mode the answer is always "go", with what
     would have been refused as its reason.
+
+    Args:
+        ran: the pod of the last grant was seen to run since: no exception rests on a run that nobody saw.
     """
-    decision = _judge(record, kind, policy, node)
+    decision = _judge(record, kind, policy, node, ran)
     if policy.enforcement is Enforcement.OBSERVE and not decision.go:
         if record.hygiene is Hygiene.SCRUBBING:
             return Decision(Answer.WAIT_FOR_SCRUB, decision.reason)
@@ -71,7 +76,7 @@ def may_be_handed_over(record: DeviceRecord, kind: HandOver, policy: Policy, nod
     return decision
 
 
-def _judge(record: DeviceRecord, kind: HandOver, policy: Policy, node: NodeIdentity) -> Decision:
+def _judge(record: DeviceRecord, kind: HandOver, policy: Policy, node: NodeIdentity, ran: bool) -> Decision:
     if record.health not in (Health.HEALTHY, Health.SUSPECT):
         return Decision(Answer.REFUSE, f"the device is {record.health.value}")
     if record.hygiene is Hygiene.SCRUBBING:
@@ -82,6 +87,6 @@ def _judge(record: DeviceRecord, kind: HandOver, policy: Policy, node: NodeIdent
             return Decision(Answer.GO_ON_CERTIFICATE, "certified since the last grant")
         return Decision(Answer.SCRUB, f"its certificate does not count: {flaw}")
     exempt = policy.proof_for(kind) is Proof.CHECKS and kind is not HandOver.UNKNOWN and record.previous is not None
-    if exempt and record.hygiene in (Hygiene.IN_USE, Hygiene.DIRTY) and record.health is Health.HEALTHY:
+    if exempt and ran and record.hygiene in (Hygiene.IN_USE, Hygiene.DIRTY) and record.health is Health.HEALTHY:
         return Decision(Answer.GO_BY_EXCEPTION, f"the policy lets {kind.value} start on checks", exception=kind.value)
     return Decision(Answer.SCRUB, f"the device is {record.hygiene.value}")

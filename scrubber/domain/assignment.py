@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-__all__ = ["Assignment", "Pod", "PodAbsence", "Process", "Reading", "Trust", "presumed_sandbox", "remaining"]
+__all__ = ["Assignment", "Pod", "PodAbsence", "Process", "Reading", "Share", "Trust", "presumed_sandbox", "remaining"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +31,29 @@ class Assignment:
         resource: under which the kubelet accounts it: a device plugin's resource, or the name of the DRA driver whose
             claim it is. Empty where nobody said it. It says who gave the devices away and not who has them, so two
             assignments that differ in nothing else are the same.
+        shares: the kubelet's own ids of what it has, where these are shares of a device and not the whole of it.
     """
 
     pod: Pod
     container: str
     devices: frozenset[str]
     resource: str = field(default="", compare=False)
+    shares: frozenset[str] = field(default=frozenset(), compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one container has of a device that several may have, by the kubelet's own ids.
+
+    Attributes:
+        ids: those of ``resource`` that mean ``device``; a container may have several.
+    """
+
+    pod: Pod
+    container: str
+    resource: str
+    device: str
+    ids: frozenset[str]
 
 
 class Trust(StrEnum):
@@ -65,6 +82,8 @@ class Reading:
         remarks: what the reading had to do without, in sentences, trusted or not.
         unproved: pods that are not listed although the kubelet's checkpoint and log directories still have them, and that
             this kubelet has not listed since its start. It may not have come to them yet: their absence says nothing.
+        kubelet: changes with every start of the kubelet, as far as its socket tells; empty when nobody answered.
+        shares: of those in ``assignments`` and ``hinted`` that have shares of devices and not the whole of them, which.
     """
 
     trust: Trust
@@ -76,38 +95,63 @@ class Reading:
     spent: frozenset[Pod] = frozenset()
     remarks: tuple[str, ...] = ()
     unproved: frozenset[Pod] = frozenset()
+    kubelet: str = ""
+    shares: tuple[Share, ...] = ()
 
-    def having(self, device: str) -> tuple[Assignment, ...]:
-        """All assignments that PodResources lists for ``device``."""
-        return tuple(found for found in self.assignments if device in found.devices)
+    def having(self, device: str, share: frozenset[str] = frozenset()) -> tuple[Assignment, ...]:
+        """All assignments that PodResources lists for ``device``; only those of a ``share``, if one is given.
 
-    def assignment_of(self, device: str) -> Assignment | None:
+        Args:
+            share: ids of shares of the device; one of them is enough.
+        """
+        return self._with(self.assignments, device, share)
+
+    def assignment_of(
+        self, device: str, share: frozenset[str] = frozenset(), *, resource: str = ""
+    ) -> Assignment | None:
         """The one assignment of ``device``; None when several pods, no pod, or an unusable reading say nothing certain.
 
         A checkpoint that names another pod is a second pod: an init container of it may be what starts.
 
         Several containers of one pod are the pod's: the container is then the first by name, and
         :meth:`containers_with` tells how many there are.
+
+        Args:
+            share: look only at who has one of these shares of it.
+            resource: if the pod has it under several, this one.
         """
-        found = self.having(device)
-        pods = {each.pod for each in (*found, *self.hinted) if device in each.devices}
+        found = self.having(device, share)
+        pods = {each.pod for each in (*found, *self._with(self.hinted, device, share))}
         if self.trust is Trust.UNREADABLE or not found or len(pods) != 1:
             return None
-        return min(found, key=lambda each: (each.container, each.resource))
+        return min(found, key=lambda each: (each.resource != resource, each.container, each.resource))
 
-    def hint_of(self, device: str) -> Assignment | None:
+    def hint_of(self, device: str, share: frozenset[str] = frozenset()) -> Assignment | None:
         """Whom the checkpoint names for ``device`` when PodResources names nobody; None unless it is one pod."""
-        found = tuple(each for each in self.hinted if device in each.devices)
-        if self.having(device):
+        found = self._with(self.hinted, device, share)
+        if self.having(device, share):
             return None
         return found[0] if len({each.pod for each in found}) == 1 else None
 
-    def containers_with(self, device: str) -> int:
+    def containers_with(self, device: str, share: frozenset[str] = frozenset()) -> int:
         """How many containers of a pod have ``device``: by PodResources, and by the checkpoint, which alone knows the
         ordinary init containers that had it before.
         """
-        hinted = {(each.pod, each.container) for each in self.hinted if device in each.devices}
-        return len(hinted | {(each.pod, each.container) for each in self.having(device)})
+        everybody = (*self.having(device, share), *self._with(self.hinted, device, share))
+        return len({(each.pod, each.container) for each in everybody})
+
+    def shares_of(self, pod: Pod, device: str) -> frozenset[str]:
+        """The ids of all shares of ``device`` that containers of ``pod`` have."""
+        return frozenset(
+            id_ for share in self.shares if (share.pod, share.device) == (pod, device) for id_ in share.ids
+        )
+
+    def _with(self, among: Iterable[Assignment], device: str, share: frozenset[str]) -> tuple[Assignment, ...]:
+        found = tuple(each for each in among if device in each.devices)
+        if not share:
+            return found
+        having = {_place(each) for each in self.shares if each.device == device and each.ids & share}
+        return tuple(each for each in found if _place(each) in having)
 
     def foreign(self, device: str, own: Collection[str]) -> tuple[Assignment, ...]:
         """Assignments of ``device`` that another plugin's resource or a DRA driver made.
@@ -135,25 +179,36 @@ class Reading:
         return any(_may_be_one(each, pod) for each in named - self.spent)
 
 
+def _place(each: Assignment | Share) -> tuple[Pod, str, str]:
+    return (each.pod, each.container, each.resource)
+
+
 def _may_be_one(one: Pod, other: Pod) -> bool:
     same_name = (one.namespace, one.name) == (other.namespace, other.name)
     return same_name and (one.uid is None or other.uid is None or one.uid == other.uid)
 
 
+_APART = 0.2
+"""Seconds between two readings that count as two: a pod that flickers must not be absent twice in one flicker."""
+
+
 @dataclass(frozen=True, slots=True)
 class PodAbsence:
-    """In how many readings in a row a pod was proved absent. Those that prove nothing neither count nor reset."""
+    """In how many readings in a row a pod was proved absent. Those that prove nothing neither count nor reset, and those
+    that follow each other at once are one.
+    """
 
     times: int = 0
     since: float | None = None
+    last: float = 0.0
 
     def after(self, reading: Reading, pod: Pod) -> PodAbsence:
         """The absence once ``reading`` is taken into account."""
         if reading.lists(pod):
             return PodAbsence()
-        if not reading.proves_absent(pod):
+        if not reading.proves_absent(pod) or (self.times and reading.at - self.last < _APART):
             return self
-        return PodAbsence(self.times + 1, reading.at if self.since is None else self.since)
+        return PodAbsence(self.times + 1, reading.at if self.since is None else self.since, reading.at)
 
     @property
     def proved(self) -> bool:

@@ -41,6 +41,8 @@ HYGIENE: TransitionTable[Hygiene, HygieneEvent] = TransitionTable(
         (_S.CLEAN, _E.SERVICE_STARTED): _S.DIRTY,
         (_S.IN_USE, _E.SERVICE_STARTED): _S.DIRTY,
         (_S.DIRTY, _E.ADOPTED): _S.IN_USE,
+        # A container that the kubelet started without asking, beside one that it asked about.
+        (_S.IN_USE, _E.ADOPTED): _S.IN_USE,
         (_S.DIRTY, _E.SCRUB_STARTED): _S.SCRUBBING,
         (_S.CLEAN, _E.SCRUB_STARTED): _S.SCRUBBING,
         (_S.SCRUBBING, _E.SCRUB_PASSED): _S.CLEAN,

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from scrubber.domain.assignment import PodAbsence, Process, remaining
 
-__all__ = ["PodState", "Standing", "standing"]
+__all__ = ["PodState", "Standing", "standing", "unread_standing"]
 
 
 class PodState(StrEnum):
@@ -24,12 +24,26 @@ class Standing:
     """``processes`` are those that keep the pod from being over; ``proof`` says why they are leftovers.
 
     ``others`` keep it from being over as well, and nothing is proved against them yet.
+
+    ``unread``: the processes of a pod that is gone cannot be told one from another, so it is ended whole.
     """
 
     state: PodState
     processes: tuple[Process, ...] = ()
     proof: str = ""
     others: tuple[Process, ...] = ()
+    unread: bool = False
+
+
+def unread_standing(absence: PodAbsence, *, now: float, dying_grace: float) -> Standing:
+    """Where a pod stands whose processes cannot be told: living, until it has been gone for the dying grace.
+
+    A pod that makes itself unreadable must not keep its device for ever by that.
+    """
+    if not absence.proved or absence.since is None or now - absence.since < dying_grace:
+        return Standing(PodState.LIVING)
+    proof = f"its pod has been gone for over {dying_grace:g} s, and its processes cannot be told one from another"
+    return Standing(PodState.LEFTOVER, proof=proof, unread=True)
 
 
 def standing(

@@ -22,6 +22,7 @@ __all__ = [
     "RecoveryRule",
     "ResetUse",
     "Sharing",
+    "Ungranted",
     "XidClass",
 ]
 
@@ -44,6 +45,17 @@ class ResetUse(StrEnum):
 class Sharing(StrEnum):
     SAME_TENANT = "same-tenant"
     NEVER = "never"
+
+
+class Ungranted(StrEnum):
+    """What follows when somebody uses a device that nobody granted to him. It is recorded and told in any case."""
+
+    REFUSE = "refuse"
+    """The device is handed to nobody while it lasts."""
+    QUARANTINE = "quarantine"
+    """The device is out of service at once, until it was scrubbed."""
+    END = "end"
+    """Once it has lasted for the dying grace, processes of pods that do it are ended; those of the node never are."""
 
 
 class Enforcement(StrEnum):
@@ -197,6 +209,7 @@ class Policy:
     reset: ResetUse = ResetUse.BEST_EFFORT
     sharing: Sharing = Sharing.SAME_TENANT
     enforcement: Enforcement = Enforcement.ENFORCE
+    ungranted: Ungranted = Ungranted.REFUSE
     limits: Limits = field(default_factory=Limits)
     memory: MemoryRule = field(default_factory=MemoryRule)
     recovery: RecoveryRule = field(default_factory=RecoveryRule)

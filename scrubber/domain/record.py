@@ -68,6 +68,7 @@ class DeviceRecord:
         must_reset: a fault asked for a reset that has not happened yet.
         watched: nothing but the last grant's pod can have touched the device since it was last clean. Only then may
             the policy's exceptions let its residue stand; an adopted, touched or unwatched device has none.
+        tainted: somebody without a grant was seen to use it since it was last clean: whose bytes are on it nobody knows.
     """
 
     device: str
@@ -85,6 +86,7 @@ class DeviceRecord:
     retry_at: float | None = None
     must_reset: bool = False
     watched: bool = False
+    tainted: bool = False
     boot: str = ""
     lifetime: tuple[tuple[str, int], ...] = ()
 
@@ -155,6 +157,7 @@ class DeviceRecord:
             open_grants=(),
             must_reset=self.must_reset and not was_reset,
             watched=True,
+            tainted=False,
         )
 
     def scrub_ended(self) -> DeviceRecord:
@@ -164,6 +167,22 @@ class DeviceRecord:
     def touched(self) -> DeviceRecord:
         """Used without a grant: the certificate is void."""
         return self._next(hygiene=HYGIENE(self.hygiene, HygieneEvent.TOUCHED), certificate=None, watched=False)
+
+    def intruded(self, *, seen: bool) -> DeviceRecord:
+        """Somebody without a grant used it, or may have while nobody looked: its bytes are not the last grant's alone.
+
+        Args:
+            seen: it is known that somebody did.
+        """
+        after = self.touched() if self.hygiene is Hygiene.CLEAN else self._next(watched=False)
+        return replace(after, tainted=self.tainted or seen)
+
+    def named(self, assignment: Assignment, baseline: tuple[Process, ...]) -> DeviceRecord:
+        """The last grant's pod, which no witness could name when it was granted, is known now."""
+        assert self.last_grant is not None
+        grant = replace(self.last_grant, assignment=assignment, baseline=baseline)
+        grants = tuple(grant if each.sequence == grant.sequence else each for each in self.open_grants)
+        return self._next(last_grant=grant, open_grants=grants)
 
     def released(self) -> DeviceRecord:
         """No open grant's pod uses it rightfully any more. The grants stay open until a scrub shows them over."""

@@ -82,7 +82,12 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class HolderReport:
-    """Everybody who holds a device, and what could not be looked at (processes of other users, say)."""
+    """Everybody who holds a device, and what could not be looked at (processes of other users, say).
+
+    Attributes:
+        unfinished: processes that could not be looked through in the time that one process gets: they may hold it.
+    """
 
     holders: tuple[Holder, ...] = ()
     not_covered: tuple[str, ...] = ()
+    unfinished: tuple[Holder, ...] = ()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from scrubber.domain.assignment import Pod
 from scrubber.domain.errors import NotReady
 from scrubber.domain.evidence import Outcome, ScrubRecord, Severity
 from scrubber.domain.leftover import Standing
@@ -48,8 +49,16 @@ class HoldUp:
         return now >= self.at + pause
 
 
-def earlier_pod_lives(device: str, grant: Grant, where: Standing) -> NotReady:
-    """The refusal while the pod of an earlier grant may still act."""
+def earlier_pod_lives(device: str, grant: Grant, where: Standing, asking: Pod | None) -> NotReady:
+    """The refusal while the pod of an earlier grant may still act; that can be the pod that asks."""
+    if grant.pod is not None and grant.pod == asking:
+        return NotReady(
+            f"Device {device} waits for {len(where.processes)} processes of {grant.pod.namespace}/{grant.pod.name} itself, "
+            "which came after its first grant (a sidecar, or what an earlier run left): the policy wants a certificate for "
+            "this start, and nothing is cleared under them.",
+            public=f"Device {device} is in-use by processes of this pod itself, and has to be cleared before this start.",
+            code="earlier-pod-lives",
+        )
     name = "an unknown pod" if grant.pod is None else f"{grant.pod.namespace}/{grant.pod.name}"
     return NotReady(
         f"Device {device} waits for the end of {name} ({len(where.processes)} processes).",

@@ -11,6 +11,7 @@ from scrubber.domain.device import NodeIdentity
 from scrubber.domain.policy import Policy
 from scrubber.engine.pods import PodWatch
 from scrubber.engine.slots import Slots
+from scrubber.engine.strangers import Strangers
 from scrubber.ports import (
     Clock,
     Containers,
@@ -48,6 +49,7 @@ class Instruments:
     ledger: Ledger
     journal: Journal
     pods: PodWatch
+    strangers: Strangers
     slots: Slots
     identity: NodeIdentity
     policy: Callable[[], Policy]

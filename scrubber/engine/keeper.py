@@ -1,8 +1,8 @@
-"""The keeper of one device: the only writer of its state, with one lock from decision to commit.
+"""The keeper of one device: the only writer of its state.
 
 Others ask: the node for grants, the watch for what it saw, an operator for a scrub. The keeper decides with the domain's
-functions, commits to the ledger, and only then believes, shows and tells. The lock is held for decisions and commits,
-never for a scrub.
+functions and commits as :class:`~scrubber.engine.custody.Custody` says. The lock is held for decisions and commits, never
+for a scrub.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 
-from scrubber.domain.assignment import Pod
+from scrubber.domain.assignment import Assignment, Pod, Process
 from scrubber.domain.certify import certify
 from scrubber.domain.device import Device
 from scrubber.domain.errors import Away, BeingReset, DeviceFault, Held, InvalidRequest, LedgerFailure, NotReady
@@ -26,10 +26,12 @@ from scrubber.domain.recovery import after_findings, after_scrub
 from scrubber.domain.signals import fault_finding, lifetime_findings, snapshot_findings
 from scrubber.domain.tending import Act, next_need
 from scrubber.engine import narrate, scrub
+from scrubber.engine.custody import Custody
 from scrubber.engine.finish import to_the_end
 from scrubber.engine.holdup import HoldUp, earlier_pod_lives
 from scrubber.engine.instruments import Instruments
 from scrubber.engine.job import ScrubJob
+from scrubber.engine.lookout import GAP
 from scrubber.engine.scrub import ScrubResult
 from scrubber.engine.steps.work import Work
 from scrubber.engine.views import DeviceView
@@ -41,7 +43,7 @@ _SILENCE = 15.0
 """Seconds without any answer about a device after which it counts as unreadable."""
 
 
-class Keeper:
+class Keeper(Custody):
     """One device.
 
     Args:
@@ -59,28 +61,13 @@ class Keeper:
         changed: Callable[[], None],
         still: Callable[[Iterable[str]], AbstractAsyncContextManager[None]],
     ) -> None:
-        self.device = device
-        self._record = record
-        self._instruments = instruments
-        self._changed = changed
+        super().__init__(device, record, instruments=instruments, changed=changed)
         self._still = still
-        self._lock = asyncio.Lock()
         self._job: ScrubJob | None = None
         # The last scrub, when the ledger failed at its end.
         self._unrecorded: ScrubRecord | None = None
-        self._free_since: float | None = None
         self._silent_since: float | None = None
-        # Not durable: after a restart nobody knows whether the kubelet allocated the device meanwhile.
-        self._allocations, self._allocations_granted = 1, 0
-        self._waiting: Pod | None = None
         self._hold_up: HoldUp | None = None
-        self._retired = False
-        self.wake = asyncio.Event()
-
-    @property
-    def record(self) -> DeviceRecord:
-        """The record as of the last commit."""
-        return self._record
 
     @property
     def job(self) -> ScrubJob | None:
@@ -91,85 +78,6 @@ class Keeper:
     def view(self) -> DeviceView:
         return DeviceView(self.device, self._record, None if self._job is None else self._job.id)
 
-    def described(self, device: Device) -> None:
-        """The device, as it is described now; it is where it was."""
-        if device != self.device:
-            self.device = device
-            self._changed()
-
-    # -- hints from the kubelet's calls ----------------------------------------------------------------------------
-
-    @property
-    def allocations(self) -> int:
-        """Counts the ``Allocate`` calls that were told of, so that a grant settles only those it knew."""
-        return self._allocations
-
-    @property
-    def allocated_since(self) -> bool:
-        """Whether the device was allocated again since its last grant, as far as anybody knows."""
-        return self._allocations != self._allocations_granted
-
-    def note_allocated(self) -> None:
-        """The kubelet allocated the device, or may have while we could not be told."""
-        self._allocations += 1
-        self.wake.set()
-
-    @property
-    def waiting(self) -> Pod | None:
-        """The pod whose start was refused last: nothing of it runs, so what heals the device need not wait for its end."""
-        return self._waiting
-
-    def note_waiting(self, pod: Pod) -> None:
-        """``pod`` keeps the device for as long as it waits for its start: to heal it after the pod's end would be never."""
-        self._waiting = pod
-        self.wake.set()
-
-    @property
-    def retired(self) -> bool:
-        """Whether the device is gone: nothing is granted or scrubbed any more."""
-        return self._retired
-
-    async def retire(self) -> DeviceRecord:
-        """No change after this one; answers the last record."""
-        async with self._lock:
-            self._retired = True
-            return self._record
-
-    # -- committing ------------------------------------------------------------------------------------------------
-
-    def deciding(self) -> asyncio.Lock:
-        """To be held with ``async with``: nobody else changes the record inside."""
-        return self._lock
-
-    def believe(self, record: DeviceRecord) -> None:
-        """Take over a record that is in the ledger. Only while :meth:`deciding`."""
-        assert self._lock.locked()
-        self._record = record
-        self.wake.set()
-        self._changed()
-
-    def believe_granted(self, record: DeviceRecord, allocations: int) -> None:
-        """Take over a record with a new grant: it settles the allocations that it knew of, and nobody was seen since."""
-        self._allocations_granted = allocations
-        self._waiting = None
-        self._free_since = None
-        self.believe(record)
-
-    async def _commit(self, change: Change, record: DeviceRecord) -> None:
-        if self._retired:
-            raise InvalidRequest(f"Device {self.device.id} is no longer on this node.")
-
-        async def store_and_believe() -> None:
-            try:
-                await self._instruments.ledger.commit(change | Change(records=(record,)))
-            except LedgerFailure:
-                self._changed()
-                raise
-            self.believe(record)
-            self._instruments.journal.tell(change.events)
-
-        await to_the_end(store_and_believe())
-
     # -- being looked at -------------------------------------------------------------------------------------------
 
     async def held(self) -> bool:
@@ -179,19 +87,10 @@ class Keeper:
         """
         if self._job is not None:
             return True
+        self._lookout.look()
         held = await self._instruments.holders.held(self.device)
-        if held:
-            self._free_since = None
-        elif self._free_since is None:
-            self._free_since = self._instruments.clock.monotonic()
+        self._lookout.saw(held=held)
         return held
-
-    @property
-    def free_for(self) -> float:
-        """Seconds for which nobody was seen to hold the device."""
-        if self._free_since is None:
-            return 0.0
-        return self._instruments.clock.monotonic() - self._free_since
 
     async def standings(
         self, asking: Pod | None = None, *, leaving_out: Pod | None = None
@@ -211,7 +110,7 @@ class Keeper:
                 limits=limits,
                 boot=instruments.identity.boot,
                 wall=instruments.clock.wall(),
-                free_for=self.free_for,
+                free_for=self._lookout.free_for,
                 asking=asking,
             )
             found.append((grant, where))
@@ -225,7 +124,7 @@ class Keeper:
         held = await self.held()
         for grant, where in await self.standings(asking):
             if where.state is PodState.LIVING:
-                return earlier_pod_lives(self.device.id, grant, where)
+                return earlier_pod_lives(self.device.id, grant, where, asking)
         now = self._instruments.clock.monotonic()
         if self._hold_up is not None and not self._hold_up.over(now, held=held):
             return self._hold_up.refusal
@@ -281,6 +180,42 @@ class Keeper:
             await self._commit(Change(events=(event,)), self._record.touched())
             return True
 
+    async def intruded(self, event: Event, findings: Iterable[Finding] = (), *, seen: bool = True) -> None:
+        """Record that somebody without a grant had the device, or may have had: no certificate or exception outlives it.
+
+        Args:
+            findings: faults that it means, where the policy says so.
+            seen: whether somebody was seen to.
+        """
+        async with self._lock:
+            before = after = self._record
+            if self._job is None:
+                after = before.intruded(seen=seen)
+            faults = tuple(findings)
+            if faults:
+                after = after_findings(after, faults, self._instruments.policy(), event.at)
+            after = replace(after, version=before.version + 1)
+            await self._commit(Change(events=(event, *narrate.health_changed(before, after, event.at))), after)
+
+    @property
+    def unwatched(self) -> bool:
+        """Whether nobody looked at the device for so long that somebody may have had it."""
+        return self._lookout.gap
+
+    async def void_if_unwatched(self) -> bool:
+        """Void what was proved if nobody looked for so long that somebody may have had the device; True if so."""
+        if not self.unwatched or self._job is not None:
+            return False
+        if not self._record.watched and self._record.hygiene is not Hygiene.CLEAN:
+            self._lookout.begin()
+            return False
+        sentence = f"Nobody looked at the device for over {GAP:g} s; somebody may have used it."
+        fields = {"reason": "gap", "sentence": sentence}
+        event = Event("certificate.voided", self._instruments.clock.wall(), self.device.id, fields=fields)
+        await self.intruded(event, seen=False)
+        self._lookout.begin()
+        return True
+
     @asynccontextmanager
     async def still(self) -> AsyncIterator[None]:
         """Nobody is granted the device while this is open, and no certificate of it outlives it.
@@ -315,6 +250,17 @@ class Keeper:
             event = Event("device.adopted", self._instruments.clock.wall(), self.device.id, fields=fields)
             grants = () if grant is None else ((self.device.id, grant),)
             await self._commit(Change(grants=grants, events=(event,)), self._record.adopted(grant))
+
+    async def name_grant(self, sequence: int, assignment: Assignment, baseline: tuple[Process, ...]) -> None:
+        """The pod of the last grant is known now; nothing changes if ``sequence`` is the last grant no more."""
+        async with self._lock:
+            if self._record.hygiene is not Hygiene.IN_USE or self._record.grants != sequence:
+                return
+            pod = assignment.pod
+            fields: dict[str, str | int | float | bool | None] = {"grant": sequence}
+            fields |= {"tenant_namespace": pod.namespace, "pod": pod.name}
+            event = Event("grant.named", self._instruments.clock.wall(), self.device.id, fields=fields)
+            await self._commit(Change(events=(event,)), self._record.named(assignment, baseline))
 
     # -- a person's word -------------------------------------------------------------------------------------------
 
@@ -448,6 +394,7 @@ class Keeper:
             )
             certificates = () if certificate is None else (certificate,)
             await self._commit(Change(scrubs=(finished,), certificates=certificates, events=events), after)
+            self._lookout.begin()
             return finished, certificate
 
     async def check(self, occasion: Occasion, actor: str = "service") -> tuple[ScrubRecord, ScrubResult]:
@@ -460,7 +407,7 @@ class Keeper:
         work = self._work(job, plan=policy.plan(Path.FAST, occasion), record=self._record, asking=None)
         result = await scrub.run(work, lambda _: None)
         if result.steps and any(finding.code == "held" for finding in result.steps[0].findings):
-            self._free_since = None
+            self._lookout.saw(held=True)
         now = instruments.clock.wall()
         return replace(record, ended=now, outcome=result.outcome, steps=result.steps), result
 

@@ -19,6 +19,10 @@ _HEALTH_EVENTS = {
 }
 
 
+_ENDED = {"stranger-ended": "stranger.ended", "pod-ended": "leftover.pod-ended"}
+"""Findings of a scrub that ended somebody: acts that have an audit row of their own."""
+
+
 def health_changed(
     before: DeviceRecord, after: DeviceRecord, now: float, scrub: str | None = None
 ) -> tuple[Event, ...]:
@@ -52,6 +56,9 @@ def scrub_finished(scrub: ScrubRecord, certificate: Certificate | None) -> tuple
                 events += [
                     Event("leftover.ended", now, scrub.device, scrub.id, fields={"pid": int(pid)}) for pid in pids
                 ]
+            if finding.code in _ENDED:
+                event = Event(_ENDED[finding.code], now, scrub.device, scrub.id, fields=dict(finding.evidence))
+                events.append(event)
             if finding.code in ("orphaned-eraser", "eraser-unkillable"):
                 ended = finding.code == "orphaned-eraser"
                 fields = {"pid": finding.evidence.get("pid"), "ended": ended}

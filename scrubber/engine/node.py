@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from typing import TypeAlias
 
 from scrubber.domain.assignment import Reading
 from scrubber.domain.device import Device, find_device
@@ -20,10 +21,13 @@ from scrubber.domain.leftover import PodState
 from scrubber.domain.policy import Enforcement
 from scrubber.domain.record import DeviceRecord, Grant
 from scrubber.domain.reset import ResetPlan
+from scrubber.domain.resources import LONGEST_NAME, MOST_RESOURCES, Announced, Meaning
+from scrubber.domain.sharing import SHARED
 from scrubber.engine.board import Board
 from scrubber.engine.handing import Handing
 from scrubber.engine.instruments import Instruments
 from scrubber.engine.keeper import Keeper
+from scrubber.engine.readiness import Wanted
 from scrubber.engine.views import DeviceView, Granted, HandOverCall, NodeView, ScrubNews, ServiceView
 from scrubber.ports import Event, HistoryEntry, HistoryQuery
 
@@ -52,7 +56,9 @@ class Node:
         self._expected: set[str] = set()
         self._leaving: set[str] = set()
         self._ready = False
-        self._undelivered: dict[tuple[str, ...], tuple[Granted, ...]] = {}
+        self._undelivered: dict[_Key, tuple[Granted, ...]] = {}
+        self._announced = Announced()
+        self._named: set[str] = set()
         self.gone: dict[str, DeviceRecord] = {}
         self.notice = asyncio.Event()
         self.inventory_changed = asyncio.Event()
@@ -67,6 +73,23 @@ class Node:
     def known(self) -> frozenset[str]:
         """Ids of the devices that are ours to ask the kubelet about, those that are being welcomed included."""
         return frozenset(self._keepers.keys() | self._expected)
+
+    @property
+    def own_resources(self) -> frozenset[str]:
+        """Resources under which our own plugins hand devices out: those that they announced or named, and those of the
+        grants that are open. Empty while no plugin has said anything.
+        """
+        given = {
+            grant.assignment.resource
+            for keeper in self._keepers.values()
+            for grant in keeper.record.open_grants
+            if grant.assignment is not None and grant.exception != "adopted"
+        }
+        return frozenset((self._announced.resources.keys() | self._named | given) - {""})
+
+    def meaning(self, resource: str, listed: str) -> Meaning | None:
+        """The device that ``resource`` calls ``listed``, and whether that is a share of it; None when it is none of ours."""
+        return self._announced.meaning(resource, listed, self.known if self._expected else self._keepers)
 
     def keeper(self, device: Device, record: DeviceRecord) -> Keeper:
         """Make the keeper of ``device``, whose ``record`` is as the ledger has it. Nobody else sees it before :meth:`add`."""
@@ -143,9 +166,12 @@ class Node:
     async def history(self, query: HistoryQuery) -> Sequence[HistoryEntry]:
         return await self._instruments.ledger.history(query)
 
-    async def reserve(self, devices: Sequence[str]) -> tuple[str, ...]:
+    async def announce(self, resource: str, offers: Mapping[str, str]) -> None:
+        self._announced = self._announced.announce(resource, offers, self.known)
+
+    async def reserve(self, devices: Sequence[str], resource: str = "") -> tuple[str, ...]:
         self._be_ready()
-        keepers = self._resolve(devices)
+        keepers = [each.keeper for each in self._resolve(resource, devices)]
         observing = self._instruments.policy().enforcement is Enforcement.OBSERVE
         for keeper in keepers:
             if not keeper.record.advertised and not observing:
@@ -160,22 +186,31 @@ class Node:
         began = instruments.clock.monotonic()
         limit = instruments.policy().limits.hand_over
         wait = limit if call.wait_seconds is None else max(0.0, min(limit, call.wait_seconds))
+        only = call.devices[0] if len(call.devices) == 1 else None
         try:
             self._be_ready()
-            keepers = self._resolve(call.devices)
-            for keeper in keepers:
-                if keeper.device.id in call.reserved_unseen:
-                    keeper.note_allocated()
-            again = await self._same_answer(keepers)
+            wanted = self._resolve(call.resource, call.devices)
+            only = wanted[0].device if len(wanted) == 1 else None
+            for each in wanted:
+                if each.ids & call.reserved_unseen:
+                    each.keeper.note_allocated()
+            again = await self._same_answer(wanted)
             if again is not None:
                 return again
             self.track()
-            handing = Handing(keepers, instruments=instruments, earlier=self.open_grants, deadline=began + wait)
+            handing = Handing(
+                wanted,
+                resource=call.resource,
+                instruments=instruments,
+                earlier=self.open_grants,
+                own=lambda: self.own_resources | ({call.resource} - {""}),
+                deadline=began + wait,
+            )
             try:
                 return await handing.run()
             except asyncio.CancelledError:
                 if handing.granted is not None:
-                    self._undelivered[_key(keepers)] = handing.granted
+                    self._undelivered[_key(wanted)] = handing.granted
                 raise
             finally:
                 self.track()
@@ -187,7 +222,6 @@ class Node:
                 "sentence": str(refusal),
                 "seconds": seconds,
             }
-            only = call.devices[0] if len(call.devices) == 1 else None
             instruments.journal.tell([Event("handover.refused", instruments.clock.wall(), only, fields=fields)])
             raise
 
@@ -199,24 +233,23 @@ class Node:
                 code="starting",
             )
 
-    async def _same_answer(self, keepers: Sequence[Keeper]) -> tuple[Granted, ...] | None:
+    async def _same_answer(self, wanted: Sequence[Wanted]) -> tuple[Granted, ...] | None:
         """The answer that its caller did not live to hear, if it is the same pod and container that asks again.
 
         The caller was cancelled before it could answer the kubelet, so nothing was started on this grant.
         """
-        answer = self._undelivered.pop(_key(keepers), None)
+        answer = self._undelivered.pop(_key(wanted), None)
         if answer is None:
             return None
         reading: Reading = await self._instruments.pods.refresh()
-        for keeper, granted in zip(keepers, answer, strict=True):
-            last = keeper.record.last_grant
+        for each, granted in zip(wanted, answer, strict=True):
+            keeper, last = each.keeper, each.keeper.record.last_grant
             current = last is not None and last.sequence == granted.grant and keeper.record.hygiene is Hygiene.IN_USE
             current = current and keeper.record.advertised
-            device = keeper.device.id
-            following = reading.assignment_of(device) or reading.hint_of(device)
+            following = reading.assignment_of(each.device, each.shares) or reading.hint_of(each.device, each.shares)
             if last is None or not current or keeper.allocated_since or last.assignment is None:
                 return None
-            if following != last.assignment or following.pod.uid is None or await keeper.held():
+            if following != last.assignment or following.pod.uid is None or await _used_since(keeper, last):
                 return None
         return answer
 
@@ -280,20 +313,32 @@ class Node:
     def _find(self, wanted: str) -> Keeper:
         return self._keepers[find_device((keeper.device for keeper in self._keepers.values()), wanted).id]
 
-    def _resolve(self, devices: Sequence[str]) -> list[Keeper]:
-        """The keepers in the order of their ids.
+    def _resolve(self, resource: str, ids: Sequence[str]) -> list[Wanted]:
+        """What ``ids`` of ``resource`` mean, one for each device, in the order of the devices' ids.
 
         Raises:
-            InvalidRequest: unknown, duplicate or no ids.
+            InvalidRequest: unknown, duplicate or no ids, or the whole of a device and a share of it.
         """
-        if not devices:
+        if not ids:
             raise InvalidRequest("The request names no device.")
-        if len(set(devices)) != len(devices):
+        if len(set(ids)) != len(ids):
             raise InvalidRequest("The request names a device twice.")
-        unknown = sorted(set(devices) - self._keepers.keys())
+        meanings = {id_: self._announced.meaning(resource, id_, self._keepers) for id_ in ids}
+        unknown = sorted(id_ for id_, meaning in meanings.items() if meaning is None)
         if unknown:
             raise InvalidRequest(f"This node has no device {', '.join(unknown)}.")
-        return [self._keepers[device] for device in sorted(devices)]
+        asked: dict[str, dict[str, Meaning]] = {}
+        for id_, meaning in meanings.items():
+            if meaning is not None:
+                asked.setdefault(meaning.device, {})[id_] = meaning
+        if any(len(found) > 1 and not all(each.share for each in found.values()) for found in asked.values()):
+            raise InvalidRequest("The request names a device twice.")
+        if 0 < len(resource) <= LONGEST_NAME and len(self._named) < MOST_RESOURCES:
+            self._named.add(resource)
+        return [
+            Wanted(self._keepers[device], frozenset(found), share=all(each.share for each in found.values()))
+            for device, found in sorted(asked.items())
+        ]
 
     # -- devices that come and go ----------------------------------------------------------------------------------
 
@@ -323,8 +368,20 @@ class Node:
             raise failures[0]
 
 
-def _key(keepers: Sequence[Keeper]) -> tuple[str, ...]:
-    return tuple(keeper.device.id for keeper in keepers)
+_Key: TypeAlias = "tuple[tuple[str, frozenset[str]], ...]"
+
+
+def _key(wanted: Sequence[Wanted]) -> _Key:
+    return tuple((each.device, each.ids) for each in wanted)
+
+
+async def _used_since(keeper: Keeper, grant: Grant) -> bool:
+    """Whether something may have been started on ``grant``, the last one."""
+    if grant.exception != SHARED:
+        return await keeper.held()
+    # Others hold it, by grants of their own: what tells is whether the pod itself has begun.
+    own = [where.state for each, where in await keeper.standings(grant.pod) if each.pod == grant.pod]
+    return any(state is not PodState.OVER for state in own)
 
 
 def _index(device: Device) -> tuple[tuple[int, str], ...]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from scrubber.domain.assignment import Assignment, Pod, PodAbsence, Process, Reading, Trust, presumed_sandbox, remaining
 from scrubber.domain.errors import Unreadable
-from scrubber.domain.leftover import PodState, Standing, standing
+from scrubber.domain.leftover import PodState, Standing, standing, unread_standing
 from scrubber.domain.policy import Limits
 from scrubber.domain.record import Grant
 from scrubber.ports import Assignments, Clock, Containers
@@ -28,6 +28,7 @@ class PodWatch:
         self._clock = clock
         self._absences: dict[Pod, PodAbsence] = {}
         self._firsts: dict[Pod, dict[str, tuple[Process, int]]] = {}
+        self._ran: dict[Pod, float] = {}
         self.reading = Reading(Trust.UNREADABLE, detail="nothing was read yet")
 
     def track(self, pods: Iterable[Pod]) -> None:
@@ -35,6 +36,7 @@ class PodWatch:
         wanted = set(pods)
         self._absences = {pod: self._absences.get(pod, PodAbsence()) for pod in wanted}
         self._firsts = {pod: self._firsts.get(pod, {}) for pod in wanted}
+        self._ran = {pod: at for pod, at in self._ran.items() if pod in wanted}
 
     def track_more(self, pods: Iterable[Pod]) -> None:
         """These pods matter too."""
@@ -69,18 +71,21 @@ class PodWatch:
         """Whether the pod is proved to be the kubelet's no longer."""
         return pod in self._absences and self._absences[pod].proved
 
-    async def sample(self, pod: Pod) -> None:
-        """Look at a running pod's processes, to know the first one of each container later.
+    async def sample(self, grant: Grant) -> None:
+        """Look at the processes of a grant's pod, to know the first one of each container later, and that it ran.
 
         A runtime's own helpers come and go before a container's first process does: one that is dead by the next look
         was not it, as long as the pod is the kubelet's. From then on nothing new is believed.
         """
-        if pod.uid is None or self._absences.get(pod, PodAbsence()).times > 0:
+        pod = grant.pod
+        if pod is None or pod.uid is None or self._absences.get(pod, PodAbsence()).times > 0:
             return
         try:
             processes = await self._containers.processes(pod)
         except Unreadable:
             return
+        if remaining(processes, grant.baseline):
+            self._ran[pod] = self._clock.wall()
         known, seen = self._firsts.get(pod, {}), {}
         living = {process.identity for process in processes}
         for process in sorted(processes, key=lambda each: (each.started, each.pid)):
@@ -88,6 +93,14 @@ class PodWatch:
                 first, looks = known.get(process.container, (process, 0))
                 seen[process.container] = (first, looks + 1) if first.identity in living else (process, 1)
         self._firsts[pod] = known | seen
+
+    def ran(self, grant: Grant) -> bool:
+        """Whether the pod of ``grant`` was seen to run since.
+
+        Where it was not, the container that was started on the grant may have been another pod's: the kubelet names devices
+        only, and can give one away between its question and our reading of its list.
+        """
+        return grant.pod is not None and self._ran.get(grant.pod, -math.inf) >= grant.at
 
     def _known_firsts(self, pod: Pod) -> dict[str, Process]:
         """Those that lived through two looks."""
@@ -115,11 +128,11 @@ class PodWatch:
         try:
             everything = await self._containers.processes(pod)
         except Unreadable:
-            return Standing(PodState.LIVING)
+            absence = PodAbsence() if pod == asking else self._absences.get(pod, PodAbsence())
+            return unread_standing(absence, now=self._clock.monotonic(), dying_grace=limits.dying_grace)
         baseline = grant.baseline
-        if pod == asking and grant.exception == "adopted" and not baseline:
-            # It was adopted when its processes could not be told; a pod that starts a container has its sandbox.
-            baseline = presumed_sandbox(everything, held=False)
+        if pod == asking:
+            baseline = _sandbox_now(everything, grant, held=free_for <= 0)
         processes = remaining(everything, baseline)
         if pod == asking:
             return Standing(PodState.LIVING if processes else PodState.OVER, processes)
@@ -139,6 +152,17 @@ class PodWatch:
             dying_grace=limits.dying_grace,
             settle=limits.settle,
         )
+
+
+def _sandbox_now(everything: Collection[Process], grant: Grant, *, held: bool) -> tuple[Process, ...]:
+    """What of the pod that starts a container is its sandbox, which such a pod has."""
+    living = {process.identity for process in everything}
+    if any(process.identity in living for process in grant.baseline):
+        return grant.baseline
+    if grant.baseline:
+        return presumed_sandbox(everything, held=held)  # the runtime made another one since
+    # It was adopted when its processes could not be told. Any other grant's pod has no process for a sandbox.
+    return presumed_sandbox(everything, held=False) if grant.exception == "adopted" else ()
 
 
 def _age(grant: Grant, wall: float) -> float:

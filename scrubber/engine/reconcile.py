@@ -10,11 +10,11 @@ from scrubber.domain.assignment import presumed_sandbox, remaining
 from scrubber.domain.device import Device
 from scrubber.domain.errors import Away, DeviceFault, Unreadable
 from scrubber.domain.evidence import Outcome, ScrubRecord, Step
-from scrubber.domain.handover import HandOver
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.leftover import PodState
-from scrubber.domain.record import DeviceRecord, Grant
+from scrubber.domain.record import DeviceRecord
 from scrubber.domain.signals import fault_finding
+from scrubber.engine.adoption import adopt
 from scrubber.engine.instruments import Instruments
 from scrubber.engine.keeper import Keeper
 from scrubber.engine.node import Node
@@ -101,34 +101,22 @@ async def _adopt_if_used(keeper: Keeper, instruments: Instruments) -> None:
         if where.state is PodState.LIVING:
             await keeper.adopt(None)
             return
-    await _adopt_stranger(keeper, instruments, held=held)
+    await _adopt_strangers(keeper, instruments, held=held)
 
 
-async def _adopt_stranger(keeper: Keeper, instruments: Instruments, *, held: bool) -> None:
-    """A pod that was there before this ledger: adopted if it runs, not if it only waits for its start."""
-    reading = instruments.pods.reading
-    device = keeper.device.id
-    assignment = reading.assignment_of(device) or reading.hint_of(device)
-    if assignment is None or assignment.pod.uid is None:
-        return
-    try:
-        processes = await instruments.containers.processes(assignment.pod)
-        sandbox = presumed_sandbox(processes, held=held)
-    except Unreadable:
-        sandbox, running = (), True
-    else:
-        running = bool(remaining(processes, sandbox))
-    if not held and not running:
-        return
-    record = keeper.record
-    await keeper.adopt(
-        Grant(
-            record.grants + 1,
-            assignment,
-            HandOver.UNKNOWN,
-            instruments.clock.wall(),
-            instruments.identity.boot,
-            exception="adopted",
-            baseline=sandbox,
-        )
-    )
+async def _adopt_strangers(keeper: Keeper, instruments: Instruments, *, held: bool) -> None:
+    """Pods that were there before this ledger: adopted if they run, not if they only wait for their start."""
+    reading, device = instruments.pods.reading, keeper.device.id
+    named = (*reading.having(device), *(each for each in reading.hinted if device in each.devices))
+    by_pod = {each.pod: each for each in reversed(named) if each.pod.uid is not None}
+    for pod, assignment in by_pod.items():
+        try:
+            processes = await instruments.containers.processes(pod)
+            sandbox = presumed_sandbox(processes, held=held)
+        except Unreadable:
+            sandbox, running = (), True
+        else:
+            running = bool(remaining(processes, sandbox))
+        # Of several pods that share it, that somebody holds it says nothing of this one.
+        if running or (held and len(by_pod) == 1):
+            await adopt(keeper, assignment, sandbox, instruments=instruments)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -67,12 +67,14 @@ class NodeView:
 class HandOverCall:
     """A request to hand devices over. ``wait_seconds`` None means the policy's limit.
 
-    ``reserved_unseen`` names ids that were allocated while the service could not be told.
+    ``reserved_unseen`` names ids that were allocated while the service could not be told. All ids are those of the
+    kubelet's ``resource``; without one they are our devices'.
     """
 
     devices: tuple[str, ...]
     wait_seconds: float | None = None
     reserved_unseen: frozenset[str] = frozenset()
+    resource: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +128,20 @@ class Service(Protocol):
 
     def info(self) -> ServiceView: ...
 
-    async def reserve(self, devices: Sequence[str]) -> tuple[str, ...]:
+    async def announce(self, resource: str, offers: Mapping[str, str]) -> None:
+        """What the ids of ``resource`` mean (id → device), in the place of what was announced for it before.
+
+        Raises:
+            InvalidRequest: an impossible name or id, or more of them than are kept.
+        """
+
+    async def reserve(self, devices: Sequence[str], resource: str = "") -> tuple[str, ...]:
         """Note an Allocate, which starts what is dirty and free; answers ids of the scrubs that are under way already.
 
         Answers at once and touches no hardware.
+
+        Args:
+            resource: the kubelet's name of the resource whose own ids ``devices`` are; empty: they are our devices'.
 
         Raises:
             InvalidRequest: unknown, duplicate or no ids.

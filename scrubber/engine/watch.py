@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+from scrubber.domain.assignment import Pod, Reading, Trust, presumed_sandbox
 from scrubber.domain.device import Device
-from scrubber.domain.errors import DeviceFault, LedgerFailure, ScrubberError
+from scrubber.domain.errors import DeviceFault, LedgerFailure, ScrubberError, Unreadable
 from scrubber.domain.evidence import Step
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.leftover import PodState
@@ -15,9 +16,9 @@ from scrubber.domain.signals import fault_finding
 from scrubber.engine.instruments import Instruments
 from scrubber.engine.keeper import Keeper
 from scrubber.engine.node import Node
-from scrubber.ports import Inventory
+from scrubber.ports import Event, Inventory
 
-__all__ = ["follow_signals", "quarantine_unreadable", "watch_health", "watch_inventory", "watch_pods"]
+__all__ = ["follow_signals", "quarantine_unreadable", "quietly", "watch_health", "watch_inventory", "watch_pods"]
 
 
 async def follow_signals(node: Node, *, instruments: Instruments) -> None:
@@ -32,7 +33,7 @@ async def follow_signals(node: Node, *, instruments: Instruments) -> None:
             again.add(device)
             while device in again:
                 again.discard(device)
-                await _quietly(keeper, keeper.look)
+                await quietly(keeper, keeper.look)
         finally:
             looking.discard(device)
 
@@ -52,17 +53,29 @@ async def follow_signals(node: Node, *, instruments: Instruments) -> None:
 async def watch_health(node: Node, *, instruments: Instruments, interval: float) -> None:
     """Compare snapshots on a period: signals are edges and can be missed. A hung device delays no other."""
     while True:
-        await asyncio.gather(*(_quietly(keeper, keeper.look) for keeper in list(node.keepers.values())))
+        await asyncio.gather(*(quietly(keeper, keeper.look) for keeper in list(node.keepers.values())))
         await instruments.clock.sleep(interval)
 
 
 async def watch_pods(node: Node, *, instruments: Instruments, interval: float) -> None:
-    """Notice releases and ungranted use, every ``interval`` seconds and whenever the node wants it sooner."""
+    """Notice releases, restarts of the kubelet and assignments that were made without us, every ``interval`` seconds and
+    whenever the node wants it sooner.
+    """
+    kubelet = ""
+    told: frozenset[tuple[str, Pod]] = frozenset()
     while True:
         node.notice.clear()
         node.track()
-        await instruments.pods.refresh()
-        looks = [_quietly(keeper, partial(_look_at_use, keeper, instruments)) for keeper in node.keepers.values()]
+        reading = await instruments.pods.refresh()
+        keepers = list(node.keepers.values())
+        if reading.kubelet and kubelet and reading.kubelet != kubelet:
+            await asyncio.gather(
+                *(quietly(keeper, partial(_void_after_restart, keeper, instruments)) for keeper in keepers)
+            )
+        kubelet = reading.kubelet or kubelet
+        if reading.trust is not Trust.UNREADABLE:
+            told = await _tell_foreign(node, reading, told, instruments)
+        looks = [quietly(keeper, partial(_look_at_pods, keeper, reading, instruments)) for keeper in keepers]
         await asyncio.gather(*looks)
         try:
             async with instruments.clock.timeout(interval):
@@ -71,13 +84,66 @@ async def watch_pods(node: Node, *, instruments: Instruments, interval: float) -
             continue
 
 
-async def _look_at_use(keeper: Keeper, instruments: Instruments) -> None:
-    if keeper.record.hygiene is Hygiene.CLEAN:
-        await keeper.touched()
-        return
+async def _void_after_restart(keeper: Keeper, instruments: Instruments) -> None:
+    """Until the plugin has registered again a restarted kubelet starts containers without asking. One that was over
+    before anybody looked would leave its bytes under a certificate.
+    """
+    if keeper.record.hygiene is Hygiene.CLEAN and keeper.job is None:
+        sentence = "The kubelet was restarted, and starts containers without asking until the plugin has registered."
+        fields = {"reason": "kubelet-restart", "sentence": sentence}
+        event = Event("certificate.voided", instruments.clock.wall(), keeper.device.id, fields=fields)
+        await keeper.intruded(event, seen=False)
+
+
+async def _tell_foreign(
+    node: Node, reading: Reading, told: frozenset[tuple[str, Pod]], instruments: Instruments
+) -> frozenset[tuple[str, Pod]]:
+    """Assignments of our devices by another plugin or a DRA driver; each is told once for as long as it lasts."""
+    own = node.own_resources
+    foreign = {(device, each.pod): each for device in node.keepers if own for each in reading.foreign(device, own)}
+    for (device, pod), assignment in foreign.items():
+        if (device, pod) in told or device not in node.keepers:
+            continue
+        sentence = (
+            f"{assignment.resource} gave it to {pod.namespace}/{pod.name}; it is also handed out as "
+            f"{', '.join(sorted(own))}. Only one of them may: stop the other plugin or DRA driver, or exclude the device."
+        )
+        fields = {"use": "foreign-assignment", "resource": assignment.resource, "sentence": sentence}
+        event = Event("use.ungranted", instruments.clock.wall(), device, fields=fields)
+        try:
+            await node.keepers[device].intruded(event)
+        except ScrubberError:
+            foreign = {key: each for key, each in foreign.items() if key != (device, pod)}  # told in the next round
+    return frozenset(foreign)
+
+
+async def _look_at_pods(keeper: Keeper, reading: Reading, instruments: Instruments) -> None:
+    await _name_last_grant(keeper, reading, instruments)
     record = keeper.record
     if record.hygiene is Hygiene.IN_USE and await _given_back(keeper, instruments):
         await keeper.release(record)
+
+
+async def _name_last_grant(keeper: Keeper, reading: Reading, instruments: Instruments) -> None:
+    """A grant that was made while no witness could name its pod gets its name once one can.
+
+    The kubelet has not allocated the device anew since, so whoever has it now is whom it was granted to.
+    """
+    last = keeper.record.last_grant
+    assignment = reading.assignment_of(keeper.device.id)
+    if (
+        last is None
+        or (last.pod is not None and last.pod.uid is not None)
+        or keeper.record.hygiene is not Hygiene.IN_USE
+    ):
+        return
+    if reading.trust is not Trust.TRUSTED or assignment is None or assignment.pod.uid is None or keeper.allocated_since:
+        return
+    try:
+        baseline = presumed_sandbox(await instruments.containers.processes(assignment.pod), held=True)
+    except Unreadable:
+        return
+    await keeper.name_grant(last.sequence, assignment, baseline)
 
 
 async def _given_back(keeper: Keeper, instruments: Instruments) -> bool:
@@ -86,19 +152,9 @@ async def _given_back(keeper: Keeper, instruments: Instruments) -> bool:
     A pod that no witness names may be anywhere: only the next hand-over asks for its device, except when the device is
     out of service and nobody was seen to hold it for the settle time. It could never come back otherwise.
     """
-    try:
-        held = await keeper.held()
-    except DeviceFault:
-        if keeper.record.advertised:
-            raise
-        held = False  # it is out of service and answers nothing; released, it is dirty and looked at again
     for grant in keeper.record.open_grants:
-        if grant.pod is not None:
-            await instruments.pods.sample(grant.pod)
+        await instruments.pods.sample(grant)
     standings = await keeper.standings()
-    # A leftover explains who holds the device; without one it is somebody whom no grant explains.
-    if held and not any(where.state is PodState.LEFTOVER for _, where in standings):
-        return False
     for grant, where in standings:
         if where.state is PodState.LIVING:
             return False
@@ -106,7 +162,16 @@ async def _given_back(keeper: Keeper, instruments: Instruments) -> bool:
             return False
         if grant.pod is not None and not instruments.pods.absent(grant.pod):
             return False
-    return bool(standings)
+    if not standings:
+        return False
+    try:
+        held = await keeper.held()
+    except DeviceFault:
+        if keeper.record.advertised:
+            raise
+        held = False  # it is out of service and answers nothing; released, it is dirty and looked at again
+    # A leftover explains who holds the device; without one it is somebody whom no grant explains.
+    return not held or any(where.state is PodState.LEFTOVER for _, where in standings)
 
 
 async def watch_inventory(
@@ -156,7 +221,7 @@ async def quarantine_unreadable(keeper: Keeper, fault: DeviceFault) -> None:
         return
 
 
-async def _quietly(keeper: Keeper, look: Callable[[], Awaitable[object]]) -> None:
+async def quietly(keeper: Keeper, look: Callable[[], Awaitable[object]]) -> None:
     """One look. What cannot be recorded now is seen again in the next round."""
     try:
         await look()

@@ -17,16 +17,31 @@ class Containers(Protocol):
         Precondition: ``pod.uid`` is known.
 
         Raises:
-            Unreadable: the processes cannot be told (never an empty answer instead).
+            Unreadable: the processes cannot be told (never an empty answer instead), or there are so many that they
+                are not listed one by one.
         """
 
     async def pod_uid_of(self, pid: int) -> str | None:
         """UID of the pod that ``pid`` belongs to; None when it belongs to no pod or is gone."""
 
     async def end(self, pod: Pod, leftovers: Iterable[Process], deadline: float) -> tuple[Process, ...]:
-        """End ``leftovers``, and whatever they fork meanwhile; answers those still alive after ``deadline`` seconds.
+        """End ``leftovers``, and whatever they fork meanwhile; answers those alive ``deadline`` seconds after the signal.
 
         A process is signalled only while it is still the one that was named (start time) and still in ``pod``.
+        """
+
+    async def end_unread(self, pod: Pod, deadline: float) -> bool:
+        """End everything in the pod's own cgroups without having listed it; whether the kernel says that nobody is left.
+
+        Precondition: ``pod`` is proved gone and beyond its grace. Nobody is asked here which of its processes are
+        leftovers: all of them are.
+
+        Args:
+            deadline: seconds that they have to die, once they were signalled; and at most as many to signal them.
+
+        Raises:
+            Unreadable: which cgroups are the pod's, or who is in them, cannot be told for certain; or the service itself
+                is in it. A way of telling containers apart that has not the kernel's word answers False and ends nobody.
         """
 
     def not_covered(self) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 
 from scrubber.domain.device import Access, AccessKind, Device, NodeIdentity
@@ -107,8 +107,11 @@ class FakeNode:
     def info(self) -> ServiceView:
         return ServiceView("0.1.0", "sim", IDENTITY, Policy(digest="d1"), self.ledger, self._view.epoch)
 
-    async def reserve(self, devices: Sequence[str]) -> tuple[str, ...]:
-        self._note(("reserve", *devices))
+    async def announce(self, resource: str, offers: Mapping[str, str]) -> None:
+        self._note(("announce", resource, dict(offers)))
+
+    async def reserve(self, devices: Sequence[str], resource: str = "") -> tuple[str, ...]:
+        self._note(("reserve", *devices) if not resource else ("reserve", resource, *devices))
         return tuple(f"scrub-{each}" for each in devices)
 
     async def hand_over(self, call: HandOverCall) -> tuple[Granted, ...]:

@@ -131,6 +131,25 @@ class BackendContract:
             assert holder.started > 0
         assert not await rig.backend.holders.held(device)
 
+    async def test_nobody_uses_a_free_device_and_whoever_uses_one_is_among_its_users(self, rig: Rig) -> None:
+        device, other = await two(rig)
+        assert await rig.backend.holders.users(device) == ()
+        with rig.hold(device) as pid:
+            (user,) = await rig.backend.holders.users(device)
+            assert (user.pid, user.kind) == (pid, HolderKind.PROCESS)
+            assert user.identity in {each.identity for each in (await rig.backend.holders.holders(device)).holders}
+            assert await rig.backend.holders.users(other) == ()
+        assert await rig.backend.holders.users(device) == ()
+
+    async def test_who_was_looked_through_leaves_nothing_unfinished(self, rig: Rig) -> None:
+        device, _ = await two(rig)
+        with rig.hold(device):
+            assert (await rig.backend.holders.holders(device)).unfinished == ()
+
+    async def test_what_the_quick_questions_do_not_see_is_told_in_sentences_about_holders(self, rig: Rig) -> None:
+        device, _ = await two(rig)
+        assert all(sentence.startswith("holders: ") for sentence in rig.backend.holders.not_asked(device))
+
     # --- telemetry
 
     async def test_a_healthy_snapshot_has_nothing_to_report(self, rig: Rig) -> None:

@@ -124,6 +124,19 @@ async def test_a_reservation_reaches_the_engine(node: FakeNode, plugin: PluginCl
     assert node.asked == [("reserve", "GPU-a1")]
 
 
+async def test_the_name_of_a_resource_and_what_its_ids_mean_reach_the_engine(
+    node: FakeNode, plugin: PluginClient
+) -> None:
+    await plugin.announce("vendor.dev/gpu", {"0": "GPU-a0", "1": "GPU-a1"}, DEADLINE)
+    await plugin.reserve(["GPU-a1"], DEADLINE, resource="vendor.dev/gpu")
+    await plugin.hand_over(["GPU-a0"], wait_seconds=2, resource="vendor.dev/gpu", timeout=DEADLINE)
+    assert node.asked == [
+        ("announce", "vendor.dev/gpu", {"0": "GPU-a0", "1": "GPU-a1"}),
+        ("reserve", "vendor.dev/gpu", "GPU-a1"),
+        HandOverCall(("GPU-a0",), 2.0, frozenset(), "vendor.dev/gpu"),
+    ]
+
+
 async def test_a_hand_over_reaches_the_engine_and_its_grants_come_back(node: FakeNode, plugin: PluginClient) -> None:
     answer = await plugin.hand_over(
         ["GPU-a0", "GPU-a1"], wait_seconds=2.5, reserved_unseen=["GPU-a1"], timeout=DEADLINE

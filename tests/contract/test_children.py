@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from scrubber.adapters.children.message import LIMIT, Garbled, Message, body_length, pack, unpack
-from scrubber.adapters.children.process import ChildDied, Children, NotStarted
+from scrubber.adapters.children.patience import patience
+from scrubber.adapters.children.process import Child, ChildDied, Children, NotStarted
 from scrubber.adapters.children.questions import QuestionPool
 from scrubber.domain.errors import Away, Held, Lost, ScrubberError, Stuck, Unreadable
 from tests.contract.shortage import descriptors_left
@@ -158,6 +160,129 @@ async def test_a_child_that_survives_sigkill_is_abandoned_and_counted() -> None:
     os.kill(child.pid, signal.SIGKILL)
     assert await child.wait(LONG)
     assert (child.abandoned, deaf.abandoned, deaf.abandoned_total) == (False, (), 1)
+
+
+# --- a loop that stands still --------------------------------------------------------------------------------------
+
+
+class Overheard(Children):
+    """Keeps the service's end of the last child's socket, so that a test can see an answer lying there."""
+
+    link: socket.socket
+
+    async def start(self, module: str, *arguments: str, **_: object) -> Child:
+        self.link, theirs = socket.socketpair()
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", module, str(theirs.fileno()), str(os.getpid()), "0", *arguments),
+            pass_fds=(theirs.fileno(),),
+        )
+        theirs.close()
+        child = Child(self, process.pid, os.pidfd_open(process.pid), process.wait(), self.link, module, None)
+        await self.ready(child)
+        return child
+
+
+def stop(pid: int) -> None:
+    """Have the process answer nothing until it is sent SIGCONT."""
+    os.kill(pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+
+
+def stand_still(until: float, descriptor: int | None = None) -> None:
+    """Let nothing else run in this process until the clock says ``until`` and ``descriptor`` can be read."""
+    poll = select.poll()
+    if descriptor is not None:
+        poll.register(descriptor, select.POLLIN)
+        assert poll.poll(LONG * 1000)
+    while time.monotonic() < until:
+        continue
+
+
+async def turns(number: int) -> None:
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def overheard() -> AsyncIterator[Overheard]:
+    made = Overheard()
+    yield made
+    await made.close()
+
+
+async def test_an_answer_that_lies_ready_is_in_time_however_long_the_loop_stood_still(overheard: Overheard) -> None:
+    child = await overheard.start(MODULE)
+    for echo in range(3):
+        stop(child.pid)
+        asking = asyncio.create_task(child.call({"do": "tell", "echo": echo}, 0.02))
+        await turns(1)
+        os.kill(child.pid, signal.SIGCONT)
+        stand_still(time.monotonic() + 0.05, overheard.link.fileno())
+        answer = (await asking)["ok"]
+        assert isinstance(answer, dict)
+        assert answer["echo"] == echo
+
+
+async def test_a_loop_that_stood_still_blames_no_child_and_takes_no_device_out(overheard: Overheard) -> None:
+    pool = QuestionPool(overheard, MODULE, deadline=LONG)
+    before = await pool.ask("GPU-0", {"do": "tell"})
+    [child] = overheard.pids()
+    stop(child)
+    asking = asyncio.create_task(pool.ask("GPU-0", {"do": "tell", "echo": 1}, deadline=0.02))
+    await turns(3)
+    os.kill(child, signal.SIGCONT)
+    stand_still(time.monotonic() + 0.05, overheard.link.fileno())
+    answer = await asking
+    assert (answer["echo"], answer["pid"]) == (1, before["pid"])
+    assert pool.stuck == frozenset()
+    await pool.close()
+
+
+async def test_a_child_that_hangs_is_known_although_the_loop_stood_still(overheard: Overheard) -> None:
+    child = await overheard.start(MODULE)
+    asking = asyncio.create_task(child.call({"do": "hang"}, 0.02))
+    await turns(1)
+    stand_still(time.monotonic() + 0.05)
+    with pytest.raises(TimeoutError):
+        await asking
+    assert await child.kill()
+
+
+async def test_a_child_that_sends_half_an_answer_hangs(overheard: Overheard) -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        theirs.send(pack({"ready": True}) + pack({"ok": {}})[:-1])
+        child = Child(overheard, os.getpid(), None, asyncio.sleep(0), ours, MODULE, None)
+        await overheard.ready(child)
+        with pytest.raises(TimeoutError):
+            await child.call({"do": "tell"}, 0.02)
+        await child.kill()
+
+
+async def test_the_time_in_which_the_loop_stood_still_is_given_back_once() -> None:
+    async with patience(0.02):
+        stand_still(time.monotonic() + 0.1)
+        await turns(10)  # whoever was asked had no processor either, and answers now
+
+    async def hang() -> None:
+        async with patience(0.02):
+            stand_still(time.monotonic() + 0.05)
+            await asyncio.Event().wait()
+
+    with pytest.raises(TimeoutError):
+        await hang()
+
+
+async def test_a_death_that_the_loop_was_too_late_to_notice_leaves_no_abandoned_child() -> None:
+    strict = Children(kill_limit=0.02)
+    child = await strict.start(MODULE)
+    pidfd = os.pidfd_open(child.pid)
+    killing = child.discard()
+    await turns(2)
+    stand_still(time.monotonic() + 0.05, pidfd)
+    os.close(pidfd)
+    assert await killing
+    assert (child.abandoned, strict.abandoned_total, strict.pids()) == (False, 0, frozenset())
 
 
 PARENT = f"""

@@ -3,9 +3,10 @@
 import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from scrubber.cli.doctor import CHECKS, Check, Level, Node, ServiceSaid, examine
 from tests.contract.api_service import FakeNode
 
 SERVED = ServiceSaid(version="0.1.0", backend="nvidia", policy="default", enforcement="enforce", ledger="ok")
+SOCKET = "var/lib/kubelet/pod-resources/kubelet.sock"
+CONTAINERD = "etc/containerd/config.toml"
 TOOLKIT = "etc/nvidia-container-runtime/config.toml"
 OPERATORS = "usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml"
 ENVVAR = "accept-nvidia-visible-devices-envvar-when-unprivileged"
@@ -34,15 +37,31 @@ def write(root: Path, name: str, text: str = "") -> None:
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Node:
+def kubelet_socket(short_tmp: Path) -> Iterator[Path]:
+    """Where a kubelet listens: this process, so in a PID namespace that every command of a test sees."""
+    path = short_tmp / "kubelet.sock"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen()
+        yield path
+
+
+@pytest.fixture
+def node(tmp_path: Path, kubelet_socket: Path) -> Node:
     """A node on which all is well."""
     write(tmp_path, TOOLKIT, f"{ENVVAR} = false\n{MOUNTS} = true\n[nvidia-container-runtime]\nmode = 'auto'\n")
     write(tmp_path, "proc/driver/nvidia/version", VERSION)
     write(tmp_path, "proc/driver/nvidia/params", 'EnableMSI: 1\nRegistryDwords: ""\n')
     write(tmp_path, "run/nvidia-persistenced/nvidia-persistenced.pid", "712\n")
     (tmp_path / "proc/712").mkdir()
-    for name in ("device-plugins/kubelet.sock", "plugins_registry/x.sock", "pod-resources/kubelet.sock"):
+    for name in ("device-plugins/kubelet.sock", "plugins_registry/x.sock"):
         write(tmp_path, f"var/lib/kubelet/{name}")
+    (tmp_path / "var/lib/kubelet/pod-resources").mkdir()
+    (tmp_path / SOCKET).symlink_to(kubelet_socket)
+    (tmp_path / "proc/self").symlink_to("/proc/self")
+    write(tmp_path, "dev/nvidia0")
+    (tmp_path / "dev/nvidia0").chmod(0o660)
+    write(tmp_path, CONTAINERD, "version = 3\n[plugins.'io.containerd.cri.v1.runtime']\nenable_cdi = true\n")
     return Node(service=SERVED, root=tmp_path)
 
 
@@ -56,7 +75,8 @@ def test_a_node_that_is_set_up_well_has_nothing_to_do(node: Node) -> None:
     assert [check.level for check in checks] == [Level.OK] * len(checks)
     assert not any(check.remedy for check in checks)
     assert [check.name for check in checks] == [
-        *("service", "toolkit-envvar", "toolkit-volume-mounts", "driver", "scrub-on-free", "persistenced", "kubelet"),
+        *("service", "toolkit-envvar", "toolkit-volume-mounts", "cdi-annotations", "driver", "device-nodes"),
+        *("scrub-on-free", "persistenced", "kubelet", "pid-namespace"),
     ]
 
 
@@ -67,6 +87,7 @@ def test_an_empty_node_is_examined_to_the_end(tmp_path: Path) -> None:
         "toolkit-envvar": Level.OK,
         "driver": Level.WARNING,
         "kubelet": Level.WARNING,
+        "pid-namespace": Level.WARNING,
     }
 
 
@@ -123,6 +144,81 @@ def test_a_toolkit_that_takes_neither_form_leaves_cdi_only(node: Node, text: str
     check = found(node, "toolkit-volume-mounts")
     assert check.level is Level.WARNING
     assert f"{MOUNTS} = true" in check.remedy
+
+
+# --- CDI names in pods' annotations
+
+
+@pytest.mark.parametrize("pattern", ["cdi.k8s.io/*", "cdi.k8s.io/gpus", "*", "*/*", "cdi.*/x"])
+@pytest.mark.parametrize(
+    ("name", "section"),
+    [
+        (CONTAINERD, "[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.nvidia]\npod_annotations"),
+        (CONTAINERD, "[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.nvidia]\npod_annotations"),
+        ("etc/containerd/conf.d/99-nvidia.toml", "[plugins.x]\npod_annotations"),
+        ("var/lib/rancher/k3s/agent/etc/containerd/config.toml", "[plugins.x]\npod_annotations"),
+        ("etc/crio/crio.conf.d/10-gpus.conf", "[crio.runtime.runtimes.nvidia]\nallowed_annotations"),
+    ],
+)
+def test_a_runtime_that_passes_pods_cdi_annotations_on_is_named(
+    node: Node, name: str, section: str, pattern: str
+) -> None:
+    write(node.root, CONTAINERD, "imports = ['/etc/containerd/conf.d/*.toml']\n")
+    write(node.root, name, f"{section} = ['io.example/*', '{pattern}']\n")
+    check = found(node, "cdi-annotations")
+    assert check.level is Level.WARNING
+    assert str(node.root / name) in check.sentence
+    assert f'"{pattern}"' in check.sentence
+    assert f"out of {section.splitlines()[-1]}" in check.remedy
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[plugins.x.runtimes.nvidia]\npod_annotations = ['io.katacontainers.*', 'sandbox/*']\n",
+        # What plugins write for their containers: the kubelet copies it, and nobody else writes it.
+        "[plugins.x.runtimes.nvidia]\ncontainer_annotations = ['cdi.k8s.io/*']\n",
+    ],
+)
+def test_a_runtime_that_passes_no_pods_cdi_annotations_on_is_as_it_should_be(node: Node, text: str) -> None:
+    write(node.root, CONTAINERD, text)
+    assert found(node, "cdi-annotations").level is Level.OK
+
+
+def test_a_runtimes_configuration_that_cannot_be_read_is_never_called_safe(node: Node) -> None:
+    write(node.root, CONTAINERD, "= nonsense")
+    check = found(node, "cdi-annotations")
+    assert (check.level, "is unknown" in check.sentence) == (Level.WARNING, True)
+
+
+# --- the devices' nodes, the PID namespace
+
+
+def test_a_gpu_that_any_local_user_may_open_is_named_with_the_drivers_options(node: Node) -> None:
+    for name, mode in {"nvidia0": 0o660, "nvidia1": 0o666, "nvidia2": 0o604, "nvidiactl": 0o666}.items():
+        write(node.root, f"dev/{name}")
+        (node.root / "dev" / name).chmod(mode)
+    check = found(node, "device-nodes")
+    assert check.level is Level.WARNING
+    assert f"{node.root}/dev/nvidia1 (0666), {node.root}/dev/nvidia2 (0604), past the kubelet" in check.sentence
+    assert "NVreg_DeviceFileMode=0660" in check.remedy
+
+
+def test_a_node_without_gpus_has_no_nodes_to_look_at(node: Node) -> None:
+    (node.root / "dev/nvidia0").unlink()
+    assert "device-nodes" not in {check.name for check in examine(node)}
+
+
+@pytest.mark.parametrize(("backend", "level"), [("nvidia", Level.ERROR), ("", Level.WARNING), ("sim", Level.OK)])
+def test_a_pid_namespace_that_is_not_the_nodes_is_what_the_service_would_refuse(
+    node: Node, backend: str, level: Level
+) -> None:
+    (node.root / "proc/self").unlink()
+    write(node.root, "proc/self/status", "Name:\tscrubber\nNSpid:\t5012\t7\n")
+    check = found(replace(node, service=replace(SERVED, backend=backend)), "pid-namespace")
+    assert check.level is level
+    assert ("hostPID: true" in check.remedy) == (level is not Level.OK)
 
 
 # --- the driver

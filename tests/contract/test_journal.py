@@ -283,6 +283,13 @@ class TestMetrics:
         told(event("health.quarantined", cause=cause))
         assert told.value("scrubber_quarantines_total", cause_class=counted) == 1
 
+    @pytest.mark.parametrize(
+        ("use", "counted"), [("stranger", "stranger"), ("foreign-assignment", "foreign-assignment"), ("odd", "other")]
+    )
+    def test_use_without_a_grant_is_counted_by_its_kind(self, told: Told, use: str, counted: str) -> None:
+        told(event("use.ungranted", use=use, pid=1))
+        assert told.value("scrubber_ungranted_uses_total", use=counted) == 1
+
     def test_a_persons_quarantine_is_counted_once(self, told: Told) -> None:
         told(event("operator.quarantined", reason="noise"), event("health.quarantined", cause="operator"))
         assert told.value("scrubber_quarantines_total", cause_class="operator") == 1
@@ -306,6 +313,7 @@ class TestMetrics:
             "scrubber_residue_bytes",
             "scrubber_scrub_duration_seconds",
             "scrubber_scrubs",
+            "scrubber_ungranted_uses",
         }
 
     def test_no_event_can_make_labels_without_bound(self, told: Told) -> None:

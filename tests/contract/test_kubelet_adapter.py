@@ -8,7 +8,7 @@ import shutil
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import grpc
@@ -220,8 +220,8 @@ async def test_a_pod_that_is_over_becomes_absent_though_checkpoint_and_logs_stil
     async with kubelet.adapter() as adapter:
         assert (await adapter.read()).lists(TRAIN)
         kubelet.answer = listing()
-        for _ in range(2):
-            absence = absence.after(await adapter.read(), TRAIN)
+        for second in range(2):
+            absence = absence.after(replace(await adapter.read(), at=1e9 + second), TRAIN)
     assert absence.proved
 
 
@@ -241,12 +241,27 @@ async def test_a_pod_that_a_restarted_kubelet_has_not_listed_yet_is_never_absent
         kubelet.answer = listing(pod("static-proxy"), pod("train", "gpu-0"))
         assert (await adapter.read()).unproved == frozenset()
         kubelet.answer = listing(pod("static-proxy"))
-        for _ in range(2):
-            absence = absence.after(await adapter.read(), TRAIN)
+        for second in range(2):
+            absence = absence.after(replace(await adapter.read(), at=1e9 + second), TRAIN)
         assert absence.proved
         await kubelet.stop()
         await kubelet.start()
         assert (await adapter.read()).unproved == {TRAIN}
+
+
+async def test_a_pod_whose_ids_nobody_has_explained_yet_is_never_absent_either(kubelet: Kubelet) -> None:
+    """A service that has just started has not been told yet what a vendor's ids mean."""
+    kubelet.log("train", FIRST)
+    kubelet.allocate(FIRST, "main", "vendors-own-name")
+    kubelet.answer = listing(pod("static-proxy"), pod("train", "vendors-own-name"))
+    async with kubelet.adapter(settle=0.0) as adapter:
+        assert (await adapter.read()).lists(TRAIN)
+    kubelet.answer = listing(pod("static-proxy"))
+    async with kubelet.adapter(settle=0.0) as adapter:
+        reading = await adapter.read()
+    assert reading.trust is Trust.TRUSTED
+    assert reading.unproved == {TRAIN}
+    assert not reading.proves_absent(TRAIN)
 
 
 async def test_a_kubelet_that_is_not_there_makes_an_unreadable_reading(kubelet: Kubelet) -> None:
@@ -267,7 +282,7 @@ async def test_a_socket_that_nobody_serves_is_unreadable(kubelet: Kubelet) -> No
     async with kubelet.adapter() as adapter:
         reading = await adapter.read()
     assert reading.trust is Trust.UNREADABLE
-    assert "UNAVAILABLE" in reading.detail
+    assert "takes no connection (Connection refused): is the kubelet running?" in reading.detail
 
 
 async def test_a_file_in_the_sockets_place_is_unreadable(kubelet: Kubelet) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from scrubber.adapters.ledger import SqliteLedger, verify
 from scrubber.adapters.ledger.place import filesystem_magic
+from scrubber.adapters.ledger.schema import SCHEMA
 from scrubber.domain.errors import BadConfiguration, LedgerFailure, SecondInstance
 from scrubber.ports import Change, HistoryQuery, LedgerState
 from tests.ledger_samples import GPU, certificate, event, fill, record
@@ -194,23 +195,29 @@ class TestDamage:
             file.write(b"\xa5" * (size - 4096))
         assert "damaged" in await refusal(home)
 
-    async def test_a_ledger_of_the_first_schema_is_taken_over_and_marked_as_ours(self, home: Path) -> None:
+    @pytest.mark.parametrize("version", range(1, SCHEMA))
+    async def test_a_ledger_of_an_earlier_schema_is_taken_over_and_marked_as_ours(
+        self, home: Path, version: int
+    ) -> None:
         await fill(home)
-        tamper(home, "PRAGMA user_version = 1", around_triggers=False)
+        tamper(home, f"PRAGMA user_version = {version}", around_triggers=False)
         ledger = SqliteLedger(home)
         before = await ledger.load()
         await ledger.close()
         assert before.records
         connection = sqlite3.connect(home / "ledger.db")
-        assert connection.execute("PRAGMA user_version").fetchone() == (2,)
+        assert connection.execute("PRAGMA user_version").fetchone() == (SCHEMA,)
         connection.close()
 
     async def test_a_newer_ledger_is_refused_and_left_alone(self, home: Path) -> None:
         await fill(home)
-        tamper(home, "PRAGMA user_version = 3", around_triggers=False)
-        assert "written by a newer version of this program (schema 3, this one knows 2)" in await refusal(home)
+        newer = SCHEMA + 1
+        tamper(home, f"PRAGMA user_version = {newer}", around_triggers=False)
+        assert f"written by a newer version of this program (schema {newer}, this one knows {SCHEMA})" in await refusal(
+            home
+        )
         connection = sqlite3.connect(home / "ledger.db")
-        assert connection.execute("PRAGMA user_version").fetchone() == (3,)
+        assert connection.execute("PRAGMA user_version").fetchone() == (newer,)
         connection.close()
 
     @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from scrubber.adapters.nvidia.holders import IdleLevel, NvidiaHolders
 from scrubber.adapters.nvidia.inventory import NvidiaInventory
 from scrubber.adapters.nvidia.question import DRIVER_MODULE, driver_arguments
 from scrubber.domain.device import Access, AccessKind, Device
-from scrubber.domain.errors import Lost, Unreadable
+from scrubber.domain.errors import Away, Lost, Unreadable
 from scrubber.domain.telemetry import Holder, HolderKind
 from tests.contract.sim_rig import Tenant
 from tests.nvidia.world import MIB, World
@@ -26,13 +26,14 @@ from tests.nvidia.world import MIB, World
 ALLOWANCE, MARGIN = 4 * MIB, MIB
 """Smaller than in earnest, because the GPUs are."""
 
+UNSEEN = "holders: descriptors in flight in sockets and files registered with io_uring are seen by no walk over /proc"
 GONE = 4_000_000  # beyond any PID that Linux gives by default, and allowed
 
 
 class Node:
     """The world, its tenants, and the holders under test. ``names`` are the PIDs that the policy knows."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, *, walk_deadline: float = 20.0, look_budget: float | None = None) -> None:
         self.world = world
         self.names: dict[int, str] = {}
         self.children = Children()
@@ -50,7 +51,8 @@ class Node:
             self._questions,
             places,
             infrastructure=self._name,
-            walk_deadline=20.0,
+            walk_deadline=walk_deadline,
+            look_budget=look_budget,
             idle=IdleLevel(ALLOWANCE, MARGIN),
             settle=0.02,
         )
@@ -70,9 +72,9 @@ class Node:
         return {holder.pid: holder.kind for holder in (await self.holders.holders(device)).holders}
 
     async def not_covered(self, device: Device) -> list[str]:
-        """Without the processes of this machine that nobody may look into."""
+        """Without the processes of this machine that nobody may look into, and without what no walk sees."""
         said = (await self.holders.holders(device)).not_covered
-        return [each for each in said if "could not be looked into" not in each]
+        return [each for each in said if "could not be looked into" not in each and each != UNSEEN]
 
     async def close(self) -> None:
         for tenant in self._tenants:
@@ -394,6 +396,145 @@ async def test_the_driver_s_own_memory_grows_with_the_slices_of_an_instance(tmp_
         assert [await node.holders.held(each) for each in (large, small)] == [False, True]
         world.gpus[0].instances[0].set("used", 3 * ALLOWANCE + MARGIN + 1)
         assert await node.holders.held(large)
+        await node.close()
+
+
+# --- users, and what nobody was asked
+
+
+@pytest.mark.parametrize("list_name", ["compute", "graphics", "mps"])
+async def test_whoever_is_in_any_of_the_lists_uses_the_device(node: Node, device: Device, list_name: str) -> None:
+    tenant = node.open("/dev/null")
+    node.world.gpus[0].add_process(tenant.pid, MIB, list_name=list_name)
+    (user,) = await node.holders.users(device)
+    assert (user.pid, user.kind) == (tenant.pid, HolderKind.PROCESS)
+    assert user.command.startswith("python")
+    assert [each.identity for each in (await node.holders.holders(device)).holders] == [user.identity]
+    _, other = await node.inventory.devices()
+    assert await node.holders.users(other) == ()
+
+
+async def test_infrastructure_is_among_the_users_as_such(node: Node, device: Device) -> None:
+    daemon, tenant = node.open("/dev/null"), node.open("/dev/null")
+    node.names[daemon.pid] = "gpu-operator/nvidia-dcgm"
+    for each in (daemon, tenant):
+        node.world.gpus[0].add_process(each.pid, MIB)
+    users = {user.pid: (user.kind, user.command) for user in await node.holders.users(device)}
+    assert users[daemon.pid] == (HolderKind.INFRASTRUCTURE, "gpu-operator/nvidia-dcgm")
+    assert users[tenant.pid][0] is HolderKind.PROCESS
+
+
+async def test_who_is_gone_or_has_no_name_or_is_ours_is_no_user(node: Node, device: Device) -> None:
+    zombie = node.open("/dev/null")
+    kill_without_reaping(zombie)
+    for pid in (0, GONE, zombie.pid, os.getpid()):
+        node.world.gpus[0].add_process(pid, MIB)
+    assert await node.holders.users(device) == ()
+
+
+async def test_who_uses_a_device_is_asked_of_the_driver_alone(node: Node, device: Device) -> None:
+    """Cheap enough for every second: no child walks."""
+    node.open(node.world.gpus[0].node)
+    assert await node.holders.users(device) == ()
+    assert len(node.children.pids()) == 1
+
+
+async def test_a_fast_path_says_that_nobody_looked_who_has_the_node_open(
+    node: Node, device: Device, instances: tuple[Device, Device]
+) -> None:
+    unasked = "open without a context of the driver's were not looked for on this path"
+    assert node.holders.not_asked(device) == (f"holders: processes that have the device's node {unasked}",)
+    (sentence,) = node.holders.not_asked(instances[0])
+    assert sentence == f"holders: processes that have the instance's or its GPU's nodes {unasked}"
+
+
+async def test_what_no_walk_sees_is_said_once(node: Node, device: Device, instances: tuple[Device, Device]) -> None:
+    for each in (device, *instances):
+        assert (await node.holders.holders(each)).not_covered.count(UNSEEN) == 1
+
+
+# --- walks under attack
+
+
+CROWDED = """
+import ctypes, os, resource, signal, threading
+most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+null, ready = os.open("/dev/null", os.O_RDONLY), threading.Semaphore(0)
+for _ in range(12_000):
+    os.dup(null)
+def work():
+    assert ctypes.CDLL(None).unshare(0x400) == 0  # CLONE_FILES: a table of its own
+    ready.release()
+    threading.Event().wait()
+for _ in range(40):
+    threading.Thread(target=work, daemon=True).start()
+    ready.acquire()
+print('{"ready": true}', flush=True)
+signal.pause()
+"""
+"""Half a million descriptors, for the price of a few megabytes."""
+
+
+async def test_a_tenant_that_makes_the_walk_slow_takes_no_device_out_of_service(tmp_path: Path) -> None:
+    with World.create(tmp_path / "world", mebibytes=64) as world:
+        node = Node(world, look_budget=0.3)
+        devices = await node.inventory.devices()
+        crowd, holder = node.run(CROWDED), node.open(world.gpus[0].node)
+        reports = [await node.holders.holders(device) for device in devices]
+        assert [[each.pid for each in report.holders] for report in reports] == [[holder.pid], []]
+        for report in reports:
+            (left_out,) = (each for each in report.unfinished if each.pid == crowd.pid)
+            assert left_out.started > 0
+            assert f"of uid {os.geteuid()}: there was no time to look through its" in left_out.command
+        crowd.end()
+        for device in devices:
+            assert crowd.pid not in {each.pid for each in (await node.holders.holders(device)).unfinished}
+        await node.close()
+
+
+async def test_a_listed_process_that_there_is_no_time_to_look_through_is_a_holder_and_no_ghost(tmp_path: Path) -> None:
+    with World.create(tmp_path / "world", mebibytes=64) as world:
+        node = Node(world, look_budget=0.0)
+        device, _ = await node.inventory.devices()
+        tenant = node.open("/dev/null")
+        world.gpus[0].add_process(tenant.pid, MIB)
+        report = await node.holders.holders(device)
+        assert [(each.pid, each.kind) for each in report.holders] == [(tenant.pid, HolderKind.PROCESS)]
+        assert tenant.pid not in {each.pid for each in report.unfinished}
+        await node.close()
+
+
+async def test_memory_that_somebody_unfinished_may_have_is_no_ghost(tmp_path: Path) -> None:
+    with World.create(tmp_path / "world", mebibytes=64) as world:
+        node = Node(world, look_budget=0.0)
+        device, _ = await node.inventory.devices()
+        world.gpus[0].set("used", ALLOWANCE + MIB)
+        node.open(world.gpus[0].node)
+        report = await node.holders.holders(device)
+        assert report.holders == ()
+        assert report.unfinished
+        await node.close()
+
+
+async def test_infrastructure_that_there_is_no_time_to_look_through_keeps_nobody_out(tmp_path: Path) -> None:
+    with World.create(tmp_path / "world", mebibytes=64) as world:
+        node = Node(world, look_budget=0.0)
+        device, _ = await node.inventory.devices()
+        daemon = node.open(world.gpus[0].node)
+        assert daemon.pid in {each.pid for each in (await node.holders.holders(device)).unfinished}
+        node.names[daemon.pid] = "nvidia-persistenced.service"
+        assert daemon.pid not in {each.pid for each in (await node.holders.holders(device)).unfinished}
+        await node.close()
+
+
+async def test_a_walk_without_an_answer_is_no_fault_of_the_device(tmp_path: Path) -> None:
+    with World.create(tmp_path / "world", mebibytes=64) as world:
+        node = Node(world, walk_deadline=0.0)
+        for device in await node.inventory.devices():
+            with pytest.raises(Away):
+                await node.holders.holders(device)
+            assert not await node.holders.held(device)
         await node.close()
 
 

@@ -66,6 +66,12 @@ class Seen:
     async def held(self, device: Device) -> bool:
         return bool((await self.holders(device)).holders)
 
+    async def users(self, device: Device) -> tuple[Holder, ...]:
+        return (await self.holders(device)).holders
+
+    def not_asked(self, device: Device) -> tuple[str, ...]:
+        return ()
+
     async def holders(self, device: Device) -> HolderReport:
         looks = self.looks.get(device.id, [()])
         look = looks.pop(0) if len(looks) > 1 else looks[0]

@@ -13,6 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from plugin.announcements import Announcements
 from plugin.api import deviceplugin_pb2 as api
 from plugin.api import deviceplugin_pb2_grpc as rpc
 from plugin.board import Board
@@ -35,6 +36,7 @@ from tests.plugin_collaborators import (
     start,
 )
 
+RESOURCE = "scrubber.dev/gpu"
 GATE = GateTimes(absent=0.1, retry=0.02, reserve=0.2)
 WATCH = WatchTimes(grace=0.3, heartbeat=60.0, probe=0.2, retry=0.02)
 HEALTHY_NODE = snapshot(
@@ -64,9 +66,9 @@ async def node(directory: Path, shown: pb.Snapshot = HEALTHY_NODE, watch: WatchT
     board = Board()
     kubelet = FakeKubelet(directory)
     client = PluginClient(directory / "s")
-    gate = Gate(client, board, times=GATE, log=log, clock=time.monotonic)
+    gate = Gate(client, board, Announcements(client, log=log), times=GATE, log=log, clock=time.monotonic)
     streams = Streams(board)
-    plugin = DevicePlugin(board, gate, streams=streams, log=log)
+    plugin = DevicePlugin(RESOURCE, board, gate, streams=streams, log=log)
     following = ServiceWatch(client, board, times=watch, log=log, clock=time.monotonic)
     async with (
         FakeService(directory / "s", shown) as service,
@@ -294,16 +296,16 @@ async def test_a_start_that_names_no_proper_devices_is_refused(short_tmp: Path, 
 
 async def test_a_fault_of_the_plugin_itself_is_logged_and_not_shown_to_the_pod(short_tmp: Path) -> None:
     class Broken:
-        async def reserve(self, device_ids: object) -> None:
+        async def reserve(self, device_ids: object, resource: str) -> None:
             raise ValueError("/root/secret")
 
-        async def hand_over(self, device_ids: object, deadline: object) -> None:
+        async def hand_over(self, device_ids: object, resource: str, deadline: object) -> None:
             raise ValueError("/root/secret")
 
     lines = io.StringIO()
     board = Board()
     streams = Streams(board)
-    plugin = DevicePlugin(board, Broken(), streams=streams, log=logger("json", "error", lines))
+    plugin = DevicePlugin(RESOURCE, board, Broken(), streams=streams, log=logger("json", "error", lines))
     async with (
         Endpoint(short_tmp / "plugin.sock", plugin=plugin, streams=streams) as endpoint,
         grpc.aio.insecure_channel(f"unix:{endpoint.path}") as channel,
@@ -397,9 +399,10 @@ async def test_a_device_reached_in_a_way_unknown_to_the_plugin_is_withheld(short
 async def test_an_endpoint_says_why_it_cannot_be_served(short_tmp: Path) -> None:
     board = Board()
     client = PluginClient(short_tmp / "s")
-    gate = Gate(client, board, times=GATE, log=logger("json", "error"), clock=time.monotonic)
+    log = logger("json", "error")
+    gate = Gate(client, board, Announcements(client, log=log), times=GATE, log=log, clock=time.monotonic)
     streams = Streams(board)
-    plugin = DevicePlugin(board, gate, streams=streams, log=logger("json", "error"))
+    plugin = DevicePlugin(RESOURCE, board, gate, streams=streams, log=log)
     with pytest.raises(Away, match="does not exist"):
         await Endpoint(short_tmp / "no" / "a.sock", plugin=plugin, streams=streams).__aenter__()
     (short_tmp / "dir.sock").mkdir()

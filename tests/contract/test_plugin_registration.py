@@ -37,10 +37,10 @@ OFFER = Offer(id="gpu-0", index="0", word=Word.OFFERED, healthy=True)
 
 
 class OpenGate:
-    async def reserve(self, device_ids: object) -> None:
+    async def reserve(self, device_ids: object, resource: str) -> None:
         return
 
-    async def hand_over(self, device_ids: object, deadline: object) -> None:
+    async def hand_over(self, device_ids: object, resource: str, deadline: object) -> None:
         return
 
 
@@ -77,7 +77,7 @@ async def registrar(
         Registrar(
             KubeletPlaces(kubelet_dir, RESOURCE),
             mode,
-            plugin=lambda streams: DevicePlugin(board, OpenGate(), streams=streams, log=log),
+            plugin=lambda streams: DevicePlugin(RESOURCE, board, OpenGate(), streams=streams, log=log),
             board=board,
             times=times,
             token=lambda: f"{name}{next(tokens)}",

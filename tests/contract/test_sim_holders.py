@@ -13,8 +13,9 @@ from scrubber.adapters.children.process import Children
 from scrubber.adapters.sim import control, lease
 from scrubber.adapters.sim.backend import SimBackend
 from scrubber.adapters.sim.layout import write_json
+from scrubber.adapters.walk import Budget
 from scrubber.domain.device import Device
-from scrubber.domain.errors import Lost, Unreadable
+from scrubber.domain.errors import Away, Lost, Unreadable
 from scrubber.domain.telemetry import HolderKind
 from tests.contract.sim_rig import Sim, make
 
@@ -49,6 +50,36 @@ async def test_a_descriptor_in_flight_is_a_ghost(sim: Sim, device: Device) -> No
     assert await kinds(sim, device) == {0: HolderKind.GHOST}
     tenant.end()
     assert not await sim.backend.holders.held(device)
+
+
+async def test_a_holder_that_there_is_no_time_to_look_through_is_no_ghost_and_is_named(
+    sim: Sim, device: Device
+) -> None:
+    sim.backend.holders._budget = Budget(each=0.0, whole=10.0)
+    with sim.hold(device) as pid:
+        report = await sim.backend.holders.holders(device)
+        assert report.holders == ()
+        (left_out,) = (each for each in report.unfinished if each.pid == pid)
+        assert left_out.started > 0
+        assert f"of uid {os.geteuid()}: there was no time to look through its" in left_out.command
+    assert (await sim.backend.holders.holders(device)).unfinished == ()  # the lease says so, without a walk
+
+
+async def test_a_walk_that_gives_no_answer_blames_no_device(tmp_path: Path) -> None:
+    backend = SimBackend(make(tmp_path / "sim", mebibytes=1), walk_deadline=0.0)
+    await backend.start()
+    sim = Sim(tmp_path / "sim", backend)
+    device, _ = await backend.inventory.devices()
+    with sim.hold(device):
+        for ask in (backend.holders.holders, backend.holders.users):
+            with pytest.raises(Away):
+                await ask(device)
+    sim.close()
+    await backend.close()
+
+
+async def test_nothing_is_hidden_from_the_quick_question(sim: Sim, device: Device) -> None:
+    assert sim.backend.holders.not_asked(device) == ()
 
 
 async def test_a_descriptor_that_can_do_nothing_is_seen_as_soon_as_it_can(sim: Sim, device: Device) -> None:

@@ -17,6 +17,7 @@ import grpc
 import pytest
 import watchfiles
 
+from plugin.announcements import to_nobody
 from plugin.api import deviceplugin_pb2 as api
 from plugin.api import deviceplugin_pb2_grpc as rpc
 from plugin.gate import GateTimes
@@ -215,18 +216,22 @@ async def test_an_allocation_is_told_to_the_service_and_answered_by_the_vendor_u
         await here.vendor(vendor)
         answer = await (await here.registered()).plugin.Allocate(allocation("1"))
         assert answer.container_responses[0] == vendor.answer
-        assert here.service.reserved == [["sim-1"]]
+        assert here.service.announced == [(GPU, {"0": "sim-0", "1": "sim-1"})]
+        assert here.service.reserved == [["1"]]
         assert [list(each.container_requests[0].devices_ids) for each in vendor.allocate_requests] == [["1"]]
 
 
-async def test_two_replicas_of_one_device_are_one_device_to_the_service(short_tmp: Path) -> None:
+async def test_replicas_are_told_and_asked_for_as_the_kubelet_names_them(short_tmp: Path) -> None:
     async with node(short_tmp) as here:
         await here.vendor(Vendor("sim-0::0", "sim-0::1", "sim-1::0", "sim-1::1"))
         registered = await here.registered()
         await registered.plugin.Allocate(allocation("sim-0::0", "sim-0::1"))
         await registered.plugin.PreStartContainer(start("sim-0::1", "sim-0::0"), timeout=30)
-        assert here.service.reserved == [["sim-0"]]
-        assert [list(asked.device_ids) for asked in here.service.asked] == [["sim-0"]]
+        assert here.service.announced == [(GPU, {f"sim-{d}::{n}": f"sim-{d}" for d in range(2) for n in range(2)})]
+        assert here.service.reserved == [["sim-0::0", "sim-0::1"]]
+        assert [(asked.resource, list(asked.device_ids)) for asked in here.service.asked] == [
+            (GPU, ["sim-0::0", "sim-0::1"])
+        ]
 
 
 async def test_what_is_quarantined_is_refused_before_the_vendor_is_asked(short_tmp: Path) -> None:
@@ -275,7 +280,7 @@ async def test_before_a_start_the_gate_is_asked_first_and_then_the_vendor(short_
         here.service.on_hand_over = gate
         await here.vendor(vendor)
         await (await here.registered()).plugin.PreStartContainer(start("0"), timeout=30)
-        assert order == ["gate ['sim-0']", "vendor ['0']"]
+        assert order == ["gate ['0']", "vendor ['0']"]
         left = vendor.seconds_left["PreStartContainer"]
         assert left is not None
         assert left < 30
@@ -355,6 +360,80 @@ async def test_ids_that_mean_no_device_are_listed_as_unhealthy_and_never_handed_
         ):
             assert "knows no device that is called so" in str((await fails(call)).details())
         assert (vendor.allocate_requests, here.service.reserved, here.service.asked) == ([], [], [])
+
+
+async def test_the_service_knows_what_a_list_means_before_the_kubelet_has_the_list(short_tmp: Path) -> None:
+    told, may_go_on = asyncio.Event(), asyncio.Event()
+
+    async def slowly(request: pb.AnnounceRequest) -> None:
+        told.set()
+        await may_go_on.wait()
+
+    async with node(short_tmp) as here:
+        here.service.on_announce = slowly
+        await here.vendor(Vendor("0", "1"))
+        await asyncio.wait_for(told.wait(), PATIENCE)
+        assert here.kubelet.requests == [], "there is no list yet to register with"
+        may_go_on.set()
+        assert (await here.registered()).healthy == {"0", "1"}
+
+
+async def test_a_service_that_was_started_anew_is_told_what_ids_mean_without_a_change_of_the_list(
+    short_tmp: Path,
+) -> None:
+    async with node(short_tmp) as here:
+        await here.vendor(Vendor("0", "1"))
+        registered = await here.registered()
+        await here.service.stop()
+        await here.service.start(snapshot(device(0), device(1), epoch="second"))
+        await here.service.bell.until(lambda: len(here.service.announced) == 2)
+        assert here.service.announced[0] == here.service.announced[1]
+        assert len(registered.lists) == 1
+
+
+async def test_what_an_id_was_stays_announced_when_the_vendor_lists_it_no_more(short_tmp: Path) -> None:
+    vendor = Vendor("0", "1")
+    async with node(short_tmp) as here:
+        await here.vendor(vendor)
+        registered = await here.registered()
+        await vendor.report(api.Device(ID="1", health="Healthy"))
+        await here.shown(registered, "1")
+        assert here.service.announced[-1] == (GPU, {"0": "sim-0", "1": "sim-1"})
+        await registered.plugin.PreStartContainer(start("0"), timeout=30)
+        assert list(here.service.asked[-1].device_ids) == ["0"]
+
+
+async def test_a_container_that_restarts_on_an_id_that_no_list_of_ours_had_is_asked_for(short_tmp: Path) -> None:
+    async with node(short_tmp) as here:
+        await here.vendor(Vendor("1"))
+        registered = await here.registered()
+        await registered.plugin.PreStartContainer(start("0"), timeout=30)
+        assert here.service.announced[-1] == (GPU, {"1": "sim-1", "0": "sim-0"})
+        assert list(here.service.asked[-1].device_ids) == ["0"]
+
+
+async def test_an_id_that_has_become_another_device_is_never_handed_out_again(short_tmp: Path) -> None:
+    """An index counts anew when a device is lost; containers keep the answer that they were given."""
+    async with node(short_tmp) as here:
+        await here.vendor(Vendor("0", "1"))
+        registered = await here.registered()
+        moved = device(1)
+        moved.index = "0"
+        here.service.show(snapshot(moved, version=2))
+        await here.shown(registered)
+        for call in (registered.plugin.Allocate(allocation("0")), registered.plugin.PreStartContainer(start("0"))):
+            assert "it was sim-0 and is sim-1 now" in str((await fails(call)).details())
+        assert (here.service.reserved, here.service.asked) == ([], [])
+
+
+async def test_a_service_that_cannot_be_told_keeps_nobody_from_registering(short_tmp: Path) -> None:
+    async def broken(request: pb.AnnounceRequest) -> None:
+        raise ScrubberError("no")
+
+    async with node(short_tmp) as here:
+        here.service.on_announce = broken
+        await here.vendor(Vendor("0", "1"))
+        assert (await here.registered()).healthy == {"0", "1"}
 
 
 async def test_one_device_in_two_resources_is_handed_out_in_neither(short_tmp: Path) -> None:
@@ -542,10 +621,11 @@ async def test_a_list_that_makes_no_sense_makes_everything_unhealthy_until_the_p
 
 async def test_several_resources_are_registered_each_for_itself(short_tmp: Path) -> None:
     async with node(short_tmp) as here:
-        await here.vendor(Vendor("sim-0"))
-        await here.vendor(Vendor("sim-1"), NIC)
-        assert (await here.registered(GPU)).healthy == {"sim-0"}
-        assert (await here.registered(NIC)).healthy == {"sim-1"}
+        await here.vendor(Vendor("0"))
+        await here.vendor(Vendor("1"), NIC)
+        assert (await here.registered(GPU)).healthy == {"0"}
+        assert (await here.registered(NIC)).healthy == {"1"}
+        assert here.service.announced == [(GPU, {"0": "sim-0"}), (NIC, {"1": "sim-1"})]
 
 
 async def test_nothing_is_registered_before_vendor_and_service_have_both_spoken(short_tmp: Path) -> None:
@@ -775,7 +855,13 @@ class Told:
 async def receiving(directory: Path) -> AsyncIterator[tuple[Told, asyncio.Task[None]]]:
     log = Told()
     behind = Behind(
-        directory / "u", directory, times=STEADY.behind, injection=Injection(), log=log, clock=time.monotonic
+        directory / "u",
+        directory,
+        times=STEADY.behind,
+        injection=Injection(),
+        announce=to_nobody,
+        log=log,
+        clock=time.monotonic,
     )
     task = asyncio.create_task(behind.run())
     yield log, task

@@ -9,17 +9,16 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
-from scrubber.adapters import walk as walking
 from scrubber.adapters.children.child import Fault
 from scrubber.adapters.proc import parse_stat
-from scrubber.adapters.walk import File, Found, Nodes, has_open, start_time, walk
+from scrubber.adapters.walk import File, Found, Nodes, has_open, living_since, look, seeing, start_time, walk
 from scrubber.adapters.walker import about, answer, read_walk
-from scrubber.domain.errors import Unreadable
+from scrubber.domain.errors import Away
 from tests.contract.sim_rig import Tenant
 
 FULL, RANDOM, ZERO = (os.stat(f"/dev/{name}").st_rdev for name in ("full", "random", "zero"))
@@ -41,8 +40,8 @@ def run() -> Iterator[Run]:
         each.end()
 
 
-def parts(target: File | Nodes, **more: list[int]) -> dict[int, tuple[int, ...]]:
-    return {found.pid: found.parts for found in walk(target, **more).holders}
+def parts(target: File | Nodes, excluded: Iterable[int] = (), named: Iterable[int] = ()) -> dict[int, tuple[int, ...]]:
+    return {found.pid: found.parts for found in walk(target, excluded, named).holders}
 
 
 def nodes(*numbers: int) -> Nodes:
@@ -247,9 +246,10 @@ def test_who_is_gone_or_a_zombie_is_not_described(run: Run) -> None:
     os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)  # over, and not reaped yet
     os.close(pidfd)
     assert start_time(tenant.pid) is not None
+    assert living_since(tenant.pid) is None
     assert walk(nodes(FULL), named=[tenant.pid]).holders == ()
     tenant.end()
-    assert start_time(tenant.pid) is None
+    assert start_time(tenant.pid) is living_since(tenant.pid) is None
     assert walk(nodes(FULL), named=[tenant.pid]).holders == ()
 
 
@@ -268,28 +268,35 @@ def test_a_descriptor_of_another_file_is_never_asked_about_its_file_system(
     asked: list[str] = []
     really_ask = os.stat
 
-    def ask(path: str) -> os.stat_result:
+    def ask(path: str, *, dir_fd: int | None = None) -> os.stat_result:
         asked.append(path)
-        return really_ask(path)
+        return really_ask(path, dir_fd=dir_fd)
 
     with wanted.open("rb") as file, other.open("rb") as stranger:
         where = os.fstat(file.fileno())
-        monkeypatch.setattr(walking, "_STATX", None)
+        monkeypatch.setattr(seeing, "_STATX", None)
         monkeypatch.setattr(os, "stat", ask)
         assert has_open("/proc/self", where.st_dev, where.st_ino)
-        assert f"/proc/self/fd/{file.fileno()}" in asked
-        assert f"/proc/self/fd/{stranger.fileno()}" not in asked
+        assert str(file.fileno()) in asked
+        assert str(stranger.fileno()) not in asked
 
 
 def test_what_the_kernel_says_is_the_same_with_and_without_statx(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places = ["/dev/full", "/dev/random", str(tmp_path), "/proc/self/exe", "/proc/self/fd/0"]
-    seen = [walking._see(place) for place in places]
-    assert seen[0].node == FULL
-    assert seen[2].node is None
-    monkeypatch.setattr(walking, "_STATX", None)
-    assert [walking._see(place) for place in places] == seen
+    quiet = seeing.Eye()
+    assert quiet.quiet
+    assert [nodes(FULL).part(quiet.see(place)) for place in places] == [FULL, None, None, None, None]
+    monkeypatch.setattr(seeing, "_STATX", None)
+    asking = seeing.Eye()
+    assert not asking.quiet
+    assert [told(asking, place) for place in places] == [told(quiet, place) for place in places]
+
+
+def told(eye: seeing.Eye, place: str) -> tuple[int, int, int | None]:
+    seen = eye.see(place)
+    return seen.device, seen.inode, nodes(FULL, RANDOM, ZERO).part(seen)
 
 
 def refused(*_: object) -> int:
@@ -299,13 +306,14 @@ def refused(*_: object) -> int:
 
 def test_a_filter_that_refuses_statx_does_not_blind_the_walk(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     tenant = run(OPEN, "/dev/full")
-    monkeypatch.setattr(walking, "_STATX", refused)
+    monkeypatch.setattr(seeing, "_STATX", seeing._if_it_works(refused))
+    assert not seeing.Eye().quiet
     assert parts(nodes(FULL)) == {tenant.pid: (FULL,)}
 
 
 def test_without_kcmp_every_thread_is_looked_at(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     tenant = run(OPEN, "/dev/full")
-    monkeypatch.setattr(walking, "_KCMP_CALL", None)
+    monkeypatch.setattr(look, "_KCMP_CALL", None)
     assert parts(nodes(FULL)) == {tenant.pid: (FULL,)}
 
 
@@ -318,7 +326,7 @@ def test_threads_that_share_their_descriptors_are_asked_once(run: Run) -> None:
     tenant = run(program, "/dev/full")
     threads = [int(name) for name in os.listdir(f"/proc/{tenant.pid}/task")]
     assert len(threads) == 9
-    assert walking._own_tables(threads) == threads[:1]
+    assert list(look.own_tables(threads)) == threads[:1]
     assert parts(nodes(FULL)) == {tenant.pid: (FULL,)}
 
 
@@ -400,26 +408,43 @@ def test_a_file_system_that_never_answers_is_not_asked(run: Run, tmp_path: Path)
 
 @pytest.mark.parametrize("target", [nodes(FULL, ZERO), File(259, 42)])
 def test_a_question_reaches_the_child_as_it_was_asked(target: File | Nodes) -> None:
-    holders, not_covered = read_walk(answer(about(target, named=[os.getpid()])))
-    assert [found.pid for found in holders if found.pid == os.getpid()] == [os.getpid()]
-    assert all(isinstance(found, Found) for found in holders)
-    assert isinstance(not_covered, tuple)
-
-
-@pytest.mark.parametrize("question", [{}, {"file": [1]}, {"nodes": "all"}, {"nodes": [1], "excluded": [None]}])
-def test_a_question_that_makes_no_sense_is_refused(question: dict[str, object]) -> None:
-    with pytest.raises(Fault):
-        answer({"excluded": [], "named": [], **question})
-
-
-def test_processes_that_could_not_be_looked_at_are_counted_by_user() -> None:
-    _, not_covered = read_walk({"holders": [], "unreadable": [[0, 40], [33, 2]]})
-    assert not_covered == ("holders: 42 process(es) of uid 0, 33 could not be looked into",)
+    found = read_walk(answer(about(target, named=[os.getpid()])))
+    assert [holder.pid for holder in found.holders if holder.pid == os.getpid()] == [os.getpid()]
+    assert all(isinstance(holder, Found) for holder in found.holders)
+    assert found.unfinished == ()
 
 
 @pytest.mark.parametrize(
-    "message", [{}, {"holders": [[1]], "unreadable": []}, {"holders": [[1, 2, 3, 4, []]], "unreadable": []}]
+    "question",
+    [{}, {"file": [1]}, {"nodes": "all"}, {"nodes": [1], "excluded": [None]}, {"nodes": [1], "milliseconds": [1]}],
 )
-def test_an_answer_that_makes_no_sense_is_no_answer(message: dict[str, object]) -> None:
-    with pytest.raises(Unreadable):
-        read_walk(message)
+def test_a_question_that_makes_no_sense_is_refused(question: dict[str, object]) -> None:
+    with pytest.raises(Fault):
+        answer({"excluded": [], "named": [], "milliseconds": [1, 2], **question})
+
+
+NOTHING: dict[str, object] = {"holders": [], "unreadable": [], "unfinished": [], "untold": 0}
+
+
+def test_processes_that_could_not_be_looked_at_are_counted_by_user() -> None:
+    said = read_walk({**NOTHING, "unreadable": [[0, 40], [33, 2]], "untold": 3}).not_covered
+    assert said == (
+        "holders: 42 process(es) of uid 0, 33 could not be looked into",
+        "holders: 3 more process(es) than are named could not be looked through",
+    )
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"holders": None},
+        {"holders": [[1]]},
+        {"holders": [[1, 2, 3, 4, []]]},
+        {"unfinished": [[1, 2, "a", 0, None, []]]},
+        {"unfinished": [[1, 2, "a", 0, "why", ["part"]]]},
+        {"untold": None},
+    ],
+)
+def test_an_answer_that_makes_no_sense_is_no_answer_and_no_fault_of_a_device(message: dict[str, object]) -> None:
+    with pytest.raises(Away):
+        read_walk({**NOTHING, **message})

@@ -179,7 +179,7 @@ class Stand:
                 environment=places.environment(),
             )
             stack.push_async_callback(questions.close)
-            walks = QuestionPool(backend.children, WALKER_MODULE, deadline=_WALK_SECONDS)
+            walks = QuestionPool(backend.children, WALKER_MODULE, deadline=_WALK_SECONDS, blames=Away)
             stack.push_async_callback(walks.close)
             devices = await backend.inventory.devices()
             if not devices:
@@ -245,7 +245,7 @@ class Stand:
         """PIDs of those who have the device's own node open or mapped, as a walk over ``/proc`` finds them."""
         node = next(each for each in self.device.access if each.kind is AccessKind.NODE)
         question = about_walk(Nodes(frozenset({os.stat(node.host_path).st_rdev})))
-        found, _ = read_walk(await self._walks.ask(self.device.id, question))
+        found = read_walk(await self._walks.ask(self.device.id, question)).holders
         return frozenset(each.pid for each in found)
 
     @asynccontextmanager

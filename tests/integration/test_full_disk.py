@@ -1,6 +1,6 @@
 """The disk under the ledger is full while the service runs: nothing is handed over, and it says so; then it goes on.
 
-The disk is a file system of one MiB in memory. Only root can mount one; elsewhere this file has no test, and says so.
+The disk is a file system of a few MiB in memory. Only root can mount one; elsewhere this file has no test, and says so.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ import pytest
 
 from plugin.emulator.stage import Stage
 from scrubber.adapters.ledger.offline import verify
+from scrubber.api.client import AdminClient
 from tests.integration.acting import QUICK, SOON, found_by, history, reader, refusal, running, writer
+
+SIZE = "8m"
 
 
 def _mount(directory: Path) -> bool:
     directory.mkdir(mode=0o700, parents=True)
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m,mode=0700", "tmpfs", str(directory)]
+    command = ["mount", "-t", "tmpfs", "-o", f"size={SIZE},mode=0700", "tmpfs", str(directory)]
     return os.geteuid() == 0 and subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
@@ -35,7 +38,7 @@ def _can_mount() -> bool:
     return mounted
 
 
-SIZES = ["1m"] if _can_mount() else []
+SIZES = [SIZE] if _can_mount() else []
 if not SIZES:
     print("NOT TESTED HERE: a full disk at runtime (nobody may mount a tmpfs)", file=sys.__stderr__)
 
@@ -66,6 +69,12 @@ async def test_hand_overs_are_refused_while_the_disk_is_full_and_go_on_once_ther
         assert "No space left" in (await stage.read.info()).ledger
         assert stage.service.process is not None
         assert stage.service.process.returncode is None
+        async with AdminClient(stage.sockets) as operator:
+            await operator.quarantine("0", "the disk is full")
+            await operator.unquarantine("0", "only a test")
+        told = [await history(stage, name) for name in ("operator.quarantined", "operator.released")]
+        assert [len(rows) for rows in told] == [1, 1], "what people do is recorded on a full disk too"
+        assert "No space left" in (await stage.read.info()).ledger
         ballast.unlink()
         assert await found_by(waiting) == ""
         assert (await stage.read.info()).ledger == "ok"

@@ -14,6 +14,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from plugin.emulator import ContainerSpec, Phase, Pod, PodSpec
 from plugin.emulator.stage import Daemon, Stage, quick_kubelet, tenant
 from tests import vendor_plugin
@@ -117,9 +119,29 @@ async def test_behind_ours_it_does_not(short_tmp: Path) -> None:
         assert vendor.calls("PreStartContainer") == []
 
 
-async def test_nor_when_it_lists_every_device_as_several_replicas(short_tmp: Path) -> None:
-    async with behind_ours(short_tmp, naming="replicas") as (here, _):
+@pytest.mark.parametrize("naming", ["replicas", "index"])
+async def test_nor_when_it_calls_its_devices_otherwise(short_tmp: Path, naming: str) -> None:
+    async with behind_ours(short_tmp, naming=naming) as (here, vendor):
         assert await here.secret_then_reader() == ""
+        named = vendor_plugin.device_ids(here.stage.sim, naming).keys()
+        assert {id_ for ids in vendor.calls("Allocate") for id_ in ids} <= named
+
+
+async def test_a_pod_on_an_id_that_only_we_explain_outlives_a_restart_of_the_service_and_of_ours(
+    short_tmp: Path,
+) -> None:
+    async with behind_ours(short_tmp, naming="index") as (here, _):
+        pod = await here.running(gpu_pod("a", "team-a", "--write", SECRET, "--hold", "forever"))
+        for daemon in (here.stage.service, here.plugin):
+            await daemon.kill()
+        await here.offers(0)
+        for daemon in (here.stage.service, here.plugin):
+            await daemon.start()
+        await here.offers(1)
+        await here.stage.devices_are(lambda devices: [each.state for each in devices] == ["in-use"], SOON)
+        assert here.stage.processes_of(pod) != []
+        await here.stage.kubelet.delete(pod, grace=0)
+        assert await here.read_back() == ""
 
 
 async def test_a_device_that_the_service_quarantines_is_unhealthy_whatever_the_vendor_says(short_tmp: Path) -> None:

@@ -97,21 +97,24 @@ def test_text_that_is_no_document_is_refused(document: Document[Any], text: str)
         document.decode(text)
 
 
-def test_records_and_grants_of_the_first_format_are_read() -> None:
+def test_records_and_grants_of_every_earlier_format_are_read() -> None:
     assignment = Assignment(Pod("team-a", "job", "uid"), "main", frozenset({"GPU-1"}))
     grant = Grant(1, assignment, HandOver.UNKNOWN, 1.0, "boot")
     record = DeviceRecord("GPU-1", version=3, last_grant=grant, open_grants=(grant, replace(grant, assignment=None)))
     stored = json.loads(RECORD.encode(record))
-    del stored["lifetime"]
-    for each in (stored["last_grant"], stored["open_grants"][0]):
-        del each["assignment"]["resource"]
-    assert RECORD.decode(json.dumps(stored | {"format": 1})) == record
-    assert GRANT.decode(json.dumps(stored["last_grant"] | {"format": 1})) == grant
+    for number, names, parts in ((2, ["tainted"], ["shares"]), (1, ["lifetime"], ["resource"])):
+        for name in names:
+            del stored[name]
+        for each in (stored["last_grant"], stored["open_grants"][0]):
+            for part in parts:
+                del each["assignment"][part]
+        assert RECORD.decode(json.dumps(stored | {"format": number})) == record
+        assert GRANT.decode(json.dumps(stored["last_grant"] | {"format": number})) == grant
 
 
 def test_a_document_of_another_format_is_refused() -> None:
-    newer = RECORD.encode(DeviceRecord("GPU-1")).replace('"format":2', '"format":3')
-    with pytest.raises(Undecodable, match="format 3"):
+    newer = RECORD.encode(DeviceRecord("GPU-1")).replace('"format":3', '"format":4')
+    with pytest.raises(Undecodable, match="format 4"):
         RECORD.decode(newer)
 
 

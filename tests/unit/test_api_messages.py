@@ -210,6 +210,12 @@ def test_a_hand_over_without_a_time_waits_as_long_as_the_policy_says() -> None:
     assert messages.hand_over_call(request) == HandOverCall(("b", "a", "a"), None, frozenset({"a"}))
 
 
+def test_an_id_that_is_announced_twice_is_refused() -> None:
+    twice = pb.AnnounceRequest(resource="a.b/c", offers=[pb.Offer(id="0", device="x"), pb.Offer(id="0", device="y")])
+    with pytest.raises(InvalidRequest, match="twice"):
+        messages.offers_of(twice)
+
+
 def test_a_hand_over_waits_as_long_as_it_is_asked_to() -> None:
     assert messages.hand_over_call(pb.HandOverRequest(device_ids=["a"], wait_seconds=2.5)).wait_seconds == 2.5
 

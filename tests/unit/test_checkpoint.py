@@ -27,6 +27,7 @@ from scrubber.adapters.kubelet.corroboration import (
 from scrubber.adapters.kubelet.naming import Naming
 from scrubber.adapters.kubelet.pod_logs import PodLogs, index_pod_logs, read_pod_logs
 from scrubber.domain.assignment import Assignment, Pod, Reading, Trust
+from scrubber.domain.resources import Meaning
 
 GPU = "scrubber.dev/gpu"
 OURS = Naming({"gpu-0", "gpu-1"})
@@ -137,6 +138,17 @@ def test_log_directories_give_names_and_uids_both_ways(tmp_path: Path) -> None:
     assert found.names == {FIRST: ("team-a", "train"), SECOND: ("team-a", "train")}
 
 
+def test_a_uid_under_two_pod_names_names_nobody(tmp_path: Path) -> None:
+    for name in (f"team-a_train_{FIRST}", f"team-b_train_{FIRST}", f"team-b_train_{SECOND}"):
+        (tmp_path / name).mkdir()
+    found = read_pod_logs(tmp_path)
+    assert found.names == {SECOND: ("team-b", "train")}
+    assert found.uids == {("team-b", "train"): {SECOND}}
+    assert found.claimants(FIRST) == {("team-a", "train"), ("team-b", "train")}
+    assert found.claimants(SECOND) == {("team-b", "train")}
+    assert found.claimants("") == frozenset()
+
+
 def test_missing_log_directories_are_said_aloud(tmp_path: Path) -> None:
     assert "no directory" in read_pod_logs(tmp_path / "pods").unreadable
 
@@ -228,6 +240,14 @@ def test_a_list_lacks_the_pods_that_the_checkpoint_still_assigns_and_that_left_l
     assert missing_from(assignments, checkpoint, found, Naming({"gpu-0"})) == frozenset()
 
 
+def test_a_pod_whose_uid_is_disputed_is_still_missing_from_a_list_that_lacks_it() -> None:
+    checkpoint = known((FIRST, "main", "gpu-0"))
+    found = index_pod_logs([f"team-a_train_{FIRST}", f"team-b_train_{FIRST}"])
+    claimants = {Pod("team-a", "train", FIRST), Pod("team-b", "train", FIRST)}
+    assert missing_from((), checkpoint, found, OURS) == claimants
+    assert missing_from(assignments_of([listed()], checkpoint, found, OURS), checkpoint, found, OURS) == frozenset()
+
+
 # --- together: whose names devices go by ---
 
 
@@ -246,7 +266,7 @@ def test_what_only_looks_like_a_device_of_ours_is_not(listed_as: str) -> None:
 
 
 def test_a_plugins_own_names_are_asked_of_whoever_knows_them_and_by_resource() -> None:
-    names = {("vendor.dev/gpu", "0"): "gpu-0", ("vendor.dev/gpu", "7"): "gpu-7"}
+    names = {("vendor.dev/gpu", "0"): Meaning("gpu-0"), ("vendor.dev/gpu", "7"): Meaning("gpu-7")}
     ours = Naming({"gpu-0"}, lambda resource, listed: names.get((resource, listed)))
     assert ours.device("vendor.dev/gpu", "0") == "gpu-0"
     assert ours.device("nics.dev/port", "0") is None
@@ -283,8 +303,8 @@ def test_a_claim_of_a_dra_driver_for_a_device_of_ours_is_an_assignment(claim: Cl
     assert found.resource == claim.driver
 
 
-def _named(resource: str, listed: str) -> str | None:
-    return "GPU-4c1f-9d" if (resource, listed) == ("named.vendor.com", "gpu-17") else None
+def _named(resource: str, listed: str) -> Meaning | None:
+    return Meaning("GPU-4c1f-9d") if (resource, listed) == ("named.vendor.com", "gpu-17") else None
 
 
 @pytest.mark.parametrize("name", ["gpu-4c1f-9", "4c1f-9d", "xgpu-4c1f-9d", "gpu-4c1f-9d-mig-1", ""])

@@ -130,6 +130,12 @@ def test_absent_once_proves_nothing_and_twice_proves_it() -> None:
     assert twice.since == 10.0
 
 
+def test_two_readings_at_once_are_one() -> None:
+    once = PodAbsence().after(replace(reading(), at=10.0), A)
+    assert once.after(replace(reading(), at=10.1), A) == once
+    assert once.after(replace(reading(), at=10.3), A).proved
+
+
 @pytest.mark.parametrize("trust", [Trust.UNREADABLE, Trust.EMPTY_AFTER_RESTART])
 def test_an_untrusted_reading_neither_counts_nor_resets(trust: Trust) -> None:
     absence = PodAbsence(1, 3.0)

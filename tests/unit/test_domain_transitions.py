@@ -14,6 +14,7 @@ HYGIENE_ROWS = {
     # from everywhere, a start of the service forgets what it did not watch
     **{(state, HygieneEvent.SERVICE_STARTED): Hygiene.DIRTY for state in Hygiene},
     (Hygiene.DIRTY, HygieneEvent.ADOPTED): Hygiene.IN_USE,
+    (Hygiene.IN_USE, HygieneEvent.ADOPTED): Hygiene.IN_USE,
     (Hygiene.DIRTY, HygieneEvent.SCRUB_STARTED): Hygiene.SCRUBBING,
     (Hygiene.CLEAN, HygieneEvent.SCRUB_STARTED): Hygiene.SCRUBBING,
     (Hygiene.SCRUBBING, HygieneEvent.SCRUB_PASSED): Hygiene.CLEAN,

@@ -86,6 +86,7 @@ async def test_also_when_an_earlier_start_of_it_left_somebody_behind() -> None:
 async def test_a_container_that_starts_again_needs_no_scrub() -> None:
     async with a_world() as world:
         tenant = await started(world)
+        await world.run(2.0)  # and was seen to run
         scrubs = world.erasers.started
         world.kubelet.exit(tenant, again=True)
         await world.until(lambda: tenant.starts == 2)
@@ -175,6 +176,7 @@ async def test_a_policy_that_trusts_a_tenant_still_waits_for_its_last_pod_to_end
         first = await started(world)
         assert first.first is not None
         first.first.holds.clear()
+        await world.run(2.0)
         world.kubelet.force_delete(first, lives_on=10.4)
         second = await world.admit("acme", "train-1")
         assert second is not None

@@ -41,6 +41,9 @@ class Node:
     async def end(self, pod: Pod, leftovers: Iterable[Process], deadline: float) -> tuple[Process, ...]:
         return tuple(leftovers)
 
+    async def end_unread(self, pod: Pod, deadline: float) -> bool:
+        return False
+
     def not_covered(self) -> tuple[str, ...]:
         return ()
 
@@ -78,7 +81,7 @@ async def test_a_helper_of_the_runtime_that_died_before_the_main_process_came_pr
     watch = watching(node)
     for running in ((SANDBOX, HELPER), (SANDBOX, MAIN), (SANDBOX, MAIN)):
         node.running = running
-        await watch.sample(POD)
+        await watch.sample(GRANT)
     await gone(watch, node)
     assert await state(watch) is PodState.LIVING
 
@@ -88,7 +91,7 @@ async def test_what_outlives_a_first_process_that_was_seen_twice_is_a_leftover()
     watch = watching(node)
     for running in ((SANDBOX, MAIN), (SANDBOX, MAIN, CHILD)):
         node.running = running
-        await watch.sample(POD)
+        await watch.sample(GRANT)
     await gone(watch, node)
     node.running = (SANDBOX, CHILD)
     where = await watch.standing(GRANT, limits=Limits(), boot="boot", wall=2000.0, free_for=0.0)
@@ -101,7 +104,7 @@ async def test_a_process_first_seen_once_the_pod_was_gone_is_nobodys_first() -> 
     await gone(watch, node)
     for _ in range(3):
         node.running = (SANDBOX, MAIN, CHILD)
-        await watch.sample(POD)
+        await watch.sample(GRANT)
     node.running = (SANDBOX, CHILD)
     assert await state(watch) is PodState.LIVING
 
@@ -111,7 +114,7 @@ async def test_a_sidecar_that_stood_before_the_first_grant_keeps_the_pod_from_be
     node = Node()
     watch = watching(node)
     node.running = (SANDBOX, MAIN)
-    await watch.sample(POD)
+    await watch.sample(GRANT)
     await gone(watch, node)
     node.running = (SANDBOX,)
     assert await state(watch) is PodState.LIVING

@@ -115,6 +115,7 @@ async def test_also_when_another_grants_pod_is_over_and_the_leftover_still_holds
     trusted = replace(DEFAULT, proofs={**DEFAULT.proofs, HandOver.SAME_TENANT: Proof.CHECKS})
     async with a_world(policy=trusted) as world:
         first = await running(world)
+        await world.run(2.0)
         world.kubelet.force_delete(first, lives_on=3.4)
         second = await world.admit("acme", "train-1")
         assert second is not None

@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pytest
 
+from plugin.announcements import Announcements
 from plugin.board import Board
 from plugin.gate import ABSENT, Gate, GateTimes
 from plugin.logs import logger
 from scrubber.api import scrubber_pb2 as pb
-from scrubber.domain.errors import Away, Held, InvalidRequest, LedgerFailure, NotReady, Quarantined, ScrubberError
+from scrubber.domain.errors import (
+    Away,
+    Held,
+    InvalidRequest,
+    LedgerFailure,
+    NotPermitted,
+    NotReady,
+    Quarantined,
+    Refused,
+    ScrubberError,
+)
 
+GPU = "vendor.example/gpu"
+MEANINGS = {"a": "gpu-a", "b": "gpu-b", "c": "gpu-c"}
 QUICK = GateTimes(absent=0.1, retry=0.01, reserve=0.1)
 Answer = Callable[[], Awaitable[None]]
 
@@ -40,6 +53,7 @@ class Asked:
     wait: float
     unseen: list[str]
     timeout: float
+    resource: str
 
 
 @dataclass
@@ -48,7 +62,10 @@ class Service:
 
     answers: list[Answer] = field(default_factory=lambda: [granted])
     reservation: Answer = granted
+    announcement: Answer = granted
     asked: list[Asked] = field(default_factory=list)
+    reserved: list[tuple[str, list[str]]] = field(default_factory=list)
+    announced: list[tuple[str, dict[str, str]]] = field(default_factory=list)
 
     async def snapshot(self, timeout: float) -> pb.Snapshot:
         raise AssertionError("the gate looks at the board")
@@ -56,14 +73,26 @@ class Service:
     def watch_snapshots(self) -> AsyncIterator[pb.Snapshot]:
         raise AssertionError("the gate looks at the board")
 
-    async def reserve(self, device_ids: Sequence[str], timeout: float) -> pb.ReserveResponse:
+    async def announce(self, resource: str, offers: Mapping[str, str], timeout: float) -> pb.AnnounceResponse:
+        self.announced.append((resource, dict(offers)))
+        await self.announcement()
+        return pb.AnnounceResponse()
+
+    async def reserve(self, device_ids: Sequence[str], timeout: float, *, resource: str = "") -> pb.ReserveResponse:
+        self.reserved.append((resource, list(device_ids)))
         await self.reservation()
         return pb.ReserveResponse()
 
     async def hand_over(
-        self, device_ids: Sequence[str], *, wait_seconds: float, reserved_unseen: Sequence[str] = (), timeout: float
+        self,
+        device_ids: Sequence[str],
+        *,
+        wait_seconds: float,
+        reserved_unseen: Sequence[str] = (),
+        resource: str = "",
+        timeout: float,
     ) -> pb.HandOverResponse:
-        self.asked.append(Asked(list(device_ids), wait_seconds, list(reserved_unseen), timeout))
+        self.asked.append(Asked(list(device_ids), wait_seconds, list(reserved_unseen), timeout, resource))
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         await answer()
         return pb.HandOverResponse()
@@ -72,13 +101,16 @@ class Service:
 async def gate(service: Service, times: GateTimes = QUICK, epoch: str = "one") -> tuple[Gate, Board]:
     board = Board()
     await board.show((), epoch)
-    return Gate(service, board, times=times, log=logger("json", "error"), clock=time.monotonic), board
+    log = logger("json", "error")
+    announcements = Announcements(service, log=log)
+    await announcements.announce(GPU, MEANINGS, epoch)
+    return Gate(service, board, announcements, times=times, log=log, clock=time.monotonic), board
 
 
 async def test_the_service_is_asked_to_wait_less_than_the_kubelet_does() -> None:
     service = Service()
     keeper, _ = await gate(service)
-    await keeper.hand_over(["a", "b"], deadline=30.0)
+    await keeper.hand_over(["a", "b"], GPU, deadline=30.0)
     (asked,) = service.asked
     assert asked.devices == ["a", "b"]
     assert asked.wait < asked.timeout <= 25.0
@@ -89,7 +121,7 @@ async def test_the_service_is_asked_to_wait_less_than_the_kubelet_does() -> None
 async def test_a_shorter_deadline_is_kept_and_none_is_no_longer_than_ours(deadline: float, most: float) -> None:
     service = Service()
     keeper, _ = await gate(service)
-    await keeper.hand_over(["a"], deadline)
+    await keeper.hand_over(["a"], GPU, deadline)
     assert 0.8 * most < service.asked[0].wait < service.asked[0].timeout <= most
 
 
@@ -97,7 +129,7 @@ async def test_an_absent_service_refuses_the_start_with_a_sentence_for_the_pod()
     service = Service(answers=[refused(Away("nobody answers on /run/scrubber/plugin/plugin.sock"))])
     keeper, _ = await gate(service)
     with pytest.raises(Away, match="nobody answers") as caught:
-        await keeper.hand_over(["a"], deadline=30.0)
+        await keeper.hand_over(["a"], GPU, deadline=30.0)
     assert caught.value.public == ABSENT
     assert len(service.asked) > 1
 
@@ -106,7 +138,7 @@ async def test_a_service_that_is_back_in_time_is_asked_again_and_the_start_goes_
     away = refused(Away("restarting"))
     service = Service(answers=[away, away, granted])
     keeper, _ = await gate(service)
-    await keeper.hand_over(["a"], deadline=30.0)
+    await keeper.hand_over(["a"], GPU, deadline=30.0)
     assert len(service.asked) == 3
 
 
@@ -119,7 +151,7 @@ async def test_a_service_that_dies_during_a_scrub_is_waited_for_anew() -> None:
 
     service = Service(answers=[scrubbed_for_longer_than_an_absence_may_last, refused(Away("not back yet")), granted])
     keeper, _ = await gate(service)
-    await keeper.hand_over(["a"], deadline=30.0)
+    await keeper.hand_over(["a"], GPU, deadline=30.0)
     assert len(service.asked) == 3
     assert service.asked[2].timeout < service.asked[0].timeout
 
@@ -128,7 +160,7 @@ async def test_a_service_that_comes_and_goes_cannot_keep_a_start_beyond_its_dead
     service = Service(answers=[refused(Away("away"))])
     keeper, _ = await gate(service, GateTimes(absent=60.0, retry=0.01))
     with pytest.raises(Away) as caught:
-        await keeper.hand_over(["a"], deadline=0.12)
+        await keeper.hand_over(["a"], GPU, deadline=0.12)
     assert caught.value.public == ABSENT
 
 
@@ -138,7 +170,6 @@ async def test_a_service_that_comes_and_goes_cannot_keep_a_start_beyond_its_dead
         NotReady("scrub 7 is under way", public="Device a is being scrubbed (scrub 7)."),
         Quarantined("double-bit errors", public="Device a is quarantined."),
         Held("pid 7 of pod x/y holds it", public="Device a is still held."),
-        InvalidRequest("no device is called a"),
         LedgerFailure("disk full", public="The scrub service cannot record hand-overs."),
     ],
 )
@@ -146,7 +177,7 @@ async def test_what_the_service_refuses_is_refused_at_once_and_unchanged(error: 
     service = Service(answers=[refused(error)])
     keeper, _ = await gate(service)
     with pytest.raises(type(error)) as caught:
-        await keeper.hand_over(["a"], deadline=30.0)
+        await keeper.hand_over(["a"], GPU, deadline=30.0)
     assert caught.value is error
     assert len(service.asked) == 1
 
@@ -162,7 +193,7 @@ async def test_a_start_that_the_kubelet_gives_up_is_no_longer_waited_for() -> No
             ended.set()
 
     keeper, _ = await gate(Service(answers=[scrubbing]))
-    start = asyncio.create_task(keeper.hand_over(["a"], deadline=30.0))
+    start = asyncio.create_task(keeper.hand_over(["a"], GPU, deadline=30.0))
     async with asyncio.timeout(5):
         await waiting.wait()
         start.cancel()
@@ -172,8 +203,8 @@ async def test_a_start_that_the_kubelet_gives_up_is_no_longer_waited_for() -> No
 async def test_an_allocation_that_the_service_was_told_of_is_not_unseen() -> None:
     service = Service()
     keeper, _ = await gate(service)
-    await keeper.reserve(["a"])
-    await keeper.hand_over(["a"], deadline=30.0)
+    await keeper.reserve(["a"], GPU)
+    await keeper.hand_over(["a"], GPU, deadline=30.0)
     assert service.asked[0].unseen == []
 
 
@@ -183,29 +214,29 @@ async def test_an_allocation_that_the_service_could_not_be_told_of_is_named_at_t
 ) -> None:
     service = Service(reservation=problem)
     keeper, _ = await gate(service)
-    await keeper.reserve(["a", "b"])
-    await keeper.hand_over(["a"], deadline=30.0)
-    await keeper.hand_over(["a"], deadline=30.0)
-    await keeper.hand_over(["b", "c"], deadline=30.0)
+    await keeper.reserve(["a", "b"], GPU)
+    await keeper.hand_over(["a"], GPU, deadline=30.0)
+    await keeper.hand_over(["a"], GPU, deadline=30.0)
+    await keeper.hand_over(["b", "c"], GPU, deadline=30.0)
     assert [asked.unseen for asked in service.asked] == [["a"], [], ["b"]]
 
 
 async def test_an_unseen_allocation_stays_unseen_until_a_start_was_granted() -> None:
     service = Service(answers=[refused(NotReady("busy")), granted], reservation=refused(Away("away")))
     keeper, _ = await gate(service)
-    await keeper.reserve(["a"])
+    await keeper.reserve(["a"], GPU)
     with pytest.raises(NotReady):
-        await keeper.hand_over(["a"], deadline=30.0)
-    await keeper.hand_over(["a"], deadline=30.0)
+        await keeper.hand_over(["a"], GPU, deadline=30.0)
+    await keeper.hand_over(["a"], GPU, deadline=30.0)
     assert [asked.unseen for asked in service.asked] == [["a"], ["a"]]
 
 
 async def test_what_one_run_of_the_service_was_told_the_next_one_has_not_seen() -> None:
     service = Service()
     keeper, board = await gate(service, epoch="one")
-    await keeper.reserve(["a"])
+    await keeper.reserve(["a"], GPU)
     await board.show((), "two")
-    await keeper.hand_over(["a"], deadline=30.0)
+    await keeper.hand_over(["a"], GPU, deadline=30.0)
     assert service.asked[0].unseen == ["a"]
 
 
@@ -214,12 +245,12 @@ async def test_an_allocation_during_a_start_belongs_to_the_next_start() -> None:
     keeper, _ = await gate(service)
 
     async def allocated_meanwhile() -> None:
-        await keeper.reserve(["a"])
+        await keeper.reserve(["a"], GPU)
 
     service.answers = [allocated_meanwhile, granted]
-    await keeper.reserve(["a"])
-    await keeper.hand_over(["a"], deadline=30.0)
-    await keeper.hand_over(["a"], deadline=30.0)
+    await keeper.reserve(["a"], GPU)
+    await keeper.hand_over(["a"], GPU, deadline=30.0)
+    await keeper.hand_over(["a"], GPU, deadline=30.0)
     assert [asked.unseen for asked in service.asked] == [["a"], ["a"]]
 
 
@@ -227,4 +258,76 @@ async def test_an_allocation_during_a_start_belongs_to_the_next_start() -> None:
 async def test_only_what_no_retry_would_mend_refuses_an_allocation(error: ScrubberError) -> None:
     keeper, _ = await gate(Service(reservation=refused(error)))
     with pytest.raises(type(error)):
-        await keeper.reserve(["a"])
+        await keeper.reserve(["a"], GPU)
+
+
+# -- ids that only an announcement explains ------------------------------------------------------------------------------
+
+
+async def test_the_service_is_asked_by_the_kubelets_ids_and_the_resource_they_are_of() -> None:
+    service = Service()
+    keeper, _ = await gate(service)
+    await keeper.reserve(["a"], GPU)
+    await keeper.hand_over(["a", "b"], GPU, deadline=30.0)
+    assert service.reserved == [(GPU, ["a"])]
+    assert [(asked.resource, asked.devices) for asked in service.asked] == [(GPU, ["a", "b"])]
+
+
+async def test_an_allocation_of_one_resource_is_none_of_anothers_id_of_the_same_name() -> None:
+    service = Service(reservation=refused(Away("away")))
+    keeper, _ = await gate(service)
+    await keeper.reserve(["0"], GPU)
+    await keeper.hand_over(["0"], "vendor.example/nic", deadline=30.0)
+    await keeper.hand_over(["0"], GPU, deadline=30.0)
+    assert [asked.unseen for asked in service.asked] == [[], ["0"]]
+
+
+def unknown_until_told(service: Service) -> Answer:
+    """What a service answers that was started anew and has heard nothing of the ids yet."""
+    before = len(service.announced)
+
+    async def answer() -> None:
+        if len(service.announced) == before:
+            raise InvalidRequest("There is no device a here.")
+
+    return answer
+
+
+async def test_a_service_that_was_started_anew_is_told_again_before_an_allocation_fails_for_it() -> None:
+    service = Service()
+    keeper, _ = await gate(service)
+    service.reservation = unknown_until_told(service)
+    await keeper.reserve(["a"], GPU)
+    assert service.announced == [(GPU, MEANINGS)] * 2
+    await keeper.hand_over(["a"], GPU, deadline=30.0)
+    assert service.asked[0].unseen == [], "it was told of the allocation in the end"
+
+
+async def test_a_service_that_was_started_anew_is_told_again_before_a_start_is_refused_for_it() -> None:
+    service = Service()
+    keeper, _ = await gate(service)
+    service.answers = [unknown_until_told(service)]
+    await keeper.hand_over(["a"], GPU, deadline=30.0)
+    assert (len(service.announced), len(service.asked)) == (2, 2)
+
+
+async def test_what_the_service_does_not_know_when_it_was_told_again_is_refused() -> None:
+    service = Service(answers=[refused(InvalidRequest("There is no device a here."))])
+    keeper, _ = await gate(service)
+    with pytest.raises(InvalidRequest, match="no device a"):
+        await keeper.hand_over(["a"], GPU, deadline=30.0)
+    assert (len(service.announced), len(service.asked)) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    "words", [NotPermitted("There is no method.", code="unknown-method"), Refused("Unimplemented.")]
+)
+async def test_a_service_too_old_to_be_told_is_asked_by_its_own_devices_ids(words: ScrubberError) -> None:
+    service = Service(announcement=refused(words), reservation=refused(Away("away")))
+    keeper, _ = await gate(service)
+    await keeper.reserve(["b", "a"], GPU)
+    await keeper.hand_over(["b", "a"], GPU, deadline=30.0)
+    assert service.reserved == [("", ["gpu-a", "gpu-b"])]
+    assert [(asked.resource, asked.devices, asked.unseen) for asked in service.asked] == [
+        ("", ["gpu-a", "gpu-b"], ["gpu-a", "gpu-b"])
+    ]

@@ -20,6 +20,7 @@ from plugin.nvidia_config import (
     settle,
 )
 from plugin.resources import MigStrategy
+from plugin.shares import Preference, Sharing
 from scrubber.domain.errors import BadConfiguration
 from tests.gpus import install_driver
 
@@ -54,7 +55,16 @@ resources:
       name: mig-1g.10gb.me
 sharing:
   timeSlicing:
-    resources: []
+    renameByDefault: true
+    failRequestsGreaterThanOne: true
+    resources:
+      - name: nvidia.com/gpu
+        replicas: 4
+        rename: nvidia.com/gpu.shared
+        devices: all
+      - name: mig-1g.10gb.me
+        replicas: 2
+  mps: {resources: []}
 imex: {}
 """
 
@@ -84,6 +94,12 @@ def test_a_whole_file_is_read(tmp_path: Path) -> None:
         hook="/usr/local/bin/nvidia-ctk",
         fail_on_init_error=False,
         gds=True,
+        sharing=Sharing(
+            {"nvidia.com/gpu": 4, "nvidia.com/mig-1g.10gb.me": 2},
+            renamed=True,
+            one_each=True,
+            preference=Preference.PACKED,
+        ),
     )
 
 
@@ -156,10 +172,9 @@ def test_false_that_is_written_wins_over_true_in_the_file(tmp_path: Path) -> Non
             "DIR/config.yaml:2: flags.deviceDiscoveryStrategy must be auto or nvml: the scrub service uses NVML.",
         ),
         (
-            "sharing:\n  timeSlicing:\n    resources:\n      - {name: nvidia.com/gpu, replicas: 4}",
-            "DIR/config.yaml:1: sharing asks for shared GPUs, which this plugin does not advertise: who may follow",
+            "sharing:\n  mps:\n    resources:\n      - {name: nvidia.com/gpu, replicas: 2}",
+            "DIR/config.yaml:2: sharing.mps asks for MPS, which is detected and not provided: the service scrubs no",
         ),
-        ("sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}", "DIR/config.yaml:1: sharing asks for "),
         (
             'resources:\n  gpus:\n    - pattern: "A100*"\n      name: a100',
             "DIR/config.yaml:3: resources.gpus.0 calls A100* a100: resources are not renamed by this file",
@@ -168,7 +183,7 @@ def test_false_that_is_written_wins_over_true_in_the_file(tmp_path: Path) -> Non
         ("imex:\n  channels: [0]", "DIR/config.yaml:2: imex.channels is not known; there is channelIDs, required."),
         (
             "sharing:\n  timeSlicing:\n    resources: {name: nvidia.com/gpu, replicas: 4}",
-            "DIR/config.yaml:1: sharing asks for shared GPUs",
+            "DIR/config.yaml:3: sharing.timeSlicing.resources must be a list of names and replicas.",
         ),
         (
             "sharing:\n  timeslicing:\n    replicas: 4",
@@ -190,6 +205,56 @@ def test_false_that_is_written_wins_over_true_in_the_file(tmp_path: Path) -> Non
 )
 def test_what_cannot_be_done_is_refused_with_its_line(tmp_path: Path, text: str, sentence: str) -> None:
     assert refusal(tmp_path, text).startswith(sentence)
+
+
+SLICED = "sharing:\n  timeSlicing:\n    resources:\n"
+
+
+@pytest.mark.parametrize(
+    ("entries", "sentence"),
+    [
+        ("    - replicas: 2", "4: sharing.timeSlicing.resources.0 has no name; write the resource's, such as nvidia"),
+        ("    - name: nvidia.com/gpu", "4: sharing.timeSlicing.resources.0 has no replicas; write how many shares"),
+        ("    - {name: gpu, replicas: 1}", '4: sharing.timeSlicing.resources.0.replicas is "1"; write a number from 2'),
+        (
+            "    - name: gpu\n      replicas: 257",
+            '5: sharing.timeSlicing.resources.0.replicas is "257"; write a number',
+        ),
+        ("    - {name: gpu, replicas: yes}", '4: sharing.timeSlicing.resources.0.replicas is "yes"; write a number'),
+        ("    - {name: gpu, replicas: true}", '4: sharing.timeSlicing.resources.0.replicas is "True"; write a number'),
+        ("    - {name: gpu, replicas: 2.5}", '4: sharing.timeSlicing.resources.0.replicas is "2.5"; write a number'),
+        (
+            "    - {name: gpu, replicas: 2}\n    - {name: nvidia.com/gpu, replicas: 3}",
+            "5: sharing.timeSlicing.resources.1 names nvidia.com/gpu a second time.",
+        ),
+        (
+            "    - name: gpu\n      replicas: 2\n      rename: gpu.mine",
+            "6: sharing.timeSlicing.resources.0.rename calls nvidia.com/gpu gpu.mine, which NVIDIA's plugin ignores: it",
+        ),
+        (
+            "    - name: gpu\n      replicas: 2\n      devices: [0, 1]",
+            "6: sharing.timeSlicing.resources.0.devices chooses devices, which NVIDIA's plugin ignores: it shares all.",
+        ),
+        (
+            "    - {name: no good, replicas: 2}",
+            "4: sharing.timeSlicing.resources.0 cannot be advertised: 'nvidia.com/no",
+        ),
+        ("    - {name: gpu, replica: 2}", "4: sharing.timeSlicing.resources.0.replica is not known; there is devices"),
+        ("    - gpu", "4: sharing.timeSlicing.resources.0 must be a section of keys and values."),
+    ],
+)
+def test_what_cannot_be_shared_as_written_is_refused_with_its_line(tmp_path: Path, entries: str, sentence: str) -> None:
+    assert refusal(tmp_path, SLICED + entries).startswith(f"DIR/config.yaml:{sentence}")
+
+
+def test_nothing_is_shared_where_nothing_is_written(tmp_path: Path) -> None:
+    for text in ("version: v1", "sharing: {}", "sharing: {timeSlicing: {renameByDefault: true, resources: []}}"):
+        assert settle(Written(), config(tmp_path, text), mounted_root=tmp_path / "no").sharing == Sharing()
+
+
+def test_the_devices_of_a_simulated_node_are_shared_by_their_resources_name(tmp_path: Path) -> None:
+    path = config(tmp_path, SLICED + "    - {name: scrubber.dev/gpu, replicas: 4}")
+    assert settle(Written(), path).sharing == Sharing({"scrubber.dev/gpu": 4})
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -25,6 +25,13 @@ def test_an_instance_is_seen_with_its_parent_and_its_profile() -> None:
     assert (found.parent, found.profile) == (gpu(0).id, "1g.10gb+me")
 
 
+def test_the_service_tells_a_gpu_s_pci_address_by_which_a_vendors_plugin_may_call_it() -> None:
+    part = replace(device(0), traits=(("pci_address", "0000:3b:00.0"),))
+    view = NodeView(1, (DeviceView(part, DeviceRecord(part.id)),), ready=True, epoch="one")
+    (found,) = sighting(messages.snapshot(view)).devices
+    assert found.pci_address == "0000:3b:00.0"
+
+
 @pytest.mark.parametrize(("by_envvar", "refused"), [(False, False), (False, True), (True, False), (True, True)])
 def test_a_gpu_is_withheld_only_when_the_policy_refuses_what_the_plugin_would_do(
     by_envvar: bool, refused: bool

@@ -90,6 +90,8 @@ class Kubelet:
 
     Attributes:
         trust: what a reading is worth now.
+        starts: how often the kubelet was started, as its socket shows.
+        delay: seconds that every question takes longer.
     """
 
     def __init__(
@@ -107,6 +109,8 @@ class Kubelet:
         self._starting = starting
         self._opened = opened
         self.trust = Trust.TRUSTED
+        self.starts = 1
+        self.delay = 0.0
         self.tenants: list[Tenant] = []
         self._uids = 0
 
@@ -238,6 +242,12 @@ class Kubelet:
             if proc is not None:
                 self._matter.end(proc)
 
+    def remake_sandbox(self, tenant: Tenant) -> None:
+        """The runtime makes the pod's sandbox anew under the same UID; its containers end with the old one."""
+        assert tenant.sandbox is not None
+        self._matter.end(tenant.sandbox)
+        tenant.sandbox = self._matter.start(tenant.uid, f"{tenant.uid}/sandbox-2", "", sandbox=True)
+
     def reboot(self) -> None:
         """Every process is gone; the pods that are left start from the beginning."""
         for tenant in self.tenants:
@@ -268,5 +278,6 @@ class Kubelet:
             Assignment(tenant.pod, "init", frozenset(tenant.devices)) for tenant in alive if "init" in tenant.stages
         )
         if self.trust is Trust.EMPTY_AFTER_RESTART:
-            return Reading(self.trust, (), (*main, *init), now, "the kubelet has just started and lists nothing")
-        return Reading(self.trust, main, init, now)
+            reason = "the kubelet has just started and lists nothing"
+            return Reading(self.trust, (), (*main, *init), now, reason, kubelet=str(self.starts))
+        return Reading(self.trust, main, init, now, kubelet=str(self.starts))

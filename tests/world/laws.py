@@ -14,7 +14,7 @@ from scrubber.domain.errors import ScrubberError
 from scrubber.domain.evidence import Path
 from scrubber.domain.health import ADVERTISED
 from scrubber.domain.hygiene import Hygiene
-from scrubber.domain.policy import Policy, Proof
+from scrubber.domain.policy import Policy, Proof, Ungranted
 from scrubber.engine.views import Granted
 from scrubber.ports import Change
 from tests.world.erasing import Erasers, Erasing
@@ -119,6 +119,8 @@ class Laws:
     def signalled(self, pod: Pod, proc: Proc) -> None:
         """A leftover is proved: its pod is gone, and its container's first process dead or the grace over."""
         tenant = self._kubelet.of(proc.pod)
+        if tenant is not None and proc.holds - set(tenant.devices) and self._policy().ungranted is Ungranted.END:
+            return  # it has a device that is not its pod's, and the policy says what follows
         if tenant is None or tenant.pod != pod:
             self.breach("5", f"PID {proc.pid} is signalled as {pod}'s and is not")
             return

@@ -114,6 +114,13 @@ class HoldersOfLife:
             return HolderReport((Holder(0, 0, HolderKind.GHOST),))
         return HolderReport(found)
 
+    async def users(self, device: Device) -> tuple[Holder, ...]:
+        report = await self.holders(device)
+        return tuple(each for each in report.holders if each.kind is not HolderKind.GHOST)
+
+    def not_asked(self, device: Device) -> tuple[str, ...]:
+        return ()
+
 
 class TelemetryOfLife:
     """:class:`scrubber.ports.Telemetry`."""
@@ -183,6 +190,8 @@ class ResetterOfLife:
     async def reset(self, device: Device, deadline: float) -> None:
         self._life.check()
         gpu = self._matter.gpus[device.id]
+        if self._matter.holders(device.id):
+            raise Held("somebody has the device")
         self._resets(gpu)
         await asyncio.sleep(RESET_SECONDS)
         self._life.check()
@@ -218,7 +227,7 @@ class AssignmentsOfLife:
 
     async def read(self) -> Reading:
         self._life.check()
-        await asyncio.sleep(LIST_SECONDS / 2)
+        await asyncio.sleep(LIST_SECONDS / 2 + self._kubelet.delay)
         reading = self._kubelet.reading()
         await asyncio.sleep(LIST_SECONDS / 2)
         self._life.check()
@@ -260,7 +269,7 @@ class ContainersOfLife:
         survivors: list[Process] = []
         for leftover in leftovers:
             proc = self._matter.procs[leftover.pid]
-            if not proc.alive or proc.process != leftover:
+            if not proc.alive or proc.process.identity != leftover.identity or proc.pod != pod.uid:
                 continue
             self._signalled(pod, proc)
             if not self._matter.end(proc):
@@ -269,6 +278,14 @@ class ContainersOfLife:
             await asyncio.sleep(deadline)
             self._life.check()
         return tuple(survivors)
+
+    async def end_unread(self, pod: Pod, deadline: float) -> bool:
+        self._life.check()
+        assert pod.uid is not None
+        for proc in self._matter.living(pod.uid):
+            self._signalled(pod, proc)
+        ended = [self._matter.end(proc) for proc in self._matter.living(pod.uid)]
+        return all(ended)
 
     def not_covered(self) -> tuple[str, ...]:
         return ()

@@ -13,6 +13,7 @@ from scrubber.engine.instruments import Instruments
 from scrubber.engine.node import Node
 from scrubber.engine.reconcile import reconcile, welcome
 from scrubber.engine.tend import tend_all
+from scrubber.engine.use import watch_use
 from scrubber.engine.views import Granted, HandOverCall, ScrubNews, ServiceView
 from scrubber.engine.watch import follow_signals, watch_health, watch_inventory, watch_pods
 from scrubber.ports import Inventory
@@ -94,6 +95,7 @@ class Service:
         async with asyncio.TaskGroup() as group:
             group.create_task(tend_all(self.node, instruments=tools), name="tending")
             group.create_task(watch_pods(self.node, instruments=tools, interval=WATCH_EVERY), name="pods")
+            group.create_task(watch_use(self.node, instruments=tools, interval=WATCH_EVERY), name="use")
             group.create_task(watch_health(self.node, instruments=tools, interval=HEALTH_EVERY), name="health")
             group.create_task(follow_signals(self.node, instruments=tools), name="signals")
             group.create_task(

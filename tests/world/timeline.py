@@ -67,6 +67,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._jumping.now
 
+    def stand_still(self, seconds: float) -> None:
+        """Time passes, and nobody runs: a process that was stopped, or a loop that hangs."""
+        self._jumping.now += seconds
+
 
 def _note(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     assert isinstance(loop, VirtualLoop)

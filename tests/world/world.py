@@ -23,6 +23,7 @@ from scrubber.engine.keeper import Keeper
 from scrubber.engine.node import Node
 from scrubber.engine.pods import PodWatch
 from scrubber.engine.slots import Slots
+from scrubber.engine.strangers import Strangers
 from scrubber.engine.views import HandOverCall
 from scrubber.ports import Change
 from tests.world.erasing import EraserOfLife, Erasers, Erasing
@@ -43,7 +44,7 @@ from tests.world.ports import (
     TelemetryOfLife,
 )
 from tests.world.service import Service
-from tests.world.timeline import VirtualClock
+from tests.world.timeline import VirtualClock, VirtualLoop
 from tests.world.vault import Vault
 
 __all__ = ["DEFAULT", "World", "a_world"]
@@ -133,6 +134,7 @@ class World:
             ledger=self.vault.next_service(life),
             journal=self.journal,
             pods=PodWatch(assignments=AssignmentsOfLife(life, self.kubelet), containers=containers, clock=clock),
+            strangers=Strangers(containers=containers, clock=clock),
             slots=Slots(self.policy.limits.eraser_slots),
             identity=self.identity,
             policy=lambda: self.policy,
@@ -172,6 +174,12 @@ class World:
     def record(self, number: int = 0) -> DeviceRecord:
         """As it is stored."""
         return self.vault.records[self.gpu(number).id]
+
+    def pause(self, seconds: float) -> None:
+        """Time passes and the service stands still."""
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        loop.stand_still(seconds)
 
     async def run(self, seconds: float) -> None:
         """Let time pass."""

@@ -59,16 +59,26 @@ class Conversation:
         Raises:
             ChildDied: end of file, or something that is no message.
         """
-        try:
-            with self._conversing():
-                await self._buffered(HEADER)
-                length = HEADER + body_length(bytes(self._buffer[:HEADER]))
-                await self._buffered(length)
-            body = bytes(self._buffer[HEADER:length])
-            del self._buffer[:length]
-            return unpack(body)
-        except Garbled as error:
-            raise ChildDied(f"{self._who} makes no sense: {error}") from error
+        with self._conversing():
+            while (message := self._next()) is None:
+                self._buffer += await self._read()
+        return message
+
+    def lying_ready(self) -> Message | None:
+        """The next message if it has arrived, whole, by now; else None. Asks the kernel, and does not wait.
+
+        For whoever gave up :meth:`receive`: the event loop may have stood still, and not have looked since it arrived.
+
+        Raises:
+            ChildDied: as :meth:`receive`.
+        """
+        with self._conversing():
+            while (message := self._next()) is None:
+                try:
+                    self._buffer += self._part()
+                except BlockingIOError:
+                    return None
+        return message
 
     def take_descriptors(self) -> list[int]:
         """The descriptors that came with what was received until now; whoever takes them closes them.
@@ -108,22 +118,34 @@ class Conversation:
             for descriptor in self.take_descriptors():
                 os.close(descriptor)
 
-    async def _buffered(self, length: int) -> None:
-        while len(self._buffer) < length:
-            self._buffer += await self._read()
+    def _next(self) -> Message | None:
+        """The first message in the buffer; None while it is not whole."""
+        try:
+            if len(self._buffer) < HEADER:
+                return None
+            length = HEADER + body_length(bytes(self._buffer[:HEADER]))
+            if len(self._buffer) < length:
+                return None
+            body = bytes(self._buffer[HEADER:length])
+            del self._buffer[:length]
+            return unpack(body)
+        except Garbled as error:
+            raise ChildDied(f"{self._who} makes no sense: {error}") from error
 
     async def _read(self) -> bytes:
         """At least one byte, and the descriptors that came with it, which the event loop's own calls would drop."""
         while True:
             try:
-                part, descriptors = _receive(self._link)
+                return self._part()
             except BlockingIOError:
                 await _readable(self._link)
-                continue
-            self._descriptors += descriptors
-            if not part:
-                raise ConnectionResetError("it closed its socket")
-            return part
+
+    def _part(self) -> bytes:
+        part, descriptors = _receive(self._link)
+        self._descriptors += descriptors
+        if not part:
+            raise ConnectionResetError("it closed its socket")
+        return part
 
 
 def _receive(link: socket.socket) -> tuple[bytes, list[int]]:

@@ -1,7 +1,8 @@
 """The parent's side: start children, ask them, and be rid of them whatever they do.
 
 Promise: a child never outlives the socket that it was given, a kill hits that child and no process that got its PID
-later, and a child that does not die of SIGKILL is abandoned and counted, so that nobody waits for it.
+later, and a child that does not die of SIGKILL is abandoned and counted, so that nobody waits for it. Neither silence nor
+a death that was not noticed is held against a child while the event loop itself could not look.
 
 Children are fresh interpreters over a socketpair (never ``multiprocessing``, never a fork of the service), in a session
 of their own, with an environment that we wrote. Those that a child of ours forks (see ``forked``) are talked to, killed
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
 import socket
 import sys
@@ -23,9 +25,13 @@ from pathlib import Path
 import scrubber
 from scrubber.adapters.children.conversation import ChildDied, Conversation
 from scrubber.adapters.children.message import Message
+from scrubber.adapters.children.patience import patience
 from scrubber.domain.errors import Away
 
 __all__ = ["Abandoned", "Child", "ChildDied", "Children", "NotStarted", "process_over"]
+
+_NOTICED = 1.0
+"""Seconds in which the event loop is told of a death that the kernel knows already."""
 
 
 class NotStarted(Away):
@@ -199,19 +205,29 @@ class Child:
         self._end = asyncio.ensure_future(end)
         self._end.add_done_callback(self._over)
         self._killing: asyncio.Task[bool] | None = None
+        self._given_up = False
 
     async def call(self, message: Message, deadline: float) -> Message:
         """Send ``message`` and wait ``deadline`` seconds for the answer.
 
         After an error or a cancellation the next answer would be the one to this question: kill the child then.
 
+        The time in which the event loop stood still does not count against the child: see :func:`patience`. An answer
+        that lies ready when somebody looks at last is in time.
+
         Raises:
             TimeoutError: no answer in time.
             ChildDied: there will be none.
         """
-        async with asyncio.timeout(deadline):
-            await self.send(message)
-            return await self.receive()
+        try:
+            async with patience(deadline):
+                await self.send(message)
+                return await self.receive()
+        except TimeoutError:
+            answer = self._conversation.lying_ready()
+            if answer is None:
+                raise
+            return answer
 
     async def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
         """Write one message; see :meth:`Conversation.send`."""
@@ -228,12 +244,15 @@ class Child:
     async def wait(self, deadline: float) -> bool:
         """Whether the process is over within ``deadline`` seconds."""
         done, _ = await asyncio.wait({self._end}, timeout=deadline)
-        return bool(done)
+        if done or not self._dead():
+            return bool(done)
+        await asyncio.wait({self._end}, timeout=_NOTICED)  # the loop was late: others hear of the death first
+        return True
 
     @property
     def abandoned(self) -> bool:
         """Whether SIGKILL did not end it in time, and it has not ended since."""
-        return self._killing is not None and self._killing.done() and not self._end.done()
+        return self._given_up and not self._end.done()
 
     async def kill(self) -> bool:
         """End the child and wait for its end; True once it is dead, False when it had to be abandoned.
@@ -256,8 +275,17 @@ class Child:
         self._conversation.hang_up()
         dead = await self.wait(self._children.kill_limit)
         if not dead:
+            self._given_up = True
             self._children.abandon(self)
         return dead
+
+    def _dead(self) -> bool:
+        """Whether the kernel says that the process is over."""
+        if self._pidfd is None:
+            return True
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return bool(poll.poll(0))
 
     def _over(self, _: asyncio.Future[object]) -> None:
         self._children.ended(self)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from scrubber.adapters.children.message import Garbled, Message
 from scrubber.adapters.children.process import Child, ChildDied, Children, NotStarted
-from scrubber.domain.errors import Away, BeingReset, Held, Lost, ScrubberError, Stuck, Unreadable
+from scrubber.domain.errors import Away, BeingReset, DeviceFault, Held, Lost, ScrubberError, Stuck, Unreadable
 
 __all__ = ["FAULTS", "QuestionPool", "answer_of"]
 
@@ -63,7 +63,7 @@ class _Question:
 class _Line:
     """One child and those who wait for it. ``device`` is set on the line of a stuck device.
 
-    ``hung`` is the child that was killed over that device last. The next one is started when it is dead. ``unanswered``
+    ``hung`` is the child that was killed over a question last. The next one is started when it is dead. ``unanswered``
     are the questions that it hung over. ``turn`` is held while a question is settled.
     """
 
@@ -93,6 +93,9 @@ class QuestionPool:
         deadline: seconds that one question may take, once a child is ready for it.
         nice: the children's nice value.
         environment: variables that the children get beside the few that every child has.
+        blames: what is raised when there is no answer. A :class:`DeviceFault` is the device's, which is then asked apart
+            from the others. Where the answer depends on others than the device (a walk over ``/proc`` that any tenant can
+            make slow), it is another error: nobody is asked apart, and what a child may die of is no device's fault.
     """
 
     def __init__(
@@ -104,6 +107,7 @@ class QuestionPool:
         deadline: float = 1.0,
         nice: int = 0,
         environment: Mapping[str, str] | None = None,
+        blames: type[ScrubberError] = Stuck,
     ) -> None:
         self._children = children
         self._module = module
@@ -111,6 +115,7 @@ class QuestionPool:
         self._deadline = deadline
         self._nice = nice
         self._environment = environment
+        self._blames = blames
         self._shared = _Line(None)
         self._probes: dict[str, _Line] = {}
         self._held: Counter[str] = Counter()
@@ -129,7 +134,7 @@ class QuestionPool:
 
         Raises:
             Stuck: no answer within the deadline, and the child was killed and replaced; or one that hung over this
-                device before is not dead yet, and nobody was asked.
+                device before is not dead yet, and nobody was asked. Another error where the pool ``blames`` another.
             Lost, Unreadable, Held, Away: the child answered so; Unreadable also when two children died over it, and
                 Away when none can be started.
             BeingReset: the device is held back.
@@ -216,22 +221,26 @@ class QuestionPool:
     async def _settle(self, line: _Line, question: _Question) -> None:
         """Get ``question`` its answer or its error, and draw the consequences for its device."""
         if line.hung is not None and not await _dead(line.hung, question.deadline):
-            question.fail(_undying(question.device, line.hung))
+            question.fail(_undying(self._blames, question.device, line.hung))
             return
+        line.hung = None
         try:
             message = await self._exchange(line, question)
         except TimeoutError:
-            self._isolate(line, question)
-            await self._replace(line)
+            if issubclass(self._blames, DeviceFault):
+                self._isolate(line, question)
+                await self._replace(line)
+            else:
+                self._give_up(line, question)
             return
         except NotStarted as pressure:
             question.fail(pressure)
             return
         except ChildDied as died:
-            question.fail(Unreadable(f"Two children in a row could not answer for {question.device}: {died}"))
+            question.fail(self._unanswerable(f"Two children in a row could not answer for {question.device}: {died}"))
             return
         except Garbled as error:
-            question.fail(Unreadable(f"The question about {question.device} cannot be asked: {error}"))
+            question.fail(self._unanswerable(f"The question about {question.device} cannot be asked: {error}"))
             return
         try:
             answer = answer_of(message)
@@ -270,6 +279,22 @@ class QuestionPool:
             except NotStarted:
                 return  # the next question tries again, and tells its caller
 
+    def _unanswerable(self, sentence: str) -> ScrubberError:
+        return (Unreadable if issubclass(self._blames, DeviceFault) else self._blames)(sentence)
+
+    def _give_up(self, line: _Line, question: _Question) -> None:
+        """Kill the child that did not answer, and blame no device. The next question has a fresh one started, once it is
+        dead: while it is not, nobody is asked, so that all of this costs one process that cannot be ended.
+        """
+        line.hung = line.child
+        line.drop_child()
+        question.fail(
+            self._blames(
+                f"A child ({self._module}) did not answer within {question.deadline:g} s and was killed. That is no "
+                f"fault of {question.device}, about which it was asked; it is asked again."
+            )
+        )
+
     def _isolate(self, line: _Line, question: _Question) -> None:
         """Kill the child that did not answer, and have the device asked apart from the others from now on."""
         hung = line.child
@@ -299,7 +324,7 @@ async def _clear(line: _Line, held: frozenset[str]) -> None:
 async def _end(child: Child | None, held: frozenset[str]) -> None:
     """Be sure that ``child`` is over; raises :class:`Stuck` when it cannot be ended."""
     if child is not None and not (await child.kill() or await child.wait(0.0)):
-        raise _undying(", ".join(sorted(held)), child)
+        raise _undying(Stuck, ", ".join(sorted(held)), child)
 
 
 def _held_back(device: str) -> BeingReset:
@@ -311,8 +336,13 @@ async def _dead(hung: Child, seconds: float) -> bool:
     return await hung.wait(0.0 if hung.abandoned else seconds)
 
 
-def _undying(device: str, hung: Child) -> Stuck:
-    return Stuck(
+def _undying(blames: type[ScrubberError], device: str, hung: Child) -> ScrubberError:
+    if not issubclass(blames, DeviceFault):
+        return blames(
+            f"Nobody is asked about {device}: process {hung.pid} ({hung.module}), which was asked before, has not "
+            "returned from the kernel and cannot be ended. If it stays, reboot the node."
+        )
+    return blames(
         f"The driver is not asked about {device}: process {hung.pid}, which asked it before, has not returned from the "
         "driver and cannot be ended. It is asked again once that process is gone; if it stays, reboot the node."
     )

@@ -2,31 +2,44 @@
 
 Every hierarchy in which the kubelet keeps the pod is looked into, and every cgroup in which a runtime may have put its
 containers; a process that any of them has is the pod's. To be signalled, though, it must be in no other pod by any.
+
+How long it takes to read a pod is up to its tenant. So no pod is read on the event loop, each look at one is bounded
+(:mod:`~scrubber.adapters.containers.tally`), and between two looks at it others have their turn.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
+import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
+from scrubber.adapters.containers.aside import Aside
 from scrubber.adapters.containers.ending import Identity, Proof, Roll, end, strike
+from scrubber.adapters.containers.freezing import frozen, kill_switch, press
 from scrubber.adapters.containers.hierarchy import beside, hierarchy_of
 from scrubber.adapters.containers.paths import names_pod, usable_uid
 from scrubber.adapters.containers.procfs import Proc, boot_ticks
-from scrubber.adapters.containers.tree import Tree, cgroups_in, children_of, is_populated
+from scrubber.adapters.containers.sweeping import Sweep
+from scrubber.adapters.containers.tally import MOST_PROCESSES, Tally, TooMany
+from scrubber.adapters.containers.tree import Tree, children_of, is_populated
 from scrubber.domain.assignment import Pod, Process
 from scrubber.domain.errors import Unreadable
 
 __all__ = ["CgroupContainers"]
 
 _REMEMBERED_PODS = 512
+_REMEMBERED_PROCESSES = 65_536  # of all of them together; what a tenant has us remember must not fill the memory
 _LOOKS = 50  # how often a pod that changes under our eyes is looked at again, 2 ms apart
 _PAUSE = 0.002
+_LONGEST_PAUSE = 0.1
+_THREADS = 2  # one is left for looks while the other signals whole crowds
 
+_P = ParamSpec("_P")
 _T = TypeVar("_T")
 Place = tuple[Tree, Path]
 
@@ -38,21 +51,25 @@ class CgroupContainers:
         root: directory of a cgroup hierarchy below which the kubelet keeps ``kubepods`` (``discover_root``). The same
             directory of the other hierarchies is found by the mount table.
         proc: the node's proc file system; the service must be in the node's PID namespace.
+        most_processes: of one pod that are listed; one with more cannot be told, and can only be ended unread.
 
     Raises:
         BadConfiguration: ``root`` is not inside a mounted cgroup hierarchy.
     """
 
-    def __init__(self, root: Path, *, proc: Path = Path("/proc")) -> None:
+    def __init__(self, root: Path, *, proc: Path = Path("/proc"), most_processes: int = MOST_PROCESSES) -> None:
         mountinfo = (proc / "self" / "mountinfo").read_text()
         hierarchy = hierarchy_of(root, mountinfo)
         self._proc = Proc(proc)
         self._trees = tuple(Tree(each, self._proc) for each in (hierarchy, *beside(hierarchy, mountinfo)))
+        self._most = most_processes
         self._rolls: OrderedDict[str, Roll] = OrderedDict()
+        self._aside = Aside(_THREADS, "containers")
+        self._sweeping = asyncio.Lock()
 
     async def processes(self, pod: Pod) -> tuple[Process, ...]:
         roll = await self.roll(pod)
-        _remember(self._rolls, _uid(pod), roll)
+        self._remember(_uid(pod), roll)
         return roll.processes
 
     async def pod_uid_of(self, pid: int) -> str | None:
@@ -60,6 +77,27 @@ class CgroupContainers:
 
     async def end(self, pod: Pod, leftovers: Iterable[Process], deadline: float) -> tuple[Process, ...]:
         return await end(self, self._proc, pod, leftovers, deadline, self._rolls.get(_uid(pod)))
+
+    async def end_unread(self, pod: Pod, deadline: float) -> bool:
+        uid = _uid(pod)
+        async with self._sweeping:
+            loop, begun = asyncio.get_running_loop(), threading.Event()
+            broken_off, pause = threading.Event(), _PAUSE
+            try:
+                due: float | None = None
+                while not await self._aside(self._sweep, uid, deadline, begun, broken_off):
+                    due = loop.time() + deadline if due is None else due  # they have that long to die, once signalled
+                    if loop.time() >= due:
+                        return False
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, _LONGEST_PAUSE)
+                return True
+            finally:
+                broken_off.set()
+
+    def close(self) -> None:
+        """Look at nobody any more, and signal nobody."""
+        self._aside.close()
 
     def not_covered(self) -> tuple[str, ...]:
         return ()
@@ -70,38 +108,44 @@ class CgroupContainers:
         """Everybody in ``pod`` now; looks again while the pod changes under our eyes.
 
         Raises:
-            Unreadable: the cgroups cannot be read, or say that somebody is there whom nobody can find.
+            Unreadable: the cgroups cannot be read, say that somebody is there whom nobody can find, or have too many.
         """
         uid = _uid(pod)
+        tally = Tally(uid, self._proc, self._most)
         for _ in range(_LOOKS):
-            tick = boot_ticks()
-            found = self._look(uid)
-            if found is not None:
-                return Roll(tick, found)
+            roll = await self._aside(self._roll_now, uid, tally)
+            if roll is not None:
+                return roll
             await asyncio.sleep(_PAUSE)
         raise Unreadable(
             f"The cgroup of pod {uid} holds processes that cannot be found in {self._proc.root}: "
             "run the service in the node's PID namespace, as root."
         )
 
+    async def aside(self, function: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        return await self._aside(function, *args, **kwargs)
+
     def holds(self, pod: Pod, pid: int) -> bool:
         return self._uid_of(pid) == pod.uid
 
     def end_whole(self, pod: Pod, container: str, proof: Proof) -> bool:
-        places = self._container(_uid(pod), container)
+        uid = _uid(pod)
+        places = self._container(uid, container)
         switches = [switch for _, cgroup in places if (switch := self._kill_switch(cgroup)) is not None]
-        members = self._all_proved(places, proof) if switches else ()
-        killed = [switch for switch in switches if members and _write(switch, "1")]
-        if killed:
+        members = self._all_proved(uid, places, proof) if switches else ()
+        pressed = [press(switch, "1") for switch in switches if members]
+        if any(pressed):
             for process in members:
                 # cgroup.kill signals first threads only: where that one is dead, the others live on (seen on 6.18).
                 strike(self, self._proc, pod, process)
             return True
-        with self._frozen(places, proof) as frozen:
+        if not self._all_proved(uid, places, proof):
+            return False  # nothing but proved leftovers is ever frozen
+        with frozen([cgroup for _, cgroup in places]) as stopped:
             struck: set[Identity] = set()
-            while frozen:
-                # Freezing takes a moment, and a fork that was under way still appears; it is frozen from birth.
-                fresh = [each for each in self._members(places) or () if each.identity not in struck]
+            while stopped:
+                # Freezing takes a moment, and a fork that was under way still appears.
+                fresh = [each for each in self._members(uid, places) or () if each.identity not in struck]
                 if not fresh or not proof.covers(fresh):
                     break
                 for process in fresh:
@@ -109,10 +153,65 @@ class CgroupContainers:
                 struck |= {process.identity for process in fresh}
             return bool(struck)
 
-    # --- reading ---
+    # --- ending unread, in a thread aside ---
 
-    def _look(self, uid: str) -> tuple[Process, ...] | None:
-        """One look at the pod; None when it changed meanwhile, so that nothing can be concluded."""
+    def _sweep(self, uid: str, deadline: float, begun: threading.Event, broken_off: threading.Event) -> bool:
+        """End what is in the pod's cgroups, once; whether nobody is in any of them now."""
+        self._refuse_own(uid)
+        if self._is_empty(uid):
+            return True
+        until = time.monotonic() + deadline
+        places = [
+            (tree, path) for tree in self._trees for path in (*tree.pod_cgroups(uid), *tree.stray_containers(uid))
+        ]
+        kubepods = self._named_kubepods()
+        sweep = Sweep(
+            [path for _, path in places],
+            # Where there are several hierarchies, a process may be in this pod by one and in another by the next: the
+            # kernel would kill it for the one alone. There everybody is asked before.
+            [path for tree, path in places if tree.version == 2 and len(self._trees) == 1],
+            self._kill_switch,
+            lambda pid: self._uid_of(pid, kubepods) == uid,
+            lambda: not broken_off.is_set() and time.monotonic() < until,
+        )
+        if broken_off.is_set():
+            return False  # nobody waits for it any more
+        # Most die of the kernel's kill. Whom it does not reach is signalled one by one, the next time.
+        if begun.is_set() or not sweep.kill():
+            sweep.strike()
+        begun.set()
+        return self._is_empty(uid)
+
+    def _is_empty(self, uid: str) -> bool:
+        """Whether nobody is in any of the pod's cgroups, by the kernel's own word."""
+        if any(is_populated(path) for tree in self._trees if tree.version == 2 for path in tree.pod_cgroups(uid)):
+            return False  # which says it sooner than a look at everybody
+        try:
+            return self._look(uid, Tally(uid, self._proc, self._most)) == ()
+        except TooMany:
+            return False
+
+    def _refuse_own(self, uid: str) -> None:
+        stat = self._proc.stat(os.getpid())
+        text = self._proc.cgroup(stat) if stat is not None else None
+        if text is None or any(tree.pod_uid_in(text) == uid for tree in self._trees):
+            raise Unreadable(f"Pod {uid} is not ended unread: the service itself may be in it.")
+
+    # --- reading, in a thread aside ---
+
+    def _roll_now(self, uid: str, tally: Tally) -> Roll | None:
+        tick = boot_ticks()
+        tally.look_again()
+        found = self._look(uid, tally)
+        return None if found is None else Roll(tick, found)
+
+    def _look(self, uid: str, tally: Tally) -> tuple[Process, ...] | None:
+        """One look at the pod; None when it changed meanwhile, so that nothing can be concluded.
+
+        Raises:
+            Unreadable: the cgroups cannot be read.
+            TooMany: there are more processes than ``tally`` lets be looked at.
+        """
         found: list[Process] = []
         anywhere = False
         for tree in self._trees:
@@ -124,8 +223,8 @@ class CgroupContainers:
                     continue
                 own.append(directory)
                 containers += children_of(directory)
-            looks = [tree.members(cgroup, cgroup.name) for cgroup in containers]
-            looks += [tree.members(directory, "", deep=False) for directory in own]
+            looks = [tree.members(cgroup, cgroup.name, tally) for cgroup in containers]
+            looks += [tree.members(directory, "", tally, deep=False) for directory in own]
             for members in looks:
                 if members is None:
                     return None
@@ -158,66 +257,49 @@ class CgroupContainers:
             places += [(tree, path) for path in cgroups if path.is_dir()]
         return places
 
-    def _members(self, places: Iterable[Place]) -> tuple[Process, ...] | None:
+    def _members(self, uid: str, places: Iterable[Place]) -> tuple[Process, ...] | None:
         found: list[Process] = []
+        tally = Tally(uid, self._proc, self._most)
         for tree, cgroup in places:
-            members = tree.members(cgroup, cgroup.name)
+            members = tree.members(cgroup, cgroup.name, tally)
             if members is None:
                 return None
             found += members
         return _each_once(found)
 
-    def _all_proved(self, places: Iterable[Place], proof: Proof) -> tuple[Process, ...]:
+    def _all_proved(self, uid: str, places: Iterable[Place], proof: Proof) -> tuple[Process, ...]:
         """Everybody in ``places`` if they are proved one and all; else nobody."""
         for _ in range(_LOOKS):
-            members = self._members(places)
+            members = self._members(uid, places)
             if members is not None:
                 return members if proof.covers(members) else ()
         return ()
 
-    def _uid_of(self, pid: int) -> str | None:
+    def _uid_of(self, pid: int, kubepods: tuple[tuple[str, ...], ...] | None = None) -> str | None:
         """The one pod that every hierarchy which names one names: two would make it nobody's for certain."""
         stat = self._proc.living(pid)
         text = self._proc.cgroup(stat) if stat is not None else None
-        uids = {tree.pod_uid_in(text) for tree in self._trees} - {None} if text is not None else set()
+        if text is None:
+            return None
+        named = zip(self._trees, self._named_kubepods() if kubepods is None else kubepods, strict=True)
+        uids = {tree.pod_uid_in(text, names) for tree, names in named} - {None}
         return uids.pop() if len(uids) == 1 else None
 
+    def _named_kubepods(self) -> tuple[tuple[str, ...], ...]:
+        """Of each hierarchy."""
+        return tuple(tree.named_kubepods() for tree in self._trees)
+
     def _kill_switch(self, cgroup: Path) -> Path | None:
-        """The file that kills a whole cgroup, forks under way included; v2 since Linux 5.14."""
-        switch = cgroup / "cgroup.kill"
-        return switch if switch.exists() else None
+        return kill_switch(cgroup)
 
-    @contextmanager
-    def _frozen(self, places: Iterable[Place], proof: Proof) -> Iterator[bool]:
-        """Stop a container from forking while its processes are signalled; yields whether that was possible.
-
-        Nothing but proved leftovers is ever frozen, and what was frozen is thawed whatever happens. On v1 that is done
-        to every cgroup below, too: a v1 process dies of its signal only when it is thawed, and a leftover may have
-        frozen itself in a cgroup of its own making.
-        """
-        switches = [switch for _, cgroup in places if (switch := _freezer(cgroup)) is not None]
-        if not switches or not self._all_proved(places, proof):
-            yield False
-            return
-        frozen = [switch for switch in switches if _write(switch, _STOP[switch.name])]
-        try:
-            yield bool(frozen)
-        finally:
-            for switch in switches:
-                for below in cgroups_in(switch.parent):
-                    _write(below / switch.name, _GO[switch.name])
-
-
-_STOP = {"cgroup.freeze": "1", "freezer.state": "FROZEN"}
-_GO = {"cgroup.freeze": "0", "freezer.state": "THAWED"}
-
-
-def _freezer(cgroup: Path) -> Path | None:
-    """The file that freezes ``cgroup``, where this hierarchy has one."""
-    for name in _STOP:
-        if (cgroup / name).exists():
-            return cgroup / name
-    return None
+    def _remember(self, uid: str, roll: Roll) -> None:
+        rolls = self._rolls
+        rolls[uid] = roll
+        rolls.move_to_end(uid)
+        while (
+            len(rolls) > _REMEMBERED_PODS or sum(len(each.processes) for each in rolls.values()) > _REMEMBERED_PROCESSES
+        ):
+            rolls.popitem(last=False)
 
 
 def _each_once(processes: Iterable[Process]) -> tuple[Process, ...]:
@@ -233,18 +315,3 @@ def _uid(pod: Pod) -> str:
     if pod.uid is None or not usable_uid(pod.uid):
         raise Unreadable(f"The processes of pod {pod.namespace}/{pod.name} cannot be told: its UID is {pod.uid!r}.")
     return pod.uid
-
-
-def _remember(memory: OrderedDict[str, _T], uid: str, value: _T) -> None:
-    memory[uid] = value
-    memory.move_to_end(uid)
-    while len(memory) > _REMEMBERED_PODS:
-        memory.popitem(last=False)
-
-
-def _write(file: Path, text: str) -> bool:
-    try:
-        file.write_text(text)
-    except OSError:
-        return False  # gone, or not to be done: the processes are then signalled one by one, and looked at again
-    return True

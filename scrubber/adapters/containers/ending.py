@@ -3,6 +3,9 @@
 The promise: a process is signalled only while it is the one that was named, or descends from one, and still lives in
 the pod. A PID proves nothing, for it can be somebody else's a moment later; so the pidfd is opened first, the start
 time and the pod are read again, and the signal goes through the pidfd.
+
+How many processes there are is the tenants' doing. So all that is done for each of them is done aside from the event
+loop, where the surroundings have a thread for it.
 """
 
 from __future__ import annotations
@@ -14,18 +17,20 @@ import signal
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ParamSpec, Protocol, TypeVar
 
 from scrubber.adapters.containers.procfs import Proc
 from scrubber.domain.assignment import Pod, Process
 from scrubber.domain.errors import Unreadable
 
-__all__ = ["Proof", "Roll", "Surroundings", "end", "strike"]
+__all__ = ["Identity", "Proof", "Roll", "Surroundings", "end", "strike", "strike_if"]
 
 _WATCHED_AT_ONCE = 64  # pidfds held open while waiting; a fork bomb must not use up the service's descriptors
 _PAUSE = 0.002  # between two looks that nothing but time can tell apart
 
 Identity = tuple[int, int]
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,9 @@ class Surroundings(Protocol):
 
     async def roll(self, pod: Pod) -> Roll:
         """Everybody in ``pod`` now."""
+
+    async def aside(self, function: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """What ``function`` answers, from a thread in which it does not hold the event loop up."""
 
     def holds(self, pod: Pod, pid: int) -> bool:
         """Whether ``pid`` is in ``pod`` now."""
@@ -90,17 +98,25 @@ class Proof:
     def covers(self, processes: Sequence[Process]) -> bool:
         """Whether all of ``processes`` are proved, those born since the last look included."""
         unproved = [process for process in processes if not self(process) and process.pid != os.getpid()]
-        grown = True
-        while grown:
-            born = [process for process in unproved if self._descends(process)]
-            self._proved.update((process.identity, process) for process in born)
-            unproved = [process for process in unproved if not self(process)]
-            grown = bool(born)
+        children: defaultdict[Identity, list[Process]] = defaultdict(list)
+        born: list[Process] = []
+        for process in unproved:
+            if self._came_later(process):
+                born.append(process)
+            elif (parent := self._parent_of(process)) is not None:
+                children[parent].append(process)  # asked once: a chain of forks is as long as a tenant likes
+        born += [child for parent in children.keys() & self._proved.keys() for child in children[parent]]
+        while born:
+            process = born.pop()
+            if not self(process):
+                self._proved[process.identity] = process
+                born += children.get(process.identity, ())
         return all(self(process) for process in processes)
 
-    def _descends(self, process: Process) -> bool:
+    def _came_later(self, process: Process) -> bool:
+        """Whether it came into a container after everybody in it was proved."""
         since = self._all_proved_at.get(process.container)
-        return (since is not None and process.started >= since) or self._parent_of(process) in self._proved
+        return since is not None and process.started >= since
 
     def _note_whole_containers(self, roll: Roll) -> None:
         for container, group in roll.by_container().items():
@@ -113,7 +129,7 @@ class Proof:
 async def end(
     surroundings: Surroundings, proc: Proc, pod: Pod, leftovers: Iterable[Process], deadline: float, known: Roll | None
 ) -> tuple[Process, ...]:
-    """End ``leftovers`` and what they fork meanwhile; answers those alive after at most ``deadline`` seconds.
+    """End ``leftovers`` and what they fork meanwhile; answers those alive ``deadline`` seconds after the first signal.
 
     One that has left the pod is not signalled any more, but it is still answered: it lives.
 
@@ -121,34 +137,52 @@ async def end(
         known: the last look at the pod before this, if there was one.
     """
     loop = asyncio.get_running_loop()
-    due = loop.time() + deadline
+    due: float | None = None  # how long it took to look and to signal is not held against those who are to die
     proof = Proof(leftovers, known, lambda process: _parent(proc, process))
     struck: set[Identity] = set()
     while True:
         roll = await surroundings.roll(pod)
-        living = proof.extend(roll)
+        living = await surroundings.aside(proof.extend, roll)
         fresh = [process for process in living if process.identity not in struck]
         if fresh:
             struck |= {process.identity for process in living}
-            _strike_all(surroundings, proc, pod, roll, proof, fresh)
-            if loop.time() < due:
-                await asyncio.sleep(0)
-                continue  # look again at once: what was forked meanwhile forks on
-        if not living or loop.time() >= due:
+            await surroundings.aside(_strike_all, surroundings, proc, pod, roll, proof, fresh)
+        now = loop.time()
+        due = now + deadline if due is None else due
+        if not living or now >= due:
             break
-        await _exits(proc, living[:_WATCHED_AT_ONCE], due - loop.time())
-    alive = ((process, proc.living(process.pid)) for process in proof.everybody)
-    return tuple(process for process, stat in alive if stat is not None and stat.started == process.started)
+        if fresh:
+            await asyncio.sleep(0)
+            continue  # look again at once: what was forked meanwhile forks on
+        await _exits(proc, living[:_WATCHED_AT_ONCE], due - now)
+    return await surroundings.aside(_alive, proc, proof.everybody)
+
+
+def _alive(proc: Proc, processes: Iterable[Process]) -> tuple[Process, ...]:
+    now = ((process, proc.living(process.pid)) for process in processes)
+    return tuple(process for process, stat in now if stat is not None and stat.started == process.started)
 
 
 def strike(surroundings: Surroundings, proc: Proc, pod: Pod, process: Process) -> None:
     """Kill ``process`` if it is still itself and still in ``pod``; one that may not be signalled is left alone."""
-    pidfd = _open(process.pid)
+
+    def is_still_itself() -> bool:
+        stat = proc.living(process.pid)
+        return stat is not None and stat.started == process.started and surroundings.holds(pod, process.pid)
+
+    strike_if(process.pid, is_still_itself)
+
+
+def strike_if(pid: int, due: Callable[[], bool]) -> None:
+    """Kill process ``pid`` if it is ``due``, which is asked once its pidfd is open.
+
+    So whatever was read of the PID was true of the process that the signal reaches, or the signal reaches nobody.
+    """
+    pidfd = _open(pid)
     if pidfd is None:
         return
     try:
-        stat = proc.living(process.pid)
-        if stat is not None and stat.started == process.started and surroundings.holds(pod, process.pid):
+        if due():
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         return  # gone, or not ours to signal: the caller looks who is alive and says so

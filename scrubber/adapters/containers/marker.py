@@ -4,6 +4,9 @@ The kubelet emulator puts the markers into every container's environment and chi
 than cgroups do, and :meth:`MarkerContainers.not_covered` says so: a process can start another with an environment of
 its own making.
 
+A walk over all processes of the node takes as long as they are many, so it is done in a thread: in one and the same,
+because what is remembered of them is kept without a lock.
+
 A container that starts again has the same name and another run. Each run is a container of its own here, as it is with
 cgroups: that the first process of an earlier run is dead proves nothing against those of the next.
 """
@@ -12,11 +15,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
-from scrubber.adapters.containers.ending import Proof, Roll, end
+from scrubber.adapters.containers.aside import Aside
+from scrubber.adapters.containers.ending import Identity, Proof, Roll, end
 from scrubber.adapters.containers.procfs import Proc, boot_ticks
+from scrubber.adapters.containers.tally import MOST_PROCESSES, too_many
 from scrubber.adapters.proc import Stat
 from scrubber.domain.assignment import Pod, Process
 from scrubber.domain.errors import Unreadable
@@ -33,8 +39,10 @@ _ROUNDS = 5
 _EXEC_TAKES = 2.0
 _GIVEN_EMPTY = 0.1
 _PAUSE = 0.001
+_A_LOOK = 0.05  # the most that waiting for one more look counts
 
-Identity = tuple[int, int]
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 Membership = tuple[str, str]  # the pod's UID; the container's name and run
 
 
@@ -44,10 +52,15 @@ class MarkerContainers:
     Args:
         proc: the proc file system to walk.
         uid: whose processes carry markers that can be believed; the service's own user by default.
+        most_processes: of one pod that are listed; one with more cannot be told.
     """
 
-    def __init__(self, *, proc: Path = Path("/proc"), uid: int | None = None) -> None:
+    def __init__(
+        self, *, proc: Path = Path("/proc"), uid: int | None = None, most_processes: int = MOST_PROCESSES
+    ) -> None:
         self._proc = Proc(proc)
+        self._most = most_processes
+        self._aside = Aside(1, "containers")
         self._uid = os.geteuid() if uid is None else uid
         # Once known, a process stays in its pod whatever it does to its environment. Strangers are remembered by where
         # their environment lies, for that changes when they exec and might become a container's first process.
@@ -62,12 +75,19 @@ class MarkerContainers:
         return roll.processes
 
     async def pod_uid_of(self, pid: int) -> str | None:
-        stat = self._ours(pid)
+        stat = await self._aside(self._ours, pid)
         memberships = await self._settled([stat] if stat is not None else [])
         return memberships[0][1][0] if memberships else None
 
     async def end(self, pod: Pod, leftovers: Iterable[Process], deadline: float) -> tuple[Process, ...]:
         return await end(self, self._proc, pod, leftovers, deadline, self._rolls.get(_uid(pod)))
+
+    async def end_unread(self, pod: Pod, deadline: float) -> bool:
+        return False  # a marker is not the kernel's word: who does not show one is not known to be gone
+
+    def close(self) -> None:
+        """Look at nobody any more."""
+        self._aside.close()
 
     def not_covered(self) -> tuple[str, ...]:
         return (
@@ -81,9 +101,33 @@ class MarkerContainers:
         """Everybody in ``pod`` now. Walks over all processes of the node.
 
         Raises:
-            Unreadable: there is no proc file system to walk.
+            Unreadable: there is no proc file system to walk, or there are too many processes in the pod.
         """
         uid, tick = _uid(pod), boot_ticks()
+        alive = await self._aside(self._walk)
+        memberships = await self._settled(alive)
+        found = [
+            Process(pid, started, container) for (pid, started), (pod_uid, container) in memberships if pod_uid == uid
+        ]
+        if len(found) > self._most:
+            raise too_many(uid, self._most)
+        return Roll(tick, tuple(sorted(found)))
+
+    async def aside(self, function: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        return await self._aside(function, *args, **kwargs)
+
+    def holds(self, pod: Pod, pid: int) -> bool:
+        stat = self._ours(pid)
+        membership = self._look(stat)[1] if stat is not None else None
+        return membership is not None and membership[0] == pod.uid
+
+    def end_whole(self, pod: Pod, container: str, proof: Proof) -> bool:
+        return False  # nothing binds the processes of such a container together: they are signalled one by one
+
+    # --- reading, in the thread aside ---
+
+    def _walk(self) -> tuple[Stat, ...]:
+        """Every process of the user that lives. Who is gone is forgotten."""
         alive: dict[int, Stat] = {}
         seen: set[int] = set()
         for _ in range(_ROUNDS):
@@ -97,25 +141,11 @@ class MarkerContainers:
                     self._look(stat)  # and remember it: it may be gone in a moment, and have left a child
             if not new:
                 break
-        memberships = await self._settled(alive.values())
         identities = {stat.identity for stat in alive.values()}
         for memory in (self._members, self._strangers):
             for gone in [identity for identity in memory if identity not in identities]:
                 del memory[gone]
-        found = (
-            Process(pid, started, container) for (pid, started), (pod_uid, container) in memberships if pod_uid == uid
-        )
-        return Roll(tick, tuple(sorted(found)))
-
-    def holds(self, pod: Pod, pid: int) -> bool:
-        stat = self._ours(pid)
-        membership = self._look(stat)[1] if stat is not None else None
-        return membership is not None and membership[0] == pod.uid
-
-    def end_whole(self, pod: Pod, container: str, proof: Proof) -> bool:
-        return False  # nothing binds the processes of such a container together: they are signalled one by one
-
-    # --- reading ---
+        return tuple(alive.values())
 
     def _pids(self) -> set[int]:
         try:
@@ -132,31 +162,34 @@ class MarkerContainers:
     async def _settled(self, stats: Iterable[Stat]) -> list[tuple[Identity, Membership]]:
         """Who of ``stats`` is in a pod, and in which; waits for those in the midst of an exec."""
         loop = asyncio.get_running_loop()
-        began = loop.time()
         found: list[tuple[Identity, Membership]] = []
-        waiting = list(stats)
+        waiting, waited, looked = tuple(stats), 0.0, loop.time()
         while waiting:
-            unsettled: list[Stat] = []
-            for stat in waiting:
-                settled, membership = self._look(stat)
-                if membership is not None:
-                    found.append((stat.identity, membership))
-                elif not settled:
-                    unsettled.append(stat)
-            waited = loop.time() - began
-            waiting = []
-            for stat in unsettled:
-                if waited < (_GIVEN_EMPTY if stat.given_empty else _EXEC_TAKES):
-                    waiting.append(stat)
-                elif stat.given_empty:
-                    self._strangers[stat.identity] = stat.environment
+            settled, waiting = await self._aside(self._sort, waiting, waited)
+            found += settled
             if waiting:
                 await asyncio.sleep(_PAUSE)
-                again = (self._ours(stat.pid) for stat in waiting)
-                waiting = [
-                    now for now, stat in zip(again, waiting, strict=True) if now and now.identity == stat.identity
-                ]
+            # The time in which nobody looked says nothing about a process.
+            now = loop.time()
+            waited, looked = waited + min(now - looked, _A_LOOK), now
         return found
+
+    def _sort(self, stats: Iterable[Stat], waited: float) -> tuple[list[tuple[Identity, Membership]], tuple[Stat, ...]]:
+        """Who of ``stats`` is in a pod, and who is to be waited for, having been for ``waited`` seconds."""
+        found: list[tuple[Identity, Membership]] = []
+        waiting: list[Stat] = []
+        for each in stats:
+            stat = each if not waited else self._ours(each.pid)
+            if stat is None or stat.identity != each.identity:
+                continue
+            settled, membership = self._look(stat)
+            if membership is not None:
+                found.append((stat.identity, membership))
+            elif not settled and waited < (_GIVEN_EMPTY if stat.given_empty else _EXEC_TAKES):
+                waiting.append(stat)
+            elif not settled and stat.given_empty:
+                self._strangers[stat.identity] = stat.environment
+        return found, tuple(waiting)
 
     def _look(self, stat: Stat) -> tuple[bool, Membership | None]:
         """Whether the process's environment could be judged, and what it says."""

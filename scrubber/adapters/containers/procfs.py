@@ -70,13 +70,13 @@ class Proc:
 
     def _living_thread(self, pid: int) -> int | None:
         try:
-            threads = os.listdir(f"{self.root}/{pid}/task")
+            with os.scandir(f"{self.root}/{pid}/task") as threads:
+                for thread in threads:  # the first that lives will do, and there may be very many
+                    data = self._read(f"{pid}/task/{thread.name}/stat")
+                    if data and not parse_stat(data).dead:
+                        return int(thread.name)
         except (FileNotFoundError, ProcessLookupError):
             return None
-        for thread in threads:
-            data = self._read(f"{pid}/task/{thread}/stat")
-            if data and not parse_stat(data).dead:
-                return int(thread)
         return None
 
     def _read(self, path: str) -> bytes | None:

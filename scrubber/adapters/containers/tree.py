@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from scrubber.adapters.containers.hierarchy import Hierarchy
 from scrubber.adapters.containers.paths import kubepods_below, pod_directories, pod_uid_of_path, stray_directories
 from scrubber.adapters.containers.procfs import Proc
+from scrubber.adapters.containers.tally import Tally
 from scrubber.domain.assignment import Process
 from scrubber.domain.errors import Unreadable
 
-__all__ = ["Tree", "cgroups_in", "children_of", "is_populated"]
+__all__ = ["Tree", "cgroups_in", "children_of", "is_populated", "listed"]
 
-_MOST_CGROUPS = 2048
-"""Of one container. Who can make cgroups can make more than anybody can visit; then the processes are asked instead."""
+_READ_SIZE = 64 * 1024
 
 
 class Tree:
@@ -56,12 +56,26 @@ class Tree:
         with self._readable():
             return stray_directories(self.hierarchy.root, uid)
 
-    def pod_uid_in(self, cgroups: str) -> str | None:
-        """UID of the pod that ``/proc/PID/cgroup`` (its text) puts a process in, as far as this hierarchy says."""
-        path = self._path_in(cgroups)
-        return None if path is None else pod_uid_of_path(path, self._named_kubepods())
+    def named_kubepods(self) -> tuple[str, ...]:
+        """:meth:`kubepods` as paths from the root on, without a leading slash.
 
-    def members(self, cgroup: Path, container: str, *, deep: bool = True) -> list[Process] | None:
+        Raises:
+            Unreadable
+        """
+        return tuple(path.relative_to(self.hierarchy.root).as_posix() for path in self.kubepods())
+
+    def pod_uid_in(self, cgroups: str, kubepods: Collection[str] | None = None) -> str | None:
+        """UID of the pod that ``/proc/PID/cgroup`` (its text) puts a process in, as far as this hierarchy says.
+
+        Args:
+            kubepods: those of :meth:`named_kubepods`, for whoever asks about many processes.
+        """
+        path = self._path_in(cgroups)
+        if path is None:
+            return None
+        return pod_uid_of_path(path, self.named_kubepods() if kubepods is None else kubepods)
+
+    def members(self, cgroup: Path, container: str, tally: Tally, *, deep: bool = True) -> list[Process] | None:
         """The living processes of ``cgroup`` (``deep``: and of all below it); None when another look is needed.
 
         "Nobody" needs more than a list in which nobody was found alive: a process that forks and exits, or moves
@@ -70,16 +84,17 @@ class Tree:
 
         Raises:
             Unreadable: the cgroup, or a process in it, cannot be looked at.
+            TooMany: there are more processes than ``tally`` lets be looked at.
         """
         found: list[Process] = []
-        lost = threaded = False
+        lost = threaded = asked = False
         visited = 0
         for directory in cgroups_in(cgroup) if deep else (cgroup,):
             visited += 1
-            if visited > _MOST_CGROUPS:
-                found, lost = self._by_asking_everybody(cgroup, container), False
+            if deep and not tally.visit():
+                found, lost, asked = self._by_asking_everybody(cgroup, container, tally), False, True
                 break
-            pids = _pids(directory)
+            pids = listed(directory, tally.count)
             threaded = threaded or (pids is None and directory == cgroup)
             if pids is None and not deep:
                 return None  # whoever lists the processes is above the pod: that is not where a kubelet makes pods
@@ -97,20 +112,20 @@ class Tree:
             return found
         if lost or (deep and self.version == 2 and is_populated(cgroup)):
             return None
-        if self.version == 1 and 1 < visited <= _MOST_CGROUPS:
-            return self._by_asking_everybody(cgroup, container)
+        if self.version == 1 and visited > 1 and not asked:
+            return self._by_asking_everybody(cgroup, container, tally)
         return found
 
-    def _by_asking_everybody(self, cgroup: Path, container: str) -> list[Process]:
+    def _by_asking_everybody(self, cgroup: Path, container: str, tally: Tally) -> list[Process]:
         """Walk all processes of the node: slow, but who makes a thousand cgroups cannot make this any slower."""
         inside = f"/{cgroup.relative_to(self.hierarchy.root).as_posix()}/"
-        found: list[Process] = []
-        for pid in self._proc.pids():
-            stat = self._proc.living(pid)
-            text = self._proc.cgroup(stat) if stat is not None else None
-            path = self._path_in(text) if text is not None else None
-            if stat is not None and path is not None and f"{path}/".startswith(inside):
-                found.append(Process(pid, stat.started, container))
+        paths = ((stat, self._path_in(text)) for stat, text in tally.everybody())
+        found = [
+            Process(stat.pid, stat.started, container)
+            for stat, path in paths
+            if path is not None and f"{path}/".startswith(inside)
+        ]
+        tally.count(process.pid for process in found)
         return found
 
     @contextmanager
@@ -119,9 +134,6 @@ class Tree:
             yield
         except OSError as exc:
             raise Unreadable(f"The cgroups at {self.hierarchy.root} cannot be read: {exc.strerror or exc}.") from exc
-
-    def _named_kubepods(self) -> tuple[str, ...]:
-        return tuple(path.relative_to(self.hierarchy.root).as_posix() for path in self.kubepods())
 
     def _path_in(self, cgroups: str) -> str | None:
         """The process's path in this hierarchy from the root on; None outside of it.
@@ -177,10 +189,25 @@ def cgroups_in(cgroup: Path) -> Iterator[Path]:
         waiting += children_of(directory)
 
 
-def _pids(cgroup: Path) -> list[int] | None:
-    """What ``cgroup.procs`` lists; None for a cgroup that holds threads only."""
+def listed(cgroup: Path, count: Callable[[Sequence[int]], None] = lambda _: None) -> list[int] | None:
+    """What ``cgroup.procs`` lists; None for a cgroup that holds threads only.
+
+    Args:
+        count: told of the PIDs as they are read; what it raises breaks the reading off.
+
+    Raises:
+        Unreadable
+    """
+    pids: list[int] = []
     try:
-        pids = [int(word) for word in (cgroup / "cgroup.procs").read_text().split()]
+        for words in _words(cgroup / "cgroup.procs"):
+            part = [int(word) for word in words]
+            if 0 in part:
+                raise Unreadable(
+                    f"{cgroup} holds processes of another PID namespace: run the service in the node's own."
+                )
+            count(part)
+            pids += part
     except FileNotFoundError:
         return []
     except OSError as exc:
@@ -189,9 +216,20 @@ def _pids(cgroup: Path) -> list[int] | None:
         if exc.errno == errno.EOPNOTSUPP:
             return None
         raise Unreadable(f"{cgroup}/cgroup.procs cannot be read: {exc.strerror or exc}.") from exc
-    if 0 in pids:
-        raise Unreadable(f"{cgroup} holds processes of another PID namespace: run the service in the node's own.")
     return pids
+
+
+def _words(file: Path) -> Iterator[list[bytes]]:
+    """The words of ``file``, as many at a time as one read gives: it may be longer than anybody wants to know."""
+    descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        rest = b""
+        while chunk := os.read(descriptor, _READ_SIZE):
+            whole, newline, rest = (rest + chunk).rpartition(b"\n")
+            yield (whole + newline).split()
+        yield rest.split()
+    finally:
+        os.close(descriptor)
 
 
 def _exists(pid: int) -> bool:

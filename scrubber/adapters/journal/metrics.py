@@ -32,6 +32,7 @@ _KINDS = frozenset(HandOver)
 _PATHS = frozenset(Path)
 _OCCASIONS = frozenset(Occasion)
 _OUTCOMES = frozenset(Outcome)
+_USES = frozenset({"stranger", "unannounced", "foreign-assignment"})
 
 
 def _codes(base: type[errors.ScrubberError]) -> frozenset[str]:
@@ -42,10 +43,12 @@ def _codes(base: type[errors.ScrubberError]) -> frozenset[str]:
 
 _REFUSALS = _codes(errors.ScrubberError) | {
     "earlier-pod-lives",
+    "foreign-assignment",
     "pod-unreadable",
     "reassigned",
     "scrub-held-up",
     "scrubbing",
+    "sharing",
     "starting",
     "unassigned",
 }
@@ -80,6 +83,7 @@ _CAUSES = _codes(errors.DeviceFault) | {
     "scrub-overdue",
     "settings-stay",
     "too-hot",
+    "ungranted-use",
     "unkillable",
     "verification-failed",
 }
@@ -157,6 +161,12 @@ class Metrics:
         self._quarantines = Counter(
             "scrubber_quarantines", "Devices taken out of service.", ("cause_class",), registry=registry
         )
+        self._ungranted = Counter(
+            "scrubber_ungranted_uses",
+            "Uses of devices without a grant: of a stranger, unannounced by the kubelet, assigned by another plugin.",
+            ("use",),
+            registry=registry,
+        )
         self._lost_lines = Counter("scrubber_log_lines_lost", "Log lines that could not be written.", registry=registry)
         self._ledger_ok = Gauge(
             "scrubber_ledger_ok", "1 while the ledger stores changes; 0 while it does not.", registry=registry
@@ -167,6 +177,8 @@ class Metrics:
         self._told_abandoned = 0
         for cause in sorted(_CAUSES | {OTHER}):
             self._quarantines.labels(cause)
+        for use in sorted(_USES | {OTHER}):
+            self._ungranted.labels(use)
         self._states = _DeviceStates()
         registry.register(self._states)
 
@@ -193,6 +205,8 @@ class Metrics:
                 self._handover(event, _one_of(_REFUSALS, event.fields.get("code")))
             case "scrub.finished":
                 self._scrub(event)
+            case "use.ungranted":
+                self._ungranted.labels(_one_of(_USES, event.fields.get("use"))).inc()
             case "leftover.ended":
                 self._leftovers.inc()
             case "health.quarantined" if event.fields.get("cause") != "operator":

@@ -13,13 +13,14 @@ from scrubber.adapters.kubelet.corroboration import (
     assignments_of,
     hints_of,
     missing_from,
+    shares_of,
     spent_among,
     unconfirmed_by,
 )
 from scrubber.adapters.kubelet.freshness import SharedAnswer
 from scrubber.adapters.kubelet.naming import Alias, Naming
 from scrubber.adapters.kubelet.pod_logs import read_pod_logs
-from scrubber.adapters.kubelet.pod_resources import Busy, PodResources
+from scrubber.adapters.kubelet.pod_resources import Busy, InAPod, PodResources
 from scrubber.adapters.kubelet.trust import Observation, SocketIdentity, Standing, judge
 from scrubber.domain.assignment import Assignment, Pod, Reading, Trust
 from scrubber.domain.errors import Away
@@ -37,11 +38,14 @@ class KubeletAssignments:
         pod_logs_dir: ``/var/log/pods``.
         device_ids: the ids of our devices now; everything else that containers have is left out.
         clock: monotonic times for readings, wall time for the age of the socket.
-        alias: what another plugin's or a DRA driver's own id of a device means, where it is not one of ``device_ids``.
+        alias: what a resource's own id of a device means, where it is not made of one of ``device_ids``; as it was
+            announced by its plugin.
         settle: seconds after which a restarted kubelet's short or empty list is believed.
         deadline: seconds for one question, waiting for its turn included.
         rate: questions a second that are asked at most, in the long run; the kubelet answers the node 100.
         burst: how many of them may follow each other at once.
+        in_a_pod: the UID of the pod that a process runs in, by its cgroups; whoever answers as the kubelet must be in
+            none. Without it only uid and PID namespace are asked for.
 
     Raises:
         BadConfiguration: the socket's path is too long.
@@ -60,9 +64,14 @@ class KubeletAssignments:
         deadline: float = 2.0,
         rate: float = 80.0,
         burst: float = 8.0,
+        in_a_pod: InAPod | None = None,
     ) -> None:
         self._pod_resources = PodResources(
-            pod_resources_socket, clock=clock, deadline=deadline, allowance=Allowance(rate=rate, burst=burst)
+            pod_resources_socket,
+            clock=clock,
+            deadline=deadline,
+            allowance=Allowance(rate=rate, burst=burst),
+            in_a_pod=in_a_pod,
         )
         self._kubelet_dir = kubelet_dir
         self._pod_logs_dir = pod_logs_dir
@@ -113,6 +122,7 @@ class KubeletAssignments:
 
         assignments = assignments_of(listed or (), checkpoint, logs, ours)
         missing = missing_from(assignments, checkpoint, logs, ours)
+        unlisted = missing_from(assignments, checkpoint, logs, None)
         self._remember(seen, assignments)
         seen = replace(
             seen,
@@ -132,7 +142,9 @@ class KubeletAssignments:
             init_containers_known=not doubt,
             spent=frozenset() if doubt or not trusted else spent_among(listed or (), checkpoint, logs),
             remarks=remarks,
-            unproved=frozenset(pod for pod in missing if not {pod, replace(pod, uid=None)} & self._listed),
+            unproved=frozenset(pod for pod in unlisted if not {pod, replace(pod, uid=None)} & self._listed),
+            shares=shares_of(listed or (), checkpoint, logs, ours),
+            kubelet="" if seen.socket is None or listed is None else f"{seen.socket.inode}:{seen.socket.changed_ns}",
         )
 
     def _remember(self, seen: Observation, assignments: Collection[Assignment]) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from scrubber.adapters.kubelet.checkpoint import Checkpoint, CheckpointEntry
 from scrubber.adapters.kubelet.naming import Naming
 from scrubber.adapters.kubelet.pod_logs import PodLogs
-from scrubber.domain.assignment import Assignment, Pod
+from scrubber.domain.assignment import Assignment, Pod, Share
 
 __all__ = [
     "ClaimedDevice",
@@ -17,6 +17,7 @@ __all__ = [
     "assignments_of",
     "hints_of",
     "missing_from",
+    "shares_of",
     "spent_among",
     "unconfirmed_by",
 ]
@@ -110,18 +111,44 @@ def hints_of(
     return tuple(hints)
 
 
+def shares_of(listed: Iterable[ListedPod], checkpoint: Checkpoint, logs: PodLogs, ours: Naming) -> tuple[Share, ...]:
+    """What containers have of devices that several may have: by the list, and by the checkpoint, which alone knows
+    ordinary init containers.
+    """
+    named = _uids_by_device(checkpoint)
+    found: dict[tuple[Pod, str, str], set[str]] = defaultdict(set)
+    for each in listed:
+        pod = Pod(each.namespace, each.name, _uid_of(each, named, logs))
+        for container, devices in each.containers.items():
+            for resource, device in devices:
+                found[pod, container, resource].add(device)
+    for entry in checkpoint.entries:
+        name = logs.names.get(entry.pod_uid)
+        if name is not None:
+            found[Pod(*name, entry.pod_uid), entry.container, entry.resource].update(entry.devices)
+    return tuple(
+        Share(pod, container, resource, device, ids)
+        for (pod, container, resource), listed_ids in found.items()
+        for device, ids in sorted(ours.shares(resource, listed_ids).items())
+    )
+
+
 def missing_from(
-    assignments: Iterable[Assignment], checkpoint: Checkpoint, logs: PodLogs, ours: Naming
+    assignments: Iterable[Assignment], checkpoint: Checkpoint, logs: PodLogs, ours: Naming | None
 ) -> frozenset[Pod]:
-    """Pods that the checkpoint gives devices of ours, that left logs, and that are not listed."""
+    """Pods that the checkpoint gives devices of ours, that left logs, and that are not listed.
+
+    Args:
+        ours: None for devices of any kind: what an id means may not have been announced yet.
+    """
     pods = {each.pod for each in assignments}
     missing: set[Pod] = set()
     for entry in checkpoint.entries:
-        name = logs.names.get(entry.pod_uid)
-        if name is None or not ours.devices(entry.resource, entry.devices):
+        names = logs.claimants(entry.pod_uid)
+        if not names or (ours is not None and not ours.devices(entry.resource, entry.devices)):
             continue
-        if Pod(*name, entry.pod_uid) not in pods and Pod(*name) not in pods:
-            missing.add(Pod(*name, entry.pod_uid))
+        if not any(Pod(*name, entry.pod_uid) in pods or Pod(*name) in pods for name in names):
+            missing.update(Pod(*name, entry.pod_uid) for name in names)
     return frozenset(missing)
 
 

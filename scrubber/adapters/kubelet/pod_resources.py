@@ -1,24 +1,27 @@
-"""The kubelet's PodResources socket: ask for the list, and say in a sentence why there is none."""
+"""The kubelet's PodResources socket: ask for the list, and say in a sentence why there is none.
+
+Nothing is asked of whoever cannot be the kubelet: a forged list would make rightful pods leftovers.
+"""
 
 from __future__ import annotations
 
 import os
-import stat
+import re
 from collections import defaultdict
 from pathlib import Path
-from urllib.parse import quote
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from scrubber.adapters.kubelet.allowance import Allowance, pauses
 from scrubber.adapters.kubelet.corroboration import ClaimedDevice, ListedPod
+from scrubber.adapters.kubelet.listener import InAPod, PinnedSocket, stranger
 from scrubber.adapters.kubelet.trust import SocketIdentity
 from scrubber.domain.errors import Away, BadConfiguration
 from scrubber.ports.clock import Clock
 from scrubber.wire import podresources_pb2 as messages
 
-__all__ = ["Busy", "PodResources"]
+__all__ = ["Busy", "InAPod", "PodResources"]
 
 _LONGEST_PATH = 107  # bytes that a Unix socket's address holds
 _MOST_BYTES = 16 * 1024 * 1024
@@ -46,11 +49,25 @@ class PodResources:
     Only ``List`` is asked. ``Get`` costs the kubelet as much of its allowance, needs a name that nobody has told us yet
     when a container is about to start, and would hide a second pod that has the same device.
 
+    Who listens is asked of the kernel once for each channel, and all connections of a channel lead to that listener.
+
+    Args:
+        in_a_pod: the UID of the pod that a process runs in, by its cgroups; whoever answers as the kubelet must be in
+            none. Without it only the uid and the PID namespace are looked at.
+
     Raises:
         BadConfiguration: the path is too long for a Unix socket.
     """
 
-    def __init__(self, socket: Path, *, clock: Clock, deadline: float, allowance: Allowance) -> None:
+    def __init__(
+        self,
+        socket: Path,
+        *,
+        clock: Clock,
+        deadline: float,
+        allowance: Allowance,
+        in_a_pod: InAPod | None = None,
+    ) -> None:
         if len(os.fsencode(socket)) > _LONGEST_PATH:
             raise BadConfiguration(
                 f"The PodResources socket {socket} has a path of more than {_LONGEST_PATH} bytes: name a shorter one."
@@ -59,7 +76,9 @@ class PodResources:
         self._clock = clock
         self._deadline = deadline
         self._allowance = allowance
+        self._in_a_pod = in_a_pod
         self._channel: grpc.aio.Channel | None = None
+        self._pinned: PinnedSocket | None = None
         self._connected_to: SocketIdentity | None = None
 
     def identity(self) -> SocketIdentity:
@@ -68,22 +87,18 @@ class PodResources:
         Raises:
             Away: none, or something that is no socket.
         """
+        pinned = PinnedSocket(self._socket)
         try:
-            found = os.stat(self._socket)
-        except OSError as exc:
-            raise Away(
-                f"The kubelet's PodResources socket {self._socket} is not there ({exc.strerror or exc}): is the kubelet running?"
-            ) from exc
-        if not stat.S_ISSOCK(found.st_mode):
-            raise Away(f"{self._socket} is not a socket: name the kubelet's pod-resources/kubelet.sock.")
-        return SocketIdentity(found.st_ino, found.st_ctime_ns, self._clock.wall() - found.st_ctime)
+            return self._identity_of(pinned)
+        finally:
+            pinned.close()
 
     async def list(self, identity: SocketIdentity) -> tuple[ListedPod, ...]:
         """All active pods, from the kubelet that owns the socket ``identity``.
 
         Raises:
             Busy: it turned every question down until the deadline.
-            Away: no answer within the deadline, or one that makes no sense. The channel is given up, so that the next
+            Away: whoever owns it cannot be the kubelet and was asked nothing; or no answer within the deadline, or one that makes no sense. The channel is given up, so that the next
                 question does not wait for a back-off; only a kubelet that is merely busy keeps its channel.
         """
         channel = await self._channel_to(identity)
@@ -128,17 +143,43 @@ class PodResources:
     async def close(self) -> None:
         """Close the channel; a later question opens another."""
         channel, self._channel = self._channel, None
+        pinned, self._pinned = self._pinned, None
         if channel is not None:
             await channel.close()
+        if pinned is not None:
+            pinned.close()
 
     async def _channel_to(self, identity: SocketIdentity) -> grpc.aio.Channel:
         if self._connected_to is None or not self._connected_to.same_as(identity):
             await self.close()
         if self._channel is None:
-            path = quote(str(self._socket.absolute()))
-            self._channel = grpc.aio.insecure_channel(f"unix:{path}", options=_CHANNEL_OPTIONS)
+            pinned = PinnedSocket(self._socket)
+            try:
+                if not self._identity_of(pinned).same_as(identity):
+                    raise Away("The kubelet was restarted while it was asked.")
+                await self._refuse_a_stranger(pinned)
+            except BaseException:
+                pinned.close()
+                raise
+            self._pinned = pinned
+            self._channel = grpc.aio.insecure_channel(f"unix:{pinned.address}", options=_CHANNEL_OPTIONS)
         self._connected_to = identity
         return self._channel
+
+    async def _refuse_a_stranger(self, pinned: PinnedSocket) -> None:
+        try:
+            doubt = await stranger(pinned.address, own_uid=os.geteuid(), in_a_pod=self._in_a_pod)
+        except OSError as exc:
+            raise Away(
+                f"The kubelet's PodResources socket {self._socket} takes no connection ({exc.strerror or exc}): "
+                "is the kubelet running?"
+            ) from exc
+        if doubt:
+            raise Away(f"Whoever answers on the kubelet's PodResources socket {self._socket} {doubt}.")
+
+    def _identity_of(self, pinned: PinnedSocket) -> SocketIdentity:
+        found = pinned.found
+        return SocketIdentity(found.st_ino, found.st_ctime_ns, self._clock.wall() - found.st_ctime)
 
 
 def _pods(answer: bytes) -> tuple[ListedPod, ...]:
@@ -180,5 +221,5 @@ def _busy(exc: grpc.aio.AioRpcError) -> bool:
 
 
 def _reason(exc: grpc.aio.AioRpcError) -> str:
-    details = " ".join((exc.details() or "").split())
+    details = re.sub(r"unix:/proc/self/fd/\d+", "it", " ".join((exc.details() or "").split()))
     return f"{exc.code().name}, {details[:200]}" if details else exc.code().name

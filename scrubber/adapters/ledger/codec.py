@@ -47,7 +47,7 @@ from scrubber.domain.record import DeviceRecord, Grant
 __all__ = ["CERTIFICATE", "GRANT", "RECORD", "SCRUB", "decode_fields", "encode_fields"]
 
 _POD = shape(Pod, namespace=TEXT, name=TEXT, uid=optional(TEXT))
-_ASSIGNMENT = shape(Assignment, pod=_POD, container=TEXT, devices=unordered, resource=TEXT)
+_ASSIGNMENT = shape(Assignment, pod=_POD, container=TEXT, devices=unordered, resource=TEXT, shares=unordered)
 _PROCESS = shape(Process, pid=INTEGER, started=INTEGER, container=TEXT)
 
 _GRANT = shape(
@@ -101,6 +101,7 @@ _RECORD = shape(
     retry_at=optional(NUMBER),
     must_reset=FLAG,
     watched=FLAG,
+    tainted=FLAG,
     boot=TEXT,
     lifetime=COUNTS,
 )
@@ -145,8 +146,21 @@ def _record_of_1(document: dict[str, Any]) -> None:
         _grant_of_1(grant)
 
 
-RECORD: Document[DeviceRecord] = Document(_RECORD, format=2, upgrades={2: _record_of_1})
-GRANT: Document[Grant] = Document(_GRANT, format=2, upgrades={2: _grant_of_1})
+def _grant_of_2(document: dict[str, Any] | None) -> None:
+    """Format 3 says which shares of its devices an assignment has; there were none before."""
+    if document is not None and document["assignment"] is not None:
+        document["assignment"]["shares"] = []
+
+
+def _record_of_2(document: dict[str, Any]) -> None:
+    """Format 3 says whether somebody without a grant was seen on the device, and its grants are of format 3."""
+    document["tainted"] = False
+    for grant in (document["last_grant"], *document["open_grants"]):
+        _grant_of_2(grant)
+
+
+RECORD: Document[DeviceRecord] = Document(_RECORD, format=3, upgrades={2: _record_of_1, 3: _record_of_2})
+GRANT: Document[Grant] = Document(_GRANT, format=3, upgrades={2: _grant_of_1, 3: _grant_of_2})
 CERTIFICATE: Document[Certificate] = Document(_CERTIFICATE, format=1)
 SCRUB: Document[ScrubRecord] = Document(_SCRUB, format=1)
 

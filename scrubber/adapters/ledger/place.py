@@ -77,6 +77,7 @@ class Place:
         self.unfinished = directory / "ledger.db.new"
         self.marker = directory / "ledger.marker"
         self.lock_file = directory / "ledger.lock"
+        self.reserve = directory / "ledger.reserve"
         self._filesystem = filesystem
 
     def prepare(self) -> None:
@@ -120,8 +121,8 @@ class Place:
                     f"Another scrub service (PID {owner}) owns the ledger in {self.directory}; stop it first, or give "
                     "this one a directory of its own with --state-dir."
                 ) from None
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"{os.getpid()}\n".encode("ascii"), 0)
+            written = os.pwrite(descriptor, f"{os.getpid()}\n".encode("ascii"), 0)
+            os.ftruncate(descriptor, written)  # afterwards: a full disk has the place that the last one's PID had
         except BaseException:
             os.close(descriptor)
             raise

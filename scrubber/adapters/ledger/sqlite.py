@@ -1,13 +1,15 @@
 """The ledger on a disk. One thread of its own does all the work of SQLite; the event loop never waits for the disk.
 
 The promise: once :meth:`SqliteLedger.commit` returns, the change survives a power cut, and is in the files that the next
-instance will open; when it raises, nothing of the change is there. While the ledger cannot be written, nothing is handed over, and :meth:`SqliteLedger.health` says why. A
-look at the past that fails is its caller's failure alone.
+instance will open; when it raises, nothing of the change is there. While the ledger cannot be written, nothing is
+handed over, and :meth:`SqliteLedger.health` says why. On a full disk everything but grants is still stored, from a
+reserve of our own (:mod:`scrubber.adapters.ledger.reserve`). A look at the past that fails is its caller's failure alone.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +22,7 @@ from typing import TypeVar
 from scrubber.adapters.ledger.failures import START_ANEW, contradiction, translated
 from scrubber.adapters.ledger.place import FileIdentity, Place, filesystem_magic
 from scrubber.adapters.ledger.reading import chain_report, page, state
+from scrubber.adapters.ledger.reserve import RESERVE_BYTES, Reserve
 from scrubber.adapters.ledger.retention import MAX_AUDIT_ROWS, MAX_BYTES, Retention
 from scrubber.adapters.ledger.schema import create_database, open_database, take_over
 from scrubber.adapters.ledger.shapes import Undecodable
@@ -46,6 +49,7 @@ class SqliteLedger:
     Args:
         directory: made with mode 0700 when it is not there.
         max_audit_rows, max_bytes: see :class:`Retention`.
+        reserve_bytes: what is held back for a full disk; while there is no room for it nothing is granted.
         filesystem: tells which file system a directory is on (``f_type`` of statfs).
     """
 
@@ -55,10 +59,12 @@ class SqliteLedger:
         *,
         max_audit_rows: int = MAX_AUDIT_ROWS,
         max_bytes: int = MAX_BYTES,
+        reserve_bytes: int = RESERVE_BYTES,
         filesystem: Callable[[Path], int] = filesystem_magic,
     ) -> None:
         self._place = Place(directory, filesystem)
         self._retention = Retention(max_audit_rows, max_bytes)
+        self._reserve = Reserve(self._place.reserve, reserve_bytes)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
         self._connection: sqlite3.Connection | None = None
         self._lock: int | None = None
@@ -111,7 +117,10 @@ class SqliteLedger:
         await asyncio.shield(released)
 
     def health(self) -> str:
-        """``"ok"``, or the sentence of the last load or change that failed; a change that is stored clears it."""
+        """``"ok"``, or the sentence of the last load or change that failed; a change that is stored clears it.
+
+        Except that a ledger without its whole reserve says that there is no space, whatever it could store.
+        """
         return self._health
 
     # -- on the ledger's thread ----------------------------------------------------------------------------------------
@@ -157,16 +166,17 @@ class SqliteLedger:
                 )
             found = state(connection)
             take_over(connection)
+            self._tell_of_the_reserve()
         except BaseException:
             self._release()
             raise
-        self._health = "ok"
         return found
 
     def _take(self) -> None:
         self._place.prepare()
         self._lock = self._place.lock()
         try:
+            self._reserve.take()
             self._place.settle(create_database)
             before = self._place.identities()
             self._connection = open_database(self._place.database)
@@ -179,11 +189,51 @@ class SqliteLedger:
     def _commit(self, change: Change) -> None:
         connection = self._open()
         self._place.unchanged(self._files)
+        if change.grants and not self._reserve.take():
+            raise self._full()
+        try:
+            self._store(connection, change)
+        except sqlite3.OperationalError as error:
+            if change.grants or not _is_full(error):
+                raise
+            self._store_from_the_reserve(connection, change, error)
+        self._tell_of_the_reserve()
+
+    def _store(self, connection: sqlite3.Connection, change: Change) -> None:
         try:
             store(connection, change, self._retention)
         except (Undecodable, UnicodeError, OverflowError) as error:
             raise LedgerFailure(contradiction(f"cannot be written ({error})")) from error
-        self._health = "ok"
+
+    def _store_from_the_reserve(
+        self, connection: sqlite3.Connection, change: Change, failed: sqlite3.OperationalError
+    ) -> None:
+        """Store ``change`` in room that is ours; raises ``failed``, or a later failure, when there is none left.
+
+        The log starts anew in the place that it has once all of it is in the database, which grows by less: so that is
+        done before each try, and the reserve lasts for many changes.
+        """
+        while True:
+            self._checkpoint()
+            try:
+                self._store(connection, change)
+            except sqlite3.OperationalError as error:
+                if not _is_full(error):
+                    raise
+            else:
+                return
+            if not self._reserve.give_back():
+                raise failed
+
+    def _tell_of_the_reserve(self) -> None:
+        """Take back what was given; raises nothing, for what was stored by now is stored."""
+        try:
+            self._health = "ok" if self._reserve.take() else str(self._full())
+        except OSError as error:
+            self._health = str(translated(error, self._place.directory))
+
+    def _full(self) -> LedgerFailure:
+        return translated(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), self._place.directory)
 
     def _page(self, query: HistoryQuery, below: int | None) -> tuple[HistoryEntry, ...]:
         return page(self._open(), query, below)
@@ -203,5 +253,10 @@ class SqliteLedger:
             if connection is not None:
                 connection.close()
         finally:
+            self._reserve.close()
             if lock is not None:
                 os.close(lock)
+
+
+def _is_full(error: sqlite3.Error) -> bool:
+    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF == sqlite3.SQLITE_FULL

@@ -2,7 +2,8 @@
 
 No witness is enough alone. The driver lists who has a context, and nobody who only has the node open; a walk over
 ``/proc`` sees the node, and nobody in another PID namespace's dark corner; memory in use without anyone is what a process
-left that no one can name any more. Whatever one of them says and the others cannot explain counts as held.
+left that no one can name any more. Whatever one of them says and the others cannot explain counts as held. A process that
+the walk had no time for is told of as such: it explains what cannot be explained otherwise, and nobody is let in.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from scrubber.adapters.children.process import Children
 from scrubber.adapters.children.questions import QuestionPool
 from scrubber.adapters.nvidia.places import Places
 from scrubber.adapters.nvidia.question import about, count, gpu_of
-from scrubber.adapters.walk import Found, Nodes, start_time
-from scrubber.adapters.walker import WALKER_MODULE, read_walk
+from scrubber.adapters.walk import Found, Nodes, Unfinished, living_since, name_of, start_time
+from scrubber.adapters.walker import WALKER_MODULE, budget_within, read_walk
 from scrubber.adapters.walker import about as about_walk
 from scrubber.domain.device import Access, AccessKind, Device
-from scrubber.domain.errors import Unreadable
+from scrubber.domain.errors import Away, Unreadable
 from scrubber.domain.telemetry import Holder, HolderKind, HolderReport
 
 __all__ = ["ALLOWANCE", "MARGIN", "IdleLevel", "NvidiaHolders"]
@@ -36,6 +37,13 @@ better. Idle whole GPUs are seen with 0 to 4 MiB, instances with 36 MiB a slice 
 """
 MARGIN = 16 * MIB
 """What the driver's own use may differ by from one look to the next."""
+
+_UNSEEN_BY_A_WALK = (
+    "holders: descriptors in flight in sockets and files registered with io_uring are seen by no walk over /proc"
+)
+_UNASKED = (
+    "holders: processes that have {nodes} open without a context of the driver's were not looked for on this path"
+)
 
 _POLL, _LOOK_AGAIN = 0.02, 0.2
 _GPU_NODE = re.compile(r"/dev/nvidia\d+")
@@ -91,7 +99,8 @@ class _Look:
         members: who holds it, our own children left out.
         names: those of ``members`` that are infrastructure, by PID.
         gone: PIDs that the driver lists and the kernel does not have.
-        orphaned: bytes in use that none of ``members`` explains.
+        orphaned: bytes in use that none of ``members`` explains; 0 while anybody is unfinished, who may be their owner.
+        unfinished: who may hold it as well, and is neither one of ``members`` nor infrastructure.
     """
 
     members: tuple[Found, ...]
@@ -99,6 +108,7 @@ class _Look:
     gone: frozenset[int]
     orphaned: int
     not_covered: tuple[str, ...]
+    unfinished: tuple[Unfinished, ...]
 
     @property
     def hung(self) -> frozenset[tuple[int, int]]:
@@ -115,7 +125,8 @@ class NvidiaHolders:
     Args:
         children: ours; they are no holders. Those that walk over ``/proc`` are started here.
         questions: asks children of :data:`~scrubber.adapters.nvidia.question.DRIVER_MODULE`.
-        walk_deadline: seconds that one walk over ``/proc`` may take.
+        walk_deadline: seconds within which one walk over ``/proc`` is answered.
+        look_budget: seconds of a walk that one process may take at most; None for half of what all have.
         infrastructure: the name by which the policy knows a PID as infrastructure, or None.
         settle: seconds that a ghost or an unkillable holder must stay one before it is called so. A process that is
             just ending looks like both for as long as the driver takes its memory back, and either takes a device out
@@ -130,12 +141,14 @@ class NvidiaHolders:
         *,
         infrastructure: Callable[[int], Awaitable[str | None]],
         walk_deadline: float = 10.0,
+        look_budget: float | None = None,
         idle: IdleLevel | None = None,
         settle: float = 2.0,
     ) -> None:
         self._children = children
         self._questions = questions
-        self._walks = QuestionPool(children, WALKER_MODULE, deadline=walk_deadline)
+        self._walks = QuestionPool(children, WALKER_MODULE, deadline=walk_deadline, blames=Away)
+        self._budget = budget_within(walk_deadline, look_budget)
         self._kernel_s_devices = places.proc_driver.parent.with_name("devices")
         self._infrastructure = infrastructure
         self._idle = idle or IdleLevel()
@@ -160,7 +173,25 @@ class NvidiaHolders:
             look = await self._look(device)
             gone, hung, orphaned = gone & look.gone, hung & look.hung, min(orphaned, look.orphaned)
         report = [_holder(each, look.names.get(each.pid), hung) for each in look.members]
-        return HolderReport((*report, *_ghosts(gone, orphaned)), look.not_covered)
+        return HolderReport(
+            (*report, *_ghosts(gone, orphaned)), look.not_covered, tuple(_left_out(each) for each in look.unfinished)
+        )
+
+    async def users(self, device: Device) -> tuple[Holder, ...]:
+        """Whoever is in one of the driver's lists. One that it cannot name (PID 0) is nobody's to compare with."""
+        usage = await self._usage(device)
+        started = {pid: each for pid in sorted(usage.processes) if pid and (each := living_since(pid)) is not None}
+        names = await self._names(started, started=True)
+        return tuple(
+            Holder(pid, since, HolderKind.INFRASTRUCTURE, names[pid])
+            if pid in names
+            else Holder(pid, since, HolderKind.PROCESS, name_of(pid))
+            for pid, since in started.items()
+        )
+
+    def not_asked(self, device: Device) -> tuple[str, ...]:
+        nodes = "the device's node" if device.parent is None else "the instance's or its GPU's nodes"
+        return (_UNASKED.format(nodes=nodes),)
 
     async def settled(self, device: Device, deadline: float) -> int:
         """Wait until no more memory of ``device`` is in use than when it is idle: the driver clears what is freed, and
@@ -194,8 +225,8 @@ class NvidiaHolders:
     async def _look(self, device: Device) -> _Look:
         usage = await self._usage(device)
         own, beside, not_covered = _nodes(device, self._kernel_s_devices)
-        question = about_walk(Nodes(own | beside), excluded=self._ours(), named=usage.processes)
-        found, unseen = read_walk(await self._walks.ask(device.id, question))
+        question = about_walk(Nodes(own | beside), excluded=self._ours(), named=usage.processes, budget=self._budget)
+        found, cut_short, unseen = read_walk(await self._walks.ask(device.id, question))
         members = tuple(each for each in found if each.pid in usage.processes or not own.isdisjoint(each.parts))
         passing = len(found) - len(members)
         if passing:
@@ -203,14 +234,18 @@ class NvidiaHolders:
                 f"holders: {passing} process(es) have only the whole GPU's node open, which ties them to no instance"
             )
             not_covered = (*not_covered, sentence)
-        names = await self._names({each.pid: each.started for each in members}, started=True)
-        explained = any(each.pid not in names for each in members)
+        known = {each.pid: each.started for each in cut_short} | {each.pid: each.started for each in members}
+        names = await self._names(known, started=True)
+        holding = {each.pid for each in members}
+        unfinished = tuple(each for each in cut_short if each.pid not in holding and each.pid not in names)
+        explained = unfinished or any(pid not in names for pid in holding)
         return _Look(
             members,
             names,
-            frozenset(usage.processes) - {each.pid for each in members},
+            frozenset(usage.processes) - known.keys(),
             0 if explained else self._orphaned(device, usage, names),
-            (*not_covered, *unseen),
+            (*not_covered, *unseen, _UNSEEN_BY_A_WALK),
+            unfinished,
         )
 
     async def _ask(self, device: Device) -> Message:
@@ -318,6 +353,10 @@ def _number_of(node: Access) -> int:
     if not stat.S_ISCHR(found.st_mode):
         raise Unreadable(f"{node.host_path} is no device node, so who has the device open is not known.")
     return found.st_rdev
+
+
+def _left_out(each: Unfinished) -> Holder:
+    return Holder(each.pid, each.started, HolderKind.PROCESS, f"{each.name} of uid {each.uid}: {each.why}")
 
 
 def _holder(found: Found, name: str | None, hung: frozenset[tuple[int, int]]) -> Holder:

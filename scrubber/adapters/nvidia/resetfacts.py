@@ -99,9 +99,10 @@ class ResetSurvey:
     async def _who_holds(self, device: Device) -> tuple[Holder, ...] | None:
         """None for a GPU that answers nothing until it is reset."""
         try:
-            return (await self._holders.holders(device)).holders
+            report = await self._holders.holders(device)
         except (Lost, Unreadable):
             return None
+        return (*report.holders, *report.unfinished)  # whoever was not looked through may hold it
 
     async def _is_persistent(self, device: Device) -> bool:
         try:

@@ -23,8 +23,8 @@ from scrubber.adapters.sim.resetter import SimResetter
 from scrubber.adapters.sim.settings import SimSettings
 from scrubber.adapters.sim.signals import SignalWatch
 from scrubber.adapters.sim.telemetry import DRIVER_MODULE, SimTelemetry
-from scrubber.adapters.walker import WALKER_MODULE
-from scrubber.domain.errors import BadConfiguration, DeviceFault, SecondInstance
+from scrubber.adapters.walker import WALKER_MODULE, budget_within
+from scrubber.domain.errors import Away, BadConfiguration, DeviceFault, SecondInstance
 
 __all__ = ["SimBackend"]
 
@@ -34,7 +34,7 @@ class SimBackend:
 
     Args:
         question_deadline: seconds that one question to the driver may take.
-        walk_deadline: seconds that one walk over ``/proc`` may take.
+        walk_deadline: seconds within which one walk over ``/proc`` is answered.
         settle: see :class:`~scrubber.adapters.sim.holders.SimHolders`.
         children: who starts the children; its ``abandoned`` and ``pids()`` are for metrics.
     """
@@ -53,10 +53,12 @@ class SimBackend:
         node = str(self._directory)
         self.children = children or Children()
         self._questions = QuestionPool(self.children, DRIVER_MODULE, arguments=(node,), deadline=question_deadline)
-        self._walks = QuestionPool(self.children, WALKER_MODULE, deadline=walk_deadline)
+        self._walks = QuestionPool(self.children, WALKER_MODULE, deadline=walk_deadline, blames=Away)
         self._watch = SignalWatch(self._directory)
         self.inventory = SimInventory(self._directory)
-        self.holders = SimHolders(self.inventory, self._walks, self.children, settle=settle)
+        self.holders = SimHolders(
+            self.inventory, self._walks, self.children, budget=budget_within(walk_deadline), settle=settle
+        )
         self.telemetry = SimTelemetry(self.inventory, self._questions, self._watch)
         self.settings = SimSettings(self.inventory, self._questions)
         self.resetter = SimResetter(self.inventory, self.children, node)

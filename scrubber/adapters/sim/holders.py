@@ -10,8 +10,8 @@ from scrubber.adapters.children.questions import QuestionPool
 from scrubber.adapters.sim import control, lease
 from scrubber.adapters.sim.inventory import SimInventory
 from scrubber.adapters.sim.layout import SimDevice
-from scrubber.adapters.walk import File, Found
-from scrubber.adapters.walker import about, read_walk
+from scrubber.adapters.walk import Budget, File, Found, Unfinished
+from scrubber.adapters.walker import Answer, about, read_walk
 from scrubber.domain.device import Device
 from scrubber.domain.errors import Lost
 from scrubber.domain.telemetry import Holder, HolderKind, HolderReport
@@ -19,23 +19,32 @@ from scrubber.domain.telemetry import Holder, HolderKind, HolderReport
 __all__ = ["SimHolders"]
 
 _GHOST = Holder(pid=0, started=0, kind=HolderKind.GHOST)
+_NOBODY = Answer((), (), ())
 
 
 class SimHolders:
     """:class:`scrubber.ports.Holders` by write lease, then by device and inode.
 
     Args:
-        walks: asks children that walk (:mod:`scrubber.adapters.walker`).
+        walks: asks children that walk (:mod:`scrubber.adapters.walker`), and blames no device for a walk.
+        budget: seconds for a walk, and for each process; less than a question to ``walks`` may take.
         settle: seconds that a ghost or an unkillable holder must stay one before it is called so. A process that is
             just ending looks like both for a moment, and either takes a device out of service.
     """
 
     def __init__(
-        self, inventory: SimInventory, walks: QuestionPool, children: Children, *, settle: float = 0.25
+        self,
+        inventory: SimInventory,
+        walks: QuestionPool,
+        children: Children,
+        *,
+        budget: Budget | None = None,
+        settle: float = 0.25,
     ) -> None:
         self._inventory = inventory
         self._walks = walks
         self._children = children
+        self._budget = budget
         self._settle = settle
 
     async def held(self, device: Device) -> bool:
@@ -44,34 +53,49 @@ class SimHolders:
 
     async def holders(self, device: Device) -> HolderReport:
         found = self._inventory.find(device)
-        holding, not_covered = await self._walk(device, found)
-        if not holding or any(holder.hung for holder in holding):
-            before = {(holder.pid, holder.started) for holder in holding if holder.hung}
+        look = await self._walk(device, found)
+        hung = _hung(look)
+        if hung or not look.holders:
             await asyncio.sleep(self._settle)
-            holding, not_covered = await self._walk(device, found)
-            hung = before & {(holder.pid, holder.started) for holder in holding if holder.hung}
-        else:
-            hung = set()
-        if not holding:
-            ghosts = (_GHOST,) if await self.held(device) else ()
-            return HolderReport(ghosts, not_covered if ghosts else ())
+            look = await self._walk(device, found)
+            hung &= _hung(look)
+        unfinished = tuple(_left_out(each) for each in look.unfinished if not each.parts)
+        if not look.holders:
+            ghosts = (_GHOST,) if not unfinished and await self.held(device) else ()
+            return HolderReport(ghosts, look.not_covered if ghosts or unfinished else (), unfinished)
         unkillable = control.read_all(found.control_directories).unkillable
-        return HolderReport(
-            tuple(_holder(each, stays=unkillable or (each.pid, each.started) in hung) for each in holding), not_covered
-        )
+        holding = tuple(_holder(each, stays=unkillable or (each.pid, each.started) in hung) for each in look.holders)
+        return HolderReport(holding, look.not_covered, unfinished)
 
-    async def _walk(self, device: Device, found: SimDevice) -> tuple[list[Found], tuple[str, ...]]:
+    async def users(self, device: Device) -> tuple[Holder, ...]:
+        look = await self._walk(device, self._inventory.find(device))
+        return tuple(_holder(each, stays=False) for each in look.holders)
+
+    def not_asked(self, device: Device) -> tuple[str, ...]:
+        """Nothing: the lease sees descriptors and mappings wherever they are."""
+        return ()
+
+    async def _walk(self, device: Device, found: SimDevice) -> Answer:
         """Who holds the file, and what could not be looked at; nobody and nothing when the kernel says "free"."""
         if not lease.held(found.memory, found.inode):
-            return [], ()
+            return _NOBODY
         try:
             target = os.stat(found.memory)
         except FileNotFoundError as error:
             raise Lost(f"{found.memory} is gone.") from error
-        question = about(File(target.st_dev, target.st_ino), excluded={os.getpid(), *self._children.pids()})
+        ours = {os.getpid(), *self._children.pids()}
+        question = about(File(target.st_dev, target.st_ino), excluded=ours, budget=self._budget)
         return read_walk(await self._walks.ask(device.id, question))
+
+
+def _hung(look: Answer) -> set[tuple[int, int]]:
+    return {(each.pid, each.started) for each in look.holders if each.hung}
 
 
 def _holder(found: Found, *, stays: bool) -> Holder:
     kind = HolderKind.UNKILLABLE if stays else HolderKind.PROCESS
     return Holder(found.pid, found.started, kind, found.command)
+
+
+def _left_out(each: Unfinished) -> Holder:
+    return Holder(each.pid, each.started, HolderKind.PROCESS, f"{each.name} of uid {each.uid}: {each.why}")

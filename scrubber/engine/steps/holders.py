@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from scrubber.domain.assignment import Pod
 from scrubber.domain.errors import DeviceFault, Unreadable
 from scrubber.domain.evidence import Finding, Severity, Step, StepResult, Verdict
 from scrubber.domain.leftover import PodState
@@ -21,7 +22,12 @@ async def check_holders(work: Work) -> StepResult:
     findings = (work.dirty(Step.HOLDERS, "held", "Somebody holds the device."),) if held else ()
     verdict = Verdict.FAILED if held else Verdict.PASSED
     return StepResult(
-        Step.HOLDERS, verdict, work.instruments.clock.monotonic() - start, findings, {"holders": int(held)}
+        Step.HOLDERS,
+        verdict,
+        work.instruments.clock.monotonic() - start,
+        findings,
+        {"holders": int(held)},
+        work.instruments.holders.not_asked(work.device),
     )
 
 
@@ -91,6 +97,9 @@ async def _end_leftovers(work: Work) -> tuple[list[Finding], int]:
             sentence = f"{len(where.processes)} leftover(s) would be ended: {where.proof}."
             findings.append(work.dirty(Step.HOLDERS, "leftovers-observed", sentence))
             continue
+        if where.unread:
+            findings.append(await _end_unread(work, grant.pod, where.proof))
+            continue
         try:
             survivors = await instruments.containers.end(grant.pod, where.processes, limits.question * 5)
         except Unreadable as unreadable:
@@ -117,6 +126,21 @@ async def _end_leftovers(work: Work) -> tuple[list[Finding], int]:
     return findings, ended
 
 
+async def _end_unread(work: Work, pod: Pod, proof: str) -> Finding:
+    containers = work.instruments.containers
+    try:
+        ended = await containers.end_unread(pod, work.policy.limits.question * 5)
+    except Unreadable as unreadable:
+        return work.dirty(Step.HOLDERS, "leftovers-unreadable", str(unreadable))
+    if ended:
+        sentence = f"Whatever was left of {pod.namespace}/{pod.name} was ended: {proof}."
+        return Finding(Step.HOLDERS, "pod-ended", Severity.NOTE, sentence, {"pod_uid": pod.uid})
+    sentence = f"What is left of {pod.namespace}/{pod.name} could not be ended: {proof}."
+    if containers.not_covered():  # there is no kernel's word on who is in a pod: nobody was ended
+        return work.dirty(Step.HOLDERS, "leftovers-unreadable", sentence)
+    return Finding(Step.HOLDERS, "unkillable", Severity.FAULT, sentence)
+
+
 def _still_there(pod: object, processes: int) -> str:
     name = f"{getattr(pod, 'namespace', '?')}/{getattr(pod, 'name', '?')}" if pod is not None else "an unknown pod"
     what = f"{processes} process(es) of it live" if processes else "it may still be starting or holding the device"
@@ -132,6 +156,7 @@ async def _holders_left(work: Work, uncovered: list[str]) -> list[Finding]:
     report = await work.instruments.holders.holders(work.device)
     uncovered += report.not_covered
     found = [await _about(work, holder) for holder in report.holders]
+    found += [await _unfinished(work, holder) for holder in report.unfinished]
     if not any(holder.kind is not HolderKind.INFRASTRUCTURE for holder in report.holders) and (
         await work.instruments.holders.held(work.device)
     ):
@@ -153,5 +178,21 @@ async def _about(work: Work, holder: Holder) -> Finding:
         sentence = f"PID {holder.pid} holds the device and cannot be ended (uninterruptible)."
         return Finding(Step.HOLDERS, "unkillable", Severity.FAULT, sentence, {"pid": holder.pid})
     uid = await work.instruments.containers.pod_uid_of(holder.pid)
-    who = f"PID {holder.pid} ({holder.command or 'unknown'})" + (f" of pod {uid}" if uid is not None else "")
+    who = _who(holder, uid)
+    grants, reading = work.record.open_grants, work.instruments.pods.reading
+    strangers = work.instruments.strangers
+    if await strangers.meet(work.device.id, holder, uid, grants, reading=reading, policy=work.policy):
+        sentence = f"{who} held the device without a grant for over {work.policy.limits.dying_grace:g} s and was ended."
+        return Finding(Step.HOLDERS, "stranger-ended", Severity.NOTE, sentence, {"pid": holder.pid, "pod_uid": uid})
     return work.dirty(Step.HOLDERS, "unknown-holder", f"{who} holds the device without a grant.")
+
+
+async def _unfinished(work: Work, holder: Holder) -> Finding:
+    """Whoever cannot be looked through may hold the device; that blames him, and not the device."""
+    uid = await work.instruments.containers.pod_uid_of(holder.pid)
+    sentence = f"{_who(holder, uid)} has more open than can be looked through in time; it may hold the device."
+    return work.dirty(Step.HOLDERS, "walk-unfinished", sentence)
+
+
+def _who(holder: Holder, uid: str | None) -> str:
+    return f"PID {holder.pid} ({holder.command or 'unknown'})" + (f" of pod {uid}" if uid is not None else "")

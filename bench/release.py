@@ -1,0 +1,56 @@
+"""Release → clean, and what the service asks of the kubelet for it.
+
+A pod is deleted; from the moment that the kubelet has given it up until its device is certified clean again, nobody asks
+for the device. Most of that time is waiting: for the next look at the kubelet, and for the look after it that proves the
+pod absent. The slow path itself is measured beside it, by the service's own record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from bench.figures import Amount, Quantiles, Timing
+from bench.node import Node
+
+__all__ = ["churn", "questions_at_rest", "release_to_clean"]
+
+_PATIENCE = 60.0
+
+
+async def release_to_clean(node: Node, *, releases: int) -> Timing:
+    """One pod after the other on an otherwise idle node."""
+    measured: list[float] = []
+    for _ in range(releases):
+        (pod,) = await node.start_pods(1)
+        await node.stage.kubelet.delete(pod, grace=0)
+        began = time.perf_counter()
+        await node.stage.devices_are(lambda devices: all(each.state == "clean" for each in devices), _PATIENCE)
+        measured.append(time.perf_counter() - began)
+    title = f"release → clean, {len(node.devices)} devices"
+    return Timing("release.to-clean", title, Quantiles.of(measured))
+
+
+async def questions_at_rest(node: Node, *, seconds: float, name: str, title: str) -> Amount:
+    """How often the kubelet is asked while nothing happens."""
+    before, began = node.stage.kubelet.questions, time.perf_counter()
+    await asyncio.sleep(seconds)
+    return _a_minute(node, before, began, name, title)
+
+
+async def churn(node: Node, *, rounds: int) -> list[Amount]:
+    """All devices are given to pods and given back, ``rounds`` times, as fast as the node can."""
+    before, began = node.stage.kubelet.questions, time.perf_counter()
+    for _ in range(rounds):
+        await node.end_pods(await node.start_pods(len(node.devices)))
+    pods = rounds * len(node.devices)
+    rate = 60 * pods / (time.perf_counter() - began)
+    return [
+        _a_minute(node, before, began, "churn", "while pods come and go"),
+        Amount("pods.churn", "pods that came and went meanwhile", rate, "a minute"),
+    ]
+
+
+def _a_minute(node: Node, before: int, began: float, name: str, title: str) -> Amount:
+    asked = 60 * (node.stage.kubelet.questions - before) / (time.perf_counter() - began)
+    return Amount(f"questions.{name}", f"questions to PodResources, {title}", asked, "a minute")

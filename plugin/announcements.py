@@ -1,0 +1,106 @@
+"""What the service is told of the ids that the kubelet knows devices by.
+
+The kubelet's lists, which the service reads by itself, have a resource's own ids: shares, and whatever a vendor's plugin
+calls its devices. Promises: each run of the service is told what the ids of a list mean before the kubelet gets that
+list; a service that could not be told is told again; and one that is too old to be told is asked by its own devices' ids,
+as before there were others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from plugin.logs import Log
+from plugin.service import ScrubService
+from scrubber.domain.errors import InvalidRequest, NotPermitted, Refused, ScrubberError
+
+__all__ = ["Announce", "Announcements", "to_nobody"]
+
+Announce = Callable[[str, Mapping[str, str], str], Awaitable[None]]
+"""Has a run of the service know a resource's ids: (resource, id → device, epoch). Raises nothing of its own."""
+
+
+async def to_nobody(resource: str, meanings: Mapping[str, str], epoch: str) -> None:
+    """For lists that no service is asked about."""
+
+
+class Announcements:
+    """Tells the service; of one resource, one call after the other.
+
+    Args:
+        timeout: seconds that the service may take; lists wait for it.
+    """
+
+    def __init__(self, service: ScrubService, *, log: Log, timeout: float = 2.0) -> None:
+        self._service = service
+        self._log = log
+        self._timeout = timeout
+        self._meanings: dict[str, Mapping[str, str]] = {}
+        self._told: dict[str, tuple[str, Mapping[str, str]]] = {}
+        self._epoch = ""
+        self._too_old = False
+        self._complaints: dict[str, str] = {}
+        self._one_by_one: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def announce(self, resource: str, meanings: Mapping[str, str], epoch: str) -> None:
+        """Tell of a list, unless this run of the service was told exactly this.
+
+        Returns also when it could not be told: the next list, which comes with the next heartbeat at the latest, tries
+        again, and so does whoever is refused for an id (:meth:`again`).
+
+        Args:
+            meanings: by the kubelet's id, the id of the device.
+            epoch: which run of the service is there; empty while it is away, which is then told when it is back.
+        """
+        async with self._one_by_one[resource]:
+            self._meanings[resource] = dict(meanings)
+            if not epoch:
+                return
+            if epoch != self._epoch:
+                self._epoch, self._too_old = epoch, False
+            if not self._too_old and self._told.get(resource) != (epoch, meanings):
+                await self._tell(resource)
+
+    async def again(self, resource: str) -> bool:
+        """Tell a service that has just refused an id of ``resource`` although it was told of it, or may have been: it
+        was started anew meanwhile. Answers whether it was told now.
+        """
+        async with self._one_by_one[resource]:
+            return resource in self._meanings and not self._too_old and await self._tell(resource)
+
+    def named(self, resource: str, ids: Sequence[str]) -> tuple[list[str], str]:
+        """How the service is asked about ``ids``: by them and the resource, or, if it is too old, by devices alone."""
+        if not self._too_old:
+            return list(ids), resource
+        known = self._meanings.get(resource, {})
+        return sorted({known.get(id_, id_) for id_ in ids}), ""
+
+    async def _tell(self, resource: str) -> bool:
+        meanings = self._meanings[resource]
+        try:
+            async with asyncio.timeout(self._timeout):
+                await self._service.announce(resource, meanings, timeout=self._timeout)
+        except (ScrubberError, TimeoutError) as error:
+            if _unknown_call(error):
+                self._too_old = True
+                self._log.warning(
+                    "The scrub service is too old to be told what ids mean: it knows its own devices' ids only",
+                    cure="update the service; until then devices that are shared wait for each other's pods",
+                )
+                return False
+            reason = str(error) or "it did not answer in time"
+            if self._complaints.get(resource) != reason:
+                say = self._log.error if isinstance(error, InvalidRequest) else self._log.warning
+                say("The scrub service could not be told what ids mean", resource=resource, reason=reason)
+            self._complaints[resource] = reason
+            return False
+        self._told[resource] = (self._epoch, meanings)
+        self._complaints.pop(resource, None)
+        return True
+
+
+def _unknown_call(error: Exception) -> bool:
+    """Whether a service that answers does not know the call: by its own word, or by its library's."""
+    return (isinstance(error, NotPermitted) and error.code == "unknown-method") or type(error) is Refused

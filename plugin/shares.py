@@ -1,0 +1,134 @@
+"""One device as several: the replicas of time slicing, as in NVIDIA's plugin.
+
+A share is the device under an id of its own, ``<device id>::<n>``. Promises: what holds of a device holds of each of its
+shares (health, NUMA node, quarantine), and a container that has several shares of a device is given that device once.
+Who may be on a device beside whom is no business of this module: the service decides it before each start.
+
+Pure. Source: the documentation and the code of NVIDIA's device plugin, version 0.20.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from plugin.availability import Offer, Word, by_index
+from scrubber.domain.errors import InvalidRequest
+
+__all__ = ["MOST_SHARES", "REPLICA", "SHARED", "Preference", "Sharing", "devices_of", "meanings", "spread"]
+
+REPLICA = "::"
+"""Between a device's id and the number of one of its shares."""
+SHARED = ".shared"
+"""Behind the name of a resource that is renamed because it is shared."""
+MOST_SHARES = 256
+"""Of one device: a list of them has to fit into one message to the kubelet."""
+
+
+class Preference(StrEnum):
+    """On which device the next share is preferred; as in NVIDIA's plugin."""
+
+    DISTRIBUTED = "distributed"
+    """On the one with the fewest shares given out."""
+    PACKED = "packed"
+    """On the one with the most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """What is advertised as shares.
+
+    Attributes:
+        shares: resource, by its name when it is not shared → how many shares each of its devices has; at least 2.
+        renamed: whether what is shared is advertised under a name of its own.
+        one_each: whether a container that asks for more than one share is refused: a second one gives it nothing.
+        preference: among devices, for the next share.
+    """
+
+    shares: Mapping[str, int] = field(default_factory=dict)
+    renamed: bool = False
+    one_each: bool = False
+    preference: Preference = Preference.DISTRIBUTED
+
+    def called(self, resource: str) -> str:
+        """The name under which the devices of ``resource`` are advertised."""
+        return resource + SHARED if self.renamed and resource in self.shares else resource
+
+    def split(self, resource: str, offer: Offer) -> tuple[Offer, ...]:
+        """The shares of a device of ``resource``; the device itself where it is not shared."""
+        count = self.shares.get(resource)
+        if count is None:
+            return (offer,)
+        return tuple(replace(offer, id=f"{offer.id}{REPLICA}{number}", share_of=offer.id) for number in range(count))
+
+    def check(self, container: Sequence[Offer]) -> None:
+        """Refuse what no container may have.
+
+        Raises:
+            InvalidRequest: more than one share, where one is the most.
+        """
+        if self.one_each and len(container) > 1 and any(offer.share_of for offer in container):
+            raise InvalidRequest(
+                f"The container asks for {len(container)} shares of devices, and one is the most "
+                "(failRequestsGreaterThanOne): a second one would give it no more of a device."
+            )
+
+
+def devices_of(offers: Iterable[Offer]) -> tuple[Offer, ...]:
+    """The devices behind ``offers``, each once."""
+    whole = (replace(offer, id=offer.share_of, share_of="") if offer.share_of else offer for offer in offers)
+    return tuple({offer.id: offer for offer in whole}.values())
+
+
+def meanings(offers: Iterable[Offer]) -> dict[str, str]:
+    """Which device each id is: of a share, the one that it is a share of."""
+    return {offer.id: offer.device for offer in offers}
+
+
+def spread(
+    available: Iterable[str],
+    chosen: Sequence[str],
+    size: int,
+    offers: Mapping[str, Offer],
+    preference: Preference,
+    readiness: Callable[[Offer | None], int],
+) -> tuple[str, ...]:
+    """``chosen``, and as many shares of ``available`` as make ``size``; fewer when there are not so many.
+
+    One after the other: from a device that is in service, then by ``preference``, then from one that this container
+    has the fewest shares of, then from the readiest.
+
+    Args:
+        available: what nobody has been given, ``chosen`` not among them.
+    """
+    free: dict[str, list[str]] = {}
+    for id_ in sorted(set(available), reverse=True):
+        free.setdefault(_device(id_, offers), []).append(id_)
+    total = Counter(offer.device for offer in offers.values())
+    given = {device: max(total[device] - len(ids), 0) for device, ids in free.items()}
+    mine = Counter(_device(id_, offers) for id_ in chosen)
+    towards = -1 if preference is Preference.PACKED else 1
+
+    def rank(device: str) -> tuple[bool, int, int, int, tuple[list[tuple[int, str]], str]]:
+        offer = offers.get(free[device][-1])
+        out = offer is not None and offer.word is Word.WITHHELD
+        place = by_index(offer) if offer is not None else ([], device)
+        return (out, towards * given[device], mine[device], -readiness(offer), place)
+
+    taken = list(chosen)
+    while free and len(taken) < size:
+        device = min(free, key=rank)
+        taken.append(free[device].pop())
+        given[device] += 1
+        mine[device] += 1
+        if not free[device]:
+            del free[device]
+    return tuple(taken)
+
+
+def _device(id_: str, offers: Mapping[str, Offer]) -> str:
+    """The device of ``id_``; an id that nobody has listed is one of its own."""
+    offer = offers.get(id_)
+    return id_ if offer is None else offer.device

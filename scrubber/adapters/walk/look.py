@@ -1,0 +1,402 @@
+"""One process, looked into: its threads' descriptors and its memory map, for as long as it may take.
+
+Every thread's descriptors are looked at, because a process whose first thread has ended shows an empty ``fd`` of its own
+while the others live on, and a thread may have a table of descriptors to itself.
+
+A descriptor opened with ``O_PATH`` holds nothing: it can neither read nor map, and a container needs no right to the
+device to open one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from scrubber.adapters.proc import Stat, parse_stat
+from scrubber.adapters.walk.seeing import Eye, File, Target, map_name, told
+
+__all__ = [
+    "Found",
+    "Look",
+    "command_of",
+    "has_open",
+    "living_since",
+    "name_of",
+    "read_stat",
+    "start_of_user_process",
+    "start_time",
+]
+
+_COMMAND_LENGTH = 200
+_STAT_LENGTH = 4096
+_MAPS_CHUNK = 1 << 16
+_EVERY = 256
+"""Entries between two looks at the clock; each costs some microseconds."""
+_MOST_SETTLED = 100_000
+
+_FILE_MAPPED = re.compile(rb"^(\S+) \S+ \S+ (\S+ [1-9]\d*)", re.MULTILINE)
+"""A line of ``maps`` with an inode: addresses, and the file by device and inode. A name's line break is written as
+``\\012`` there, so none forges a line.
+"""
+
+_KCMP_FILES = 2
+_KCMP_CALL = {"x86_64": 312, "aarch64": 272}.get(platform.machine())
+_SAME, _LESS, _GREATER = 0, 1, 2
+
+Settled = set[bytes]
+"""Mapped files, as ``maps`` names them, that are known to be no part of the target."""
+
+
+class Found(NamedTuple):
+    """A process that holds the target, or that the caller asked for by PID.
+
+    Attributes:
+        started: clock ticks since boot.
+        hung: a thread is in uninterruptible sleep, or the first thread is dead and others live. Both may pass.
+        parts: what of the target it has: device numbers, or the file's inode number; empty when it was only named.
+    """
+
+    pid: int
+    started: int
+    command: str
+    hung: bool
+    parts: tuple[int, ...] = ()
+
+
+class _Late(Exception):
+    """The time for this process is over."""
+
+
+class Look:
+    """One process, looked into once.
+
+    Attributes:
+        closed: a part of it may not be looked at by this user.
+        cut: what was being looked at when the time was over; None when it was looked through.
+        at: what it is looking at now: ``threads``, ``descriptors``, ``mappings``.
+        started: its start time in clock ticks since boot; None until that is known.
+        parts: what of the target was found until now.
+
+    Args:
+        settled: shared by all looks of a walk.
+        late: whether the time for this process is over.
+    """
+
+    def __init__(self, pid: int, target: Target, settled: Settled, late: Callable[[], bool] = lambda: False) -> None:
+        self.pid = pid
+        self.closed = False
+        self.cut: str | None = None
+        self.started: int | None = None
+        self.parts: set[int] = set()
+        self.at = "state"
+        self._target = target
+        self._settled = settled
+        self._late = late
+        self._eye = Eye()
+
+    def run(self, *, always: bool = False) -> Found | None:
+        """Look. The answer is None when nothing is found, unless the process lives and ``always`` is set.
+
+        Raises:
+            PermissionError: not even its state may be known.
+        """
+        stat = read_stat(f"/proc/{self.pid}/stat")
+        if stat is None or stat.kernel_thread:
+            return None
+        self.started = stat.started
+        threads = _threads(self.pid)
+        try:
+            self._look(threads)
+        except PermissionError:
+            self.closed = True
+        except _Late:
+            self.cut = self.at
+        if not (self.parts or always):
+            return None
+        states = _living_threads(self.pid, threads)
+        if not states:
+            return None
+        hung = self.pid not in states or "D" in states.values()
+        return Found(self.pid, stat.started, command_of(self.pid), hung, tuple(sorted(self.parts)))
+
+    def _look(self, threads: Sequence[int]) -> None:
+        self.at = "threads"
+        for thread in own_tables(threads, self._check):
+            self.at = "descriptors"
+            self._open(f"/proc/{self.pid}/task/{thread}")
+            if self._target.all_in(self.parts):
+                return
+            self.at = "threads"
+        self.at = "mappings"
+        self._mapped(threads)
+
+    def _check(self) -> None:
+        if self._late():
+            raise _Late
+
+    # --- descriptors
+
+    def _open(self, place: str) -> None:
+        """Add what of the target is open in ``place``: ``/proc/PID``, or one of its threads."""
+        try:
+            directory = os.open(f"{place}/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except (FileNotFoundError, ProcessLookupError):
+            return
+        target, see = self._target, self._eye.see
+        filtered = isinstance(target, File) and not self._eye.quiet
+        try:
+            with os.scandir(directory) as entries:
+                for number, entry in enumerate(entries):
+                    if not number % _EVERY:
+                        self._check()
+                    if filtered and not self._may_be(place, entry.name):
+                        continue
+                    try:
+                        part = target.part(see(entry.name, directory))
+                        if part is not None and part not in self.parts and not _path_only(place, entry.name):
+                            self.parts.add(part)
+                            if target.all_in(self.parts):
+                                return
+                    except (FileNotFoundError, ProcessLookupError):
+                        continue  # closed meanwhile
+                    except OSError as error:  # a FUSE of another user's refuses even root
+                        _unless_short_of_something(error)
+                        self.closed = self.closed or self._may_be(place, entry.name)
+                        if self.closed and _is_closed(f"{place}/fdinfo/{entry.name}"):
+                            return  # this process, or this thread of it, and not this file
+        except (FileNotFoundError, ProcessLookupError):
+            return  # it ended meanwhile
+        finally:
+            os.close(directory)
+
+    def _may_be(self, place: str, name: str) -> bool:
+        """Whether a descriptor may be of the file that is looked for, by what the kernel tells without its file system."""
+        try:
+            return not isinstance(self._target, File) or self._target.may_be(told(f"{place}/fdinfo/{name}")[1])
+        except (FileNotFoundError, ProcessLookupError):
+            return False  # closed meanwhile
+        except OSError as error:
+            _unless_short_of_something(error)
+            return True
+
+    # --- mappings
+
+    def _mapped(self, threads: Iterable[int]) -> None:
+        """Add what of the target is in the memory map; threads share one, so the first that still has one is asked."""
+        for thread in threads:
+            self._check()
+            if self._map_of(f"/proc/{self.pid}/task/{thread}/maps"):
+                return
+
+    def _map_of(self, path: str) -> bool:
+        """Look through one memory map; False when there is none any more."""
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+        any_lines, rest = False, b""
+        try:
+            while chunk := os.read(descriptor, _MAPS_CHUNK):
+                any_lines = True
+                lines, _, rest = (rest + chunk).rpartition(b"\n")
+                for addresses, file in _FILE_MAPPED.findall(lines):
+                    if file not in self._settled:
+                        self._mapping(addresses, file)
+                if self.parts and self._target.all_in(self.parts):
+                    return True
+                self._check()
+        except ProcessLookupError:
+            return any_lines  # it ended meanwhile
+        finally:
+            os.close(descriptor)
+        return any_lines
+
+    def _mapping(self, addresses: bytes, file: bytes) -> None:
+        """Add what of the target is mapped at ``addresses``. ``file`` is how ``maps`` names the file.
+
+        That name says who a file is only where ``stat`` gives it the same one: on btrfs and overlayfs it does not, and
+        two files may share it. So only then is the answer remembered for the rest of the walk.
+        """
+        target = self._target
+        if isinstance(target, File):
+            device, _, inode = file.partition(b" ")
+            if not target.may_be(int(inode)):
+                self._settle(file)
+                return
+            if device == map_name(target.device):
+                self.parts.add(target.inode)
+                return
+        start, _, end = addresses.partition(b"-")
+        try:
+            seen = self._eye.see(f"/proc/{self.pid}/map_files/{int(start, 16):x}-{int(end, 16):x}")
+        except FileNotFoundError:
+            return  # unmapped meanwhile
+        except OSError as error:
+            _unless_short_of_something(error)
+            if isinstance(target, File):
+                self.parts.add(target.inode)  # an equal inode number is all that this user may know
+            else:
+                self.closed = True
+            return
+        part = target.part(seen)
+        if part is not None:
+            self.parts.add(part)
+        elif file == b"%b %d" % (map_name(seen.device), seen.inode):
+            self._settle(file)
+
+    def _settle(self, file: bytes) -> None:
+        if len(self._settled) < _MOST_SETTLED:
+            self._settled.add(file)
+
+
+def has_open(place: str, device: int, inode: int) -> bool:
+    """Whether one of the descriptors of ``place`` (``/proc/PID``, or one of its threads) is that file.
+
+    Raises:
+        PermissionError: this user may not know.
+    """
+    look = Look(0, File(device, inode), set())
+    look._open(place)
+    if look.closed and not look.parts:
+        raise PermissionError(errno.EACCES, "The descriptors cannot be looked at", place)
+    return bool(look.parts)
+
+
+def _unless_short_of_something(error: OSError) -> None:
+    """Raise ``error`` if it says nothing about the file, but that this process or the node has not enough of something."""
+    if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR):
+        raise error
+
+
+def _is_closed(path: str) -> bool:
+    """Whether this user may not read ``path`` in ``/proc``."""
+    try:
+        told(path)
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _path_only(place: str, name: str) -> bool:
+    return bool(told(f"{place}/fdinfo/{name}")[0] & os.O_PATH)
+
+
+def own_tables(threads: Iterable[int], check: Callable[[], None] = lambda: None) -> Iterator[int]:
+    """One of ``threads`` for each table of descriptors: nearly always they share one, and some have a thousand.
+
+    The kernel puts tables into an order, so a thread is compared with few of those that were found before.
+    """
+    ordered: list[int] = []
+    for number, thread in enumerate(threads):
+        if not number % _EVERY:
+            check()
+        low, high = 0, len(ordered)
+        while low < high:
+            middle = (low + high) // 2
+            order = _order_of_tables(thread, ordered[middle])
+            if order == _SAME:
+                break
+            if order == _LESS:
+                high = middle
+            elif order == _GREATER:
+                low = middle + 1
+            else:  # one of them is over, or nobody may know: then it is looked at for itself
+                yield thread
+                break
+        else:
+            ordered.insert(low, thread)
+            yield thread
+
+
+def _order_of_tables(one: int, other: int) -> int:
+    """kcmp(2): how the descriptor tables of two threads compare; -1 where that is not to be had."""
+    if _KCMP_CALL is None:
+        return -1
+    return int(_LIBC.syscall(_KCMP_CALL, one, other, _KCMP_FILES, 0, 0))
+
+
+def _threads(pid: int) -> list[int]:
+    """The first thread first: the others have higher numbers, unless they began again from below."""
+    try:
+        threads = [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    return sorted(threads, key=lambda thread: (thread != pid, thread))
+
+
+def _living_threads(pid: int, threads: Iterable[int] | None = None) -> dict[int, str]:
+    """The state of each thread of ``pid`` that still runs.
+
+    Raises:
+        PermissionError: this user may not know.
+    """
+    everybody = _threads(pid) if threads is None else threads
+    stats = {thread: read_stat(f"/proc/{pid}/task/{thread}/stat") for thread in everybody}
+    return {thread: stat.state for thread, stat in stats.items() if stat is not None and not stat.dead}
+
+
+def start_time(pid: int) -> int | None:
+    """Start time of ``pid`` in clock ticks since boot; None when there is no such process.
+
+    Raises:
+        PermissionError: this user may not know.
+    """
+    stat = read_stat(f"/proc/{pid}/stat")
+    return None if stat is None else stat.started
+
+
+def living_since(pid: int) -> int | None:
+    """As :func:`start_time`; None also for a zombie without a living thread. A process cannot keep the answer waiting."""
+    stat = read_stat(f"/proc/{pid}/stat")
+    return None if stat is None or (stat.dead and not _living_threads(pid)) else stat.started
+
+
+def start_of_user_process(pid: int) -> int | None:
+    """As :func:`start_time`; None also for a thread of the kernel's."""
+    stat = read_stat(f"/proc/{pid}/stat")
+    return None if stat is None or stat.kernel_thread else stat.started
+
+
+def command_of(pid: int) -> str:
+    """Its command line. Asks for its memory, which a process can keep busy: for those who may wait."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read(_COMMAND_LENGTH * 4)
+    except OSError:
+        return ""
+    return words.replace(b"\0", b" ").decode(errors="replace").strip()[:_COMMAND_LENGTH]
+
+
+def name_of(pid: int) -> str:
+    """The short name that the kernel keeps for it; that is never waited for."""
+    try:
+        with open(f"/proc/{pid}/comm", "rb") as file:
+            return file.read(_COMMAND_LENGTH).decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def read_stat(path: str) -> Stat | None:
+    """What a ``stat`` of ``/proc`` says; None when nobody is there any more."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    try:
+        return parse_stat(os.read(descriptor, _STAT_LENGTH))
+    except ProcessLookupError:
+        return None
+    finally:
+        os.close(descriptor)
+
+
+_LIBC = ctypes.CDLL(None)
+_LIBC.syscall.argtypes = (ctypes.c_long, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_ulong, ctypes.c_ulong)
+_LIBC.syscall.restype = ctypes.c_long

@@ -1,0 +1,53 @@
+"""Whose use of a device it is: by a grant, by an assignment that nobody asked us about, or by nobody's leave."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+
+from scrubber.domain.assignment import Reading, Trust
+from scrubber.domain.record import Grant
+
+__all__ = ["Use", "judge_use", "may_be_ended"]
+
+
+class Use(StrEnum):
+    """How the use of a device by one process came about."""
+
+    GRANTED = "granted"
+    """Its pod was granted the device, and no scrub has shown yet that the pod is over."""
+    UNANNOUNCED = "unannounced"
+    """The kubelet gave its pod the device, and started it without asking."""
+    STRANGER = "stranger"
+    """Nobody gave it the device."""
+    UNTELLABLE = "untellable"
+    """The device was granted to somebody whom no witness names: it may be this one."""
+
+
+def judge_use(uid: str | None, device: str, grants: Iterable[Grant], reading: Reading) -> Use:
+    """What a process of pod ``uid`` (None: of no pod) has ``device`` by.
+
+    Args:
+        grants: those of the device that are still open.
+        reading: the newest; what it lists counts, whatever its silence is worth.
+    """
+    open_grants = tuple(grants)
+    if uid is not None and any(grant.pod is not None and grant.pod.uid == uid for grant in open_grants):
+        return Use.GRANTED
+    if any(grant.pod is None or grant.pod.uid is None for grant in open_grants):
+        return Use.UNTELLABLE
+    return Use.UNANNOUNCED if uid is not None and _assigned(uid, device, reading) else Use.STRANGER
+
+
+def may_be_ended(uid: str | None, device: str, grants: Iterable[Grant], reading: Reading) -> bool:
+    """Whether a stranger's process may be ended where the policy says so.
+
+    Only a pod's process, and only by a list that is believed. A process of the node itself is a person's to judge.
+    """
+    if uid is None or reading.trust is not Trust.TRUSTED:
+        return False
+    return judge_use(uid, device, grants, reading) is Use.STRANGER
+
+
+def _assigned(uid: str, device: str, reading: Reading) -> bool:
+    return any(device in each.devices and each.pod.uid == uid for each in (*reading.assignments, *reading.hinted))

@@ -1,0 +1,32 @@
+"""Adoption: a grant for a pod that has a device already, given by nobody who asked us."""
+
+from __future__ import annotations
+
+from scrubber.domain.assignment import Assignment, Process
+from scrubber.domain.handover import HandOver
+from scrubber.domain.record import Grant
+from scrubber.engine.instruments import Instruments
+from scrubber.engine.keeper import Keeper
+
+__all__ = ["adopt"]
+
+
+async def adopt(
+    keeper: Keeper, assignment: Assignment, baseline: tuple[Process, ...], *, instruments: Instruments
+) -> None:
+    """Leave the device with the pod of ``assignment``; it is scrubbed once that is over.
+
+    Args:
+        baseline: what is presumed to be the pod's sandbox.
+    """
+    await keeper.adopt(
+        Grant(
+            keeper.record.grants + 1,
+            assignment,
+            HandOver.UNKNOWN,
+            instruments.clock.wall(),
+            instruments.identity.boot,
+            exception="adopted",
+            baseline=baseline,
+        )
+    )

@@ -1,0 +1,129 @@
+"""Custody of one device's record: one lock from decision to commit, and nothing believed that is not in the ledger.
+
+Whoever decides holds the lock, commits, and only then believes, shows and tells. Beside the record stand the few hints that
+are not durable: what the kubelet allocated, who waits, and for how long nobody was seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from scrubber.domain.assignment import Pod
+from scrubber.domain.device import Device
+from scrubber.domain.errors import InvalidRequest, LedgerFailure
+from scrubber.domain.record import DeviceRecord
+from scrubber.engine.finish import to_the_end
+from scrubber.engine.instruments import Instruments
+from scrubber.engine.lookout import Lookout
+from scrubber.ports import Change
+
+__all__ = ["Custody"]
+
+
+class Custody:
+    """One device's.
+
+    Args:
+        record: the record as the ledger has it.
+        changed: called after every change that somebody may want to see.
+    """
+
+    def __init__(
+        self, device: Device, record: DeviceRecord, *, instruments: Instruments, changed: Callable[[], None]
+    ) -> None:
+        self.device = device
+        self._record = record
+        self._instruments = instruments
+        self._changed = changed
+        self._lock = asyncio.Lock()
+        self._lookout = Lookout(instruments.clock)
+        # Not durable: after a restart nobody knows whether the kubelet allocated the device meanwhile.
+        self._allocations, self._allocations_granted = 1, 0
+        self._waiting: Pod | None = None
+        self._retired = False
+        self.wake = asyncio.Event()
+
+    @property
+    def record(self) -> DeviceRecord:
+        """The record as of the last commit."""
+        return self._record
+
+    def described(self, device: Device) -> None:
+        """The device, as it is described now; it is where it was."""
+        if device != self.device:
+            self.device = device
+            self._changed()
+
+    # -- hints from the kubelet's calls ----------------------------------------------------------------------------
+
+    @property
+    def allocations(self) -> int:
+        """Counts the ``Allocate`` calls that were told of, so that a grant settles only those it knew."""
+        return self._allocations
+
+    @property
+    def allocated_since(self) -> bool:
+        """Whether the device was allocated again since its last grant, as far as anybody knows."""
+        return self._allocations != self._allocations_granted
+
+    def note_allocated(self) -> None:
+        """The kubelet allocated the device, or may have while we could not be told."""
+        self._allocations += 1
+        self.wake.set()
+
+    @property
+    def waiting(self) -> Pod | None:
+        """The pod whose start was refused last: nothing of it runs, so what heals the device need not wait for its end."""
+        return self._waiting
+
+    def note_waiting(self, pod: Pod) -> None:
+        """``pod`` keeps the device for as long as it waits for its start: to heal it after the pod's end would be never."""
+        self._waiting = pod
+        self.wake.set()
+
+    @property
+    def retired(self) -> bool:
+        """Whether the device is gone: nothing is granted or scrubbed any more."""
+        return self._retired
+
+    async def retire(self) -> DeviceRecord:
+        """No change after this one; answers the last record."""
+        async with self._lock:
+            self._retired = True
+            return self._record
+
+    # -- committing ------------------------------------------------------------------------------------------------
+
+    def deciding(self) -> asyncio.Lock:
+        """To be held with ``async with``: nobody else changes the record inside."""
+        return self._lock
+
+    def believe(self, record: DeviceRecord) -> None:
+        """Take over a record that is in the ledger. Only while :meth:`deciding`."""
+        assert self._lock.locked()
+        self._record = record
+        self.wake.set()
+        self._changed()
+
+    def believe_granted(self, record: DeviceRecord, allocations: int) -> None:
+        """Take over a record with a new grant: it settles the allocations that it knew of, and nobody was seen since."""
+        self._allocations_granted = allocations
+        self._waiting = None
+        self._lookout.granted()
+        self.believe(record)
+
+    async def _commit(self, change: Change, record: DeviceRecord) -> None:
+        if self._retired:
+            raise InvalidRequest(f"Device {self.device.id} is no longer on this node.")
+
+        async def store_and_believe() -> None:
+            try:
+                await self._instruments.ledger.commit(change | Change(records=(record,)))
+            except LedgerFailure:
+                self._changed()
+                raise
+            self.believe(record)
+            self._instruments.journal.tell(change.events)
+
+        await to_the_end(store_and_believe())

@@ -1,0 +1,308 @@
+"""Getting one device ready for a start: judge, wait, check, scrub, until its grant would rest on something."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from scrubber.domain.admission import Answer, Decision, may_be_handed_over
+from scrubber.domain.assignment import Assignment, Pod, Reading, Trust
+from scrubber.domain.errors import DeviceFault, NotReady, Quarantined, ScrubberError
+from scrubber.domain.evidence import Finding, Occasion, Outcome, ScrubRecord, Severity, Step
+from scrubber.domain.handover import HandOver, judge
+from scrubber.domain.hygiene import Hygiene
+from scrubber.domain.leftover import PodState
+from scrubber.domain.policy import Enforcement
+from scrubber.domain.record import DeviceRecord
+from scrubber.domain.sharing import SHARED, Beside
+from scrubber.domain.signals import fault_finding
+from scrubber.domain.using import Use
+from scrubber.engine.instruments import Instruments
+from scrubber.engine.joining import Company, check_beside, company_of, foreign_refusal, must_wait
+from scrubber.engine.keeper import Keeper
+from scrubber.ports import Event
+
+__all__ = ["Readiness", "Ready", "Wanted"]
+
+_POLL_FIRST, _POLL_LAST = 0.02, 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A device that is asked for, and under which of the kubelet's ids; ``share``: as one of several that have it."""
+
+    keeper: Keeper
+    ids: frozenset[str]
+    share: bool = False
+
+    @property
+    def device(self) -> str:
+        return self.keeper.device.id
+
+    @property
+    def shares(self) -> frozenset[str]:
+        """The ids to look for in the kubelet's lists; empty where whoever has the device has all of it."""
+        return self.ids if self.share else frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What one device's grant would rest on, as of a version of its record."""
+
+    version: int
+    assignment: Assignment | None
+    certain: bool
+    kind: HandOver
+    decision: Decision
+    check: ScrubRecord
+    checked_at: float
+    allocations: int
+    shares: frozenset[str] = frozenset()
+    over: frozenset[int] = frozenset()
+
+    @property
+    def joins(self) -> bool:
+        return self.decision.exception == SHARED
+
+
+class Readiness:
+    """One device of one request, for as long as the request lasts.
+
+    Args:
+        resource: the kubelet's name of what is asked for; empty where the caller did not say.
+        own: the resources under which our own plugins hand devices out.
+        deadline: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        wanted: Wanted,
+        *,
+        resource: str,
+        instruments: Instruments,
+        own: Callable[[], frozenset[str]],
+        deadline: float,
+    ) -> None:
+        self._wanted = wanted
+        self._resource = resource
+        self._instruments = instruments
+        self._own = own
+        self._deadline = deadline
+        self._asked_for: tuple[Assignment | None, ...] = ()
+        self._allocations = wanted.keeper.allocations
+        self._ghost_since: float | None = None
+
+    def _left(self) -> float:
+        return self._deadline - self._instruments.clock.monotonic()
+
+    async def reached(self) -> Ready:
+        """Ready, as soon as it is.
+
+        Raises:
+            Quarantined, NotReady, LedgerFailure: it is not, and the time is up; or it will not be.
+        """
+        pause, keeper = _POLL_FIRST, self._wanted.keeper
+        while True:
+            reading = await self._instruments.pods.refresh()
+            await keeper.void_if_unwatched()
+            outcome = await self._look(reading)
+            if isinstance(outcome, Ready):
+                return outcome
+            left = self._left()
+            if left <= 0:
+                raise outcome or _being_scrubbed(keeper)
+            if outcome is not None:
+                await self._instruments.clock.sleep(min(pause, left))
+                pause = min(_POLL_LAST, pause * 2)
+
+    async def _look(self, reading: Reading) -> Ready | ScrubberError | None:
+        """One round; a device that cannot be looked at is out of service."""
+        try:
+            return await self._try(reading)
+        except DeviceFault as fault:
+            await self._wanted.keeper.report([fault_finding(Step.HOLDERS, fault)])
+            device = self._wanted.device
+            return NotReady(
+                f"Device {device} cannot be looked at: {fault}",
+                public=f"Device {device} cannot be looked at now. The start is tried again.",
+                code=fault.code,
+            )
+
+    async def _try(self, reading: Reading) -> Ready | ScrubberError | None:
+        """One round: ready, the refusal to give if time is up now, or None when something moved: look again at once."""
+        policy, wanted = self._instruments.policy(), self._wanted
+        keeper, device, share = wanted.keeper, wanted.device, wanted.shares
+        record = keeper.record
+        certain = reading.assignment_of(device, share, resource=self._resource)
+        following = certain or reading.hint_of(device, share)
+        asking = None if following is None else following.pod
+        kind = judge(
+            record.previous,
+            certain,
+            allocated_since=keeper.allocated_since,
+            containers=reading.containers_with(device, share),
+            init_containers_known=reading.init_containers_known,
+        )
+        observing = policy.enforcement is Enforcement.OBSERVE
+        self._asked_for = self._asked_for or (following,)
+        # Other pods are given other shares all the while; the whole of a device only when it is this pod's no longer.
+        allocated = not wanted.share and keeper.allocations != self._allocations
+        if (allocated or self._asked_for != (following,)) and not observing:
+            raise NotReady(
+                f"Device {device} was assigned anew while its hand-over was under way.",
+                public=f"Device {device} was assigned anew. The start is tried again.",
+                code="reassigned",
+            )
+        foreign = None if observing else foreign_refusal(device, asking, reading, self._own())
+        if foreign is not None:
+            return foreign
+        nobodys = following is None and reading.trust is Trust.TRUSTED and not reading.having(device, share)
+        if nobodys and not observing:
+            raise NotReady(
+                f"The kubelet assigns device {device} to nobody, so nobody can be about to start on it.",
+                public=f"Device {device} is assigned to no pod of this node. The start is tried again.",
+                code="unassigned",
+            )
+        allocations = keeper.allocations
+        ran = record.last_grant is not None and self._instruments.pods.ran(record.last_grant)
+        decision = may_be_handed_over(record, kind, policy, self._instruments.identity, ran=ran)
+        if decision.answer is Answer.REFUSE:
+            await self._let_it_recover(keeper, record, asking)
+            raise Quarantined(f"Device {device}: {decision.reason}.", public=keeper.view.refusal)
+        if decision.answer is Answer.WAIT_FOR_SCRUB:
+            return await self._join(keeper, asking)
+        company: Company | None = None
+        if wanted.share and record.advertised:
+            company = await company_of(keeper, certain, share, reading, self._instruments)
+            if company.verdict.answer is Beside.JOIN:
+                decision = Decision(Answer.GO_BY_EXCEPTION, company.verdict.reason, exception=SHARED)
+            elif company.verdict.answer is Beside.WAIT and observing:
+                decision = _observed(company.verdict.reason)
+            elif company.verdict.answer is Beside.WAIT:
+                return must_wait(device, company.verdict.reason)
+        if decision.exception not in ("observe", SHARED):
+            if not decision.go:
+                return await self._scrub(keeper, record, asking)
+            others = await self._other_pods(keeper, asking) - {PodState.OVER}
+            if others and observing:
+                decision = _observed("an earlier pod is not over")
+            elif PodState.LIVING in others:
+                return await keeper.obstacle(asking)
+            elif others:
+                return await self._scrub(keeper, record, asking)
+        if company is not None and decision.exception == SHARED:
+            check, result = await check_beside(keeper, company.verdict.pods, self._instruments)
+        else:
+            check, result = await keeper.check(Occasion.START)
+        if result.outcome is not Outcome.PASSED and observing:
+            decision = _observed("its checks found something")
+        elif result.outcome is not Outcome.PASSED and decision.exception == SHARED:
+            return await self._after_failed_joining(keeper, result.findings)
+        elif result.outcome is not Outcome.PASSED:
+            return await self._after_failed_check(keeper, record, result.findings, asking)
+        elif decision.exception == kind.value and _warns(result.findings):
+            await keeper.report(result.findings)  # a device that is suspect has no exceptions
+            return None
+        now = self._instruments.clock.monotonic()
+        over = frozenset[int]() if company is None else company.over
+        ready = Ready(record.version, following, certain is not None, kind, decision, check, now, allocations)
+        return replace(ready, shares=share, over=over)
+
+    async def _let_it_recover(self, keeper: Keeper, record: DeviceRecord, asking: Pod | None) -> None:
+        """Let the device heal under the pod that waits for it, if nothing else of an earlier grant lives."""
+        if asking is None or asking.uid is None or keeper.job is not None:
+            return
+        try:
+            living = any(where.state is PodState.LIVING for _, where in await keeper.standings(asking))
+        except DeviceFault:
+            return  # it is out of service for that very reason
+        if not living:
+            keeper.note_waiting(asking)
+            await keeper.release(record)
+
+    async def _other_pods(self, keeper: Keeper, asking: Pod | None) -> set[PodState]:
+        """Where the pods of earlier grants stand, the asking pod's own left out: its other containers may live."""
+        mine = None if asking is None or asking.uid is None else asking
+        return {where.state for _, where in await keeper.standings(asking, leaving_out=mine)}
+
+    async def _after_failed_check(
+        self, keeper: Keeper, record: DeviceRecord, findings: Sequence[Finding], asking: Pod | None
+    ) -> ScrubberError | None:
+        """Something is off: the fault quarantines, a holder voids the certificate, the rest takes the slow path."""
+        if any(finding.severity is Severity.FAULT for finding in findings):
+            await keeper.report(findings)
+            return None
+        held = any(finding.code == "held" for finding in findings)
+        if held and record.hygiene is not Hygiene.IN_USE and await keeper.touched():
+            return None
+        if held and not await self._is_nobodys(keeper):
+            device = keeper.device.id
+            return NotReady(
+                f"Device {device} is still held; its next start waits for the holder's end.",
+                public=f"Device {device} is {keeper.record.state}: it is still held. The start is tried again.",
+                code="held",
+            )
+        return await self._scrub(keeper, record, asking)
+
+    async def _is_nobodys(self, keeper: Keeper) -> bool:
+        """Whether what holds the device has had no process for the settle time: nobody will ever let it go."""
+        now = self._instruments.clock.monotonic()
+        if await self._instruments.holders.users(keeper.device):
+            self._ghost_since = None
+            return False
+        self._ghost_since = now if self._ghost_since is None else self._ghost_since
+        return now - self._ghost_since >= self._instruments.policy().limits.settle
+
+    async def _after_failed_joining(self, keeper: Keeper, findings: Sequence[Finding]) -> ScrubberError | None:
+        """A fault quarantines; whatever else is off cannot be put right while others are on the device."""
+        if any(finding.severity is Severity.FAULT for finding in findings):
+            await keeper.report(findings)
+            return None
+        stranger = next((finding for finding in findings if finding.code == "unknown-holder"), None)
+        if stranger is not None and not keeper.record.tainted:
+            fields = {"use": Use.STRANGER.value, "sentence": stranger.sentence}
+            now = self._instruments.clock.wall()
+            await keeper.intruded(Event("use.ungranted", now, keeper.device.id, fields=fields))
+        why = next((finding.sentence for finding in findings if finding.severity is Severity.DIRTY), "a check failed.")
+        return must_wait(keeper.device.id, f"its users would have to be gone first. {why}".rstrip("."))
+
+    async def _join(self, keeper: Keeper, asking: Pod | None) -> ScrubberError | None:
+        job = keeper.job
+        left = self._left()
+        if job is None or left <= 0:
+            return _being_scrubbed(keeper)
+        try:
+            async with self._instruments.clock.timeout(left):
+                finished = await job.wait()
+        except TimeoutError:
+            return _being_scrubbed(keeper)
+        if finished.outcome in (Outcome.PASSED, Outcome.FAILED):
+            return None
+        return await keeper.obstacle(asking) or _being_scrubbed(keeper)
+
+    async def _scrub(self, keeper: Keeper, record: DeviceRecord, asking: Pod | None) -> ScrubberError | None:
+        """Start the slow path, unless it would get nowhere, and wait for it."""
+        obstacle = await keeper.obstacle(asking)
+        if obstacle is not None:
+            return obstacle
+        await keeper.release(record)
+        try:
+            await keeper.start_scrub(Occasion.START, asking=asking)
+        except NotReady as granted_meanwhile:
+            return granted_meanwhile
+        return await self._join(keeper, asking)
+
+
+def _observed(reason: str) -> Decision:
+    """What would have been refused, and is not."""
+    return Decision(Answer.GO_BY_EXCEPTION, reason, exception="observe")
+
+
+def _warns(findings: Iterable[Finding]) -> bool:
+    return any(finding.severity is Severity.WARNING for finding in findings)
+
+
+def _being_scrubbed(keeper: Keeper) -> NotReady:
+    scrub = keeper.job.id if keeper.job is not None else "about to start"
+    sentence = f"Device {keeper.device.id} is {keeper.record.state} (scrub {scrub})."
+    return NotReady(sentence, public=f"{sentence} The start is tried again and joins it.", code="scrubbing")

@@ -1,0 +1,151 @@
+"""Use of devices, watched: who has one without a grant is found, told of, and met as the policy says.
+
+A grant says who may use a device; the driver says who does. Nothing keeps a privileged pod or a process of the node from
+opening one, so what cannot be prevented is noticed: the certificate is void, and the device is nobody's alone any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+
+from scrubber.domain.assignment import presumed_sandbox
+from scrubber.domain.errors import Unreadable
+from scrubber.domain.evidence import Finding, Severity, Step
+from scrubber.domain.hygiene import Hygiene
+from scrubber.domain.policy import Enforcement, Ungranted
+from scrubber.domain.telemetry import Holder, HolderKind
+from scrubber.domain.using import Use, judge_use
+from scrubber.engine.adoption import adopt
+from scrubber.engine.instruments import Instruments
+from scrubber.engine.keeper import Keeper
+from scrubber.engine.node import Node
+from scrubber.engine.watch import quietly
+from scrubber.ports import Event
+
+__all__ = ["look_at_use", "watch_use"]
+
+_LOOK_AGAIN = 0.1
+"""Seconds after which a stranger is looked at once more: a process that is just being executed shows no pod for a moment."""
+
+Identity = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _User:
+    """A process that uses a device otherwise than by a grant; ``pod`` is its UID, None for a process of no pod."""
+
+    holder: Holder
+    pod: str | None
+    use: Use
+
+    @property
+    def owner(self) -> str:
+        return self.pod or "node"
+
+
+async def watch_use(node: Node, *, instruments: Instruments, interval: float) -> None:
+    """Look every ``interval`` seconds at who uses each device. It waits for no kubelet."""
+    while True:
+        looks = [
+            quietly(keeper, partial(look_at_use, keeper, instruments=instruments)) for keeper in node.keepers.values()
+        ]
+        await asyncio.gather(*looks)
+        await instruments.clock.sleep(interval)
+
+
+async def look_at_use(keeper: Keeper, *, instruments: Instruments) -> None:
+    """One look at one device. While it is scrubbed nobody is asked: the question breaks an eraser's fence."""
+    if keeper.job is not None:
+        return
+    held = await keeper.held()
+    await keeper.void_if_unwatched()
+    if not held:
+        return
+    if keeper.record.hygiene is Hygiene.CLEAN:
+        await keeper.touched()
+    suspects = await _suspects(keeper, instruments)
+    if not suspects:
+        return
+    await instruments.clock.sleep(_LOOK_AGAIN)
+    again = await _suspects(keeper, instruments)
+    for use in (Use.UNANNOUNCED, Use.STRANGER):
+        found = [each for identity, each in again.items() if each.use is use and suspects.get(identity) == each]
+        if use is Use.UNANNOUNCED:
+            await _unannounced(keeper, found, instruments)
+        else:
+            await _strangers(keeper, found, instruments)
+
+
+async def _suspects(keeper: Keeper, instruments: Instruments) -> dict[Identity, _User]:
+    """Who uses the device now and was granted nothing."""
+    if keeper.job is not None:
+        return {}
+    users = await instruments.holders.users(keeper.device)
+    pods = {
+        user: await instruments.containers.pod_uid_of(user.pid)
+        for user in users
+        if user.pid and user.kind is not HolderKind.INFRASTRUCTURE
+    }
+    # The grants of this moment: one that came while the processes were asked for is theirs, if it is.
+    record, reading = keeper.record, instruments.pods.reading
+    found = {}
+    for user, uid in pods.items():
+        use = judge_use(uid, record.device, record.open_grants, reading)
+        if use in (Use.STRANGER, Use.UNANNOUNCED):
+            found[user.identity] = _User(user, uid, use)
+    return found
+
+
+async def _unannounced(keeper: Keeper, users: Iterable[_User], instruments: Instruments) -> None:
+    """The kubelet started a container without asking, as it does between its own start and our registration."""
+    for user in users:
+        reading, device = instruments.pods.reading, keeper.device.id
+        named = [*reading.having(device), *(each for each in reading.hinted if device in each.devices)]
+        assignment = next((each for each in named if each.pod.uid == user.pod), None)
+        if assignment is None or any(grant.pod == assignment.pod for grant in keeper.record.open_grants):
+            continue
+        if keeper.record.hygiene not in (Hygiene.DIRTY, Hygiene.IN_USE):
+            continue
+        try:
+            baseline = presumed_sandbox(await instruments.containers.processes(assignment.pod), held=True)
+        except Unreadable:
+            baseline = ()
+        sentence = (
+            f"The kubelet started {assignment.pod.namespace}/{assignment.pod.name} on it without asking; it may have read "
+            "what an earlier tenant left. The device is scrubbed when the pod is over."
+        )
+        await keeper.intruded(_event(keeper, user, sentence, instruments))
+        await adopt(keeper, assignment, baseline, instruments=instruments)
+
+
+async def _strangers(keeper: Keeper, users: Iterable[_User], instruments: Instruments) -> None:
+    policy = instruments.policy()
+    findings: tuple[Finding, ...] = ()
+    if policy.ungranted is Ungranted.QUARANTINE and policy.enforcement is Enforcement.ENFORCE:
+        sentence = "It was used by somebody to whom it was not granted."
+        findings = (Finding(Step.HOLDERS, "ungranted-use", Severity.FAULT, sentence),)
+    for user in users:
+        device = keeper.device.id
+        if instruments.strangers.is_news(device, user.owner):
+            who = f"pod {user.pod}" if user.pod is not None else "no pod"
+            sentence = f"PID {user.holder.pid} ({user.holder.command or 'unknown'}) of {who} uses it without a grant."
+            await keeper.intruded(_event(keeper, user, sentence, instruments), findings)
+        grants, reading = keeper.record.open_grants, instruments.pods.reading
+        if await instruments.strangers.meet(device, user.holder, user.pod, grants, reading=reading, policy=policy):
+            fields = {"pid": user.holder.pid, "pod_uid": user.pod}
+            await keeper.intruded(Event("stranger.ended", instruments.clock.wall(), device, fields=fields))
+
+
+def _event(keeper: Keeper, user: _User, sentence: str, instruments: Instruments) -> Event:
+    fields: dict[str, str | int | float | bool | None] = {
+        "use": user.use.value,
+        "pid": user.holder.pid,
+        "command": user.holder.command,
+        "pod_uid": user.pod,
+        "state": keeper.record.state,
+        "sentence": sentence,
+    }
+    return Event("use.ungranted", instruments.clock.wall(), keeper.device.id, fields=fields)

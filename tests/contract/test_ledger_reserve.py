@@ -1,0 +1,252 @@
+"""A full disk and the ledger's reserve on it: what matters is still recorded, and nothing is granted meanwhile.
+
+Real file systems of one MiB in memory, filled to the last byte. Only root can mount one; elsewhere that is said aloud.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from io import RawIOBase
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from scrubber.adapters.ledger import SqliteLedger, verify
+from scrubber.adapters.ledger.reserve import RESERVE_BYTES, SLICE_BYTES, Reserve
+from scrubber.domain.errors import LedgerFailure
+from scrubber.ports import Change, HistoryQuery
+from tests.ledger_samples import GPU, certificate, event, grant, record, scrub
+from tests.pods import only_with
+
+SIZE = 16 * SLICE_BYTES
+NO_SPACE = "No space left for the ledger in .*; free some, hand-overs are refused until then"
+
+
+def _mount(directory: Path) -> bool:
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m,mode=0700", "tmpfs", str(directory)]
+    return os.geteuid() == 0 and subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def _can_mount() -> bool:
+    probe = Path(f"/tmp/gs-reserve-{os.getpid()}")
+    probe.mkdir()
+    try:
+        mounted = _mount(probe)
+        if mounted:
+            subprocess.run(["umount", str(probe)], check=True)
+    finally:
+        probe.rmdir()
+    return mounted
+
+
+CAN_MOUNT = _can_mount()
+if not CAN_MOUNT:
+    print("NOT TESTED HERE: the ledger's reserve on a full disk (nobody may mount a tmpfs)", file=sys.__stderr__)
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """A file system of one MiB, with a ledger in ``home`` and a tenant that fills it."""
+
+    directory: Path
+
+    @property
+    def home(self) -> Path:
+        return self.directory / "state"
+
+    @property
+    def reserve(self) -> Path:
+        return self.home / "ledger.reserve"
+
+    def held(self) -> int:
+        """Bytes of the disk that the reserve really has."""
+        return self.reserve.stat().st_blocks * 512
+
+    def fill(self) -> int:
+        """Take every byte that there is; how many that were."""
+        with (self.directory / "ballast").open("ab", buffering=0) as file:
+            before = file.tell()
+            with pytest.raises(OSError, match="No space left on device"):
+                _write_without_end(file)
+            return file.tell() - before
+
+    def free(self) -> None:
+        (self.directory / "ballast").unlink()
+
+    def ledger(self, reserve_bytes: int = SIZE) -> SqliteLedger:
+        return SqliteLedger(self.home, reserve_bytes=reserve_bytes)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    directory = tmp_path / "disk"
+    directory.mkdir()
+    assert _mount(directory)
+    yield Disk(directory)
+    subprocess.run(["umount", "--lazy", str(directory)], check=True)
+
+
+def granting(version: int) -> Change:
+    given = grant(version)
+    return Change((record(version, last_grant=given),), ((GPU, given),), (certificate(f"C-{version}"),), (), (event(),))
+
+
+def what_matters(version: int) -> Change:
+    """As large as a quarantine with a scrub's end and a finding is."""
+    return Change((record(version),), (), (), (scrub(f"S-{version}"),), (event("device.quarantined", note="x" * 500),))
+
+
+def _write_without_end(file: RawIOBase) -> None:
+    while True:
+        file.write(b"\0" * 4096)
+
+
+async def store_all(ledger: SqliteLedger, changes: Iterator[Change]) -> None:
+    for each in changes:
+        await ledger.commit(each)
+
+
+async def until_no_grant_is_stored(ledger: SqliteLedger, version: int) -> int:
+    """Grant until there is no room for one: the log may have some left. The version that the record gets next."""
+    with pytest.raises(LedgerFailure, match=NO_SPACE):
+        await store_all(ledger, (granting(each) for each in count(version)))
+    return await stored(ledger) + 1
+
+
+async def stored(ledger: SqliteLedger) -> int:
+    """The version of the record; there is one audit row for each."""
+    rows = await ledger.history(HistoryQuery(limit=1))
+    return rows[0].sequence if rows else 0
+
+
+@only_with(CAN_MOUNT)
+async def test_a_full_disk_leaves_room_to_record_what_matters(disk: Disk) -> None:
+    ledger = disk.ledger()
+    await ledger.load()
+    await ledger.commit(granting(1))
+    assert disk.held() >= SIZE
+    disk.fill()
+    version = await until_no_grant_is_stored(ledger, 2)
+    for each in range(version, version + 20):
+        await ledger.commit(what_matters(each))
+        with pytest.raises(LedgerFailure, match=NO_SPACE):
+            await ledger.commit(granting(each + 1))
+    assert "No space left" in ledger.health()
+    disk.free()
+    await ledger.commit(granting(version + 20))
+    assert ledger.health() == "ok"
+    assert disk.held() >= SIZE
+    await ledger.close()
+    assert verify(disk.home).intact
+    ledger = disk.ledger()
+    assert (await ledger.load()).records[GPU].version == version + 20
+    await ledger.close()
+
+
+@only_with(CAN_MOUNT)
+async def test_whoever_fills_the_disk_at_once_gets_no_more_of_the_reserve_than_the_rest_of_a_slice(disk: Disk) -> None:
+    ledger = disk.ledger()
+    await ledger.load()
+    disk.fill()
+    version = await until_no_grant_is_stored(ledger, 1)
+    for each in range(version, version + 30):
+        held = disk.held()
+        await ledger.commit(what_matters(each))
+        assert disk.fill() < max(held - disk.held(), 1)
+    assert disk.held() > 0
+    await ledger.close()
+
+
+@only_with(CAN_MOUNT)
+async def test_a_reserve_that_is_used_up_refuses_everything_and_stores_nothing_of_it(disk: Disk) -> None:
+    ledger = disk.ledger()
+    await ledger.load()
+    disk.fill()
+    large = (Change(records=(record(each),), events=(event(note="x" * 3000),)) for each in count(1))
+    with pytest.raises(LedgerFailure, match=NO_SPACE):
+        await store_all(ledger, large)
+    assert disk.held() == 0
+    last = await stored(ledger)
+    assert last > 30
+    disk.free()
+    await ledger.commit(granting(last + 1))
+    assert ledger.health() == "ok"
+    await ledger.close()
+    assert verify(disk.home).intact
+
+
+@only_with(CAN_MOUNT)
+async def test_a_service_that_starts_on_a_full_disk_still_records_what_matters(disk: Disk) -> None:
+    ledger = disk.ledger()
+    await ledger.load()
+    await ledger.commit(what_matters(1))
+    await ledger.close()
+    disk.fill()
+    ledger = disk.ledger()
+    assert (await ledger.load()).records[GPU].version == 1
+    await ledger.commit(what_matters(2))
+    with pytest.raises(LedgerFailure, match=NO_SPACE):
+        await ledger.commit(granting(3))
+    assert "No space left" in ledger.health()
+    await ledger.close()
+    disk.fill()
+    ledger = disk.ledger()
+    assert (await ledger.load()).records[GPU].version == 2
+    assert "No space left" in ledger.health()
+    await ledger.close()
+
+
+@only_with(CAN_MOUNT)
+async def test_nothing_is_granted_while_there_is_no_room_for_the_reserve(disk: Disk) -> None:
+    ledger = disk.ledger(reserve_bytes=RESERVE_BYTES)
+    await ledger.load()
+    assert "No space left" in ledger.health()
+    with pytest.raises(LedgerFailure, match=NO_SPACE):
+        await ledger.commit(granting(1))
+    await ledger.commit(what_matters(1))
+    assert (await ledger.history(HistoryQuery(limit=1)))[0].event.name == "device.quarantined"
+    # What could not be held whole is not held in part: it is room for others.
+    assert disk.held() == 0
+    await ledger.close()
+
+
+@only_with(CAN_MOUNT)
+def test_a_reserve_holds_its_blocks_over_restarts_and_gives_them_back_in_slices(disk: Disk) -> None:
+    disk.home.mkdir()
+    reserve = Reserve(disk.reserve, SIZE)
+    assert reserve.take()
+    reserve.close()
+    disk.fill()
+    reserve = Reserve(disk.reserve, SIZE)
+    assert reserve.take()
+    for left in reversed(range(SIZE // SLICE_BYTES)):
+        assert reserve.give_back()
+        assert disk.held() == left * SLICE_BYTES
+    assert not reserve.give_back()
+    assert reserve.take()
+    reserve.close()
+
+
+def test_a_ledger_without_a_reserve_is_whole(tmp_path: Path) -> None:
+    reserve = Reserve(tmp_path / "ledger.reserve", 0)
+    assert reserve.take()
+    assert not reserve.give_back()
+    reserve.close()
+    assert not (tmp_path / "ledger.reserve").exists()
+
+
+async def test_the_reserve_is_no_link_to_another_file(tmp_path: Path) -> None:
+    home = tmp_path / "state"
+    home.mkdir(mode=0o700)
+    (tmp_path / "precious").write_text("precious")
+    (home / "ledger.reserve").symlink_to(tmp_path / "precious")
+    ledger = SqliteLedger(home)
+    with pytest.raises(LedgerFailure):
+        await ledger.load()
+    await ledger.close()
+    assert (tmp_path / "precious").read_text() == "precious"

@@ -1,0 +1,106 @@
+"""A device with several pods at a time: who may join, when it is cleared, and what the next tenant finds.
+
+Service and plugin are the shipped daemons, the kubelet is emulated, and the shares are those of NVIDIA's configuration
+file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from plugin.emulator.pods import Phase, Pod
+from plugin.emulator.stage import RESOURCE, Stage, gpu_pod, quick_kubelet, tenant
+from tests.integration.acting import QUICK, SOON, found_by, history, reader, refusal, running, writer
+
+SHARES = 3
+BESIDE = "may not be on it beside whoever has it"
+FILE = f"""\
+version: v1
+sharing:
+  timeSlicing:
+    resources:
+    - name: {RESOURCE}
+      replicas: {SHARES}
+"""
+
+
+@asynccontextmanager
+async def shared(directory: Path, policy: str = QUICK) -> AsyncIterator[Stage]:
+    """One clean device, that the kubelet has as three."""
+    config = directory / "config.yaml"
+    config.write_text(FILE)
+    timings = replace(quick_kubelet(0.05), pre_start_deadline=1.0)  # a start that has to wait is refused after it
+    async with Stage(directory=directory, devices=1, memory="2MiB", policy=policy, timings=timings) as stage:
+        stage.plugin.arguments = [*stage.plugin.arguments, "--config-file", str(config)]
+        await stage.service.start()
+        await stage.plugin.start()
+        await stage.kubelet.changed(lambda kubelet: kubelet.allocatable(RESOURCE) == SHARES, SOON)
+        await stage.all_clean(SOON)
+        yield stage
+
+
+def bytes_of(stage: Stage) -> bytes:
+    """What is in the device's memory, read past everybody."""
+    (memory,) = (stage.sim / "devices").glob("*/memory")
+    return memory.read_bytes()
+
+
+async def refused_again(stage: Stage) -> None:
+    """Wait until a start is refused that began after now."""
+
+    def refused() -> int:
+        return sum(each.name == "PreStartContainer" and each.outcome != "OK" for each in stage.kubelet.events)
+
+    seen = refused()
+    await stage.kubelet.changed(lambda _: refused() >= seen + 2, SOON)
+
+
+async def scrubs(stage: Stage) -> int:
+    return len(await history(stage, "scrub.finished"))
+
+
+def of_device(*pods: Pod) -> set[str]:
+    return {id_.partition("::")[0] for pod in pods for id_ in pod.device_ids}
+
+
+async def test_pods_of_one_tenant_share_a_device_that_is_cleared_when_the_last_of_them_has_left(
+    short_tmp: Path,
+) -> None:
+    async with shared(short_tmp) as stage:
+        first = await running(stage, writer("first", "team-a"))
+        before, left = await scrubs(stage), bytes_of(stage)
+        second = await running(stage, gpu_pod("second", "team-a", tenant("--read", "--hold", "forever")))
+        assert len(of_device(first, second)) == 1
+        assert set(first.device_ids).isdisjoint(second.device_ids)
+        assert "team-a/first" in second.log("main"), "they share its memory too"
+
+        stranger = await stage.kubelet.run(reader("stranger", "team-b"))
+        assert stranger.admitted
+        said = await refusal(stranger)
+        assert BESIDE in said
+        assert "team-a" not in said
+
+        await stage.kubelet.delete(first, grace=0)
+        await refused_again(stage)
+        assert stage.processes_of(second) != []
+        assert (await scrubs(stage), bytes_of(stage)) == (before, left), "somebody is still on it"
+
+        await stage.kubelet.delete(second, grace=0)
+        assert await found_by(stranger) == ""
+        residue = [row["residue_bytes"] for row in (await history(stage, "scrub.finished"))[before:]]
+        assert residue == [2 * 2**20]
+
+
+async def test_where_sharing_is_never_a_pod_waits_for_the_end_of_another_of_its_own_tenant(short_tmp: Path) -> None:
+    policy = short_tmp / "never.yaml"
+    policy.write_text(Path(QUICK).read_text() + "sharing: never\n")
+    async with shared(short_tmp, str(policy)) as stage:
+        first = await running(stage, writer("first", "team-a"))
+        second = await stage.kubelet.run(reader("second", "team-a"))
+        assert BESIDE in await refusal(second)
+        assert first.phase is Phase.RUNNING
+        await stage.kubelet.delete(first, grace=0)
+        assert await found_by(second) == ""

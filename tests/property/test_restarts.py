@@ -1,0 +1,144 @@
+"""Restarts in every order, with pods that run, start, end and wait: nobody loses bytes or life by them, and all goes on.
+
+The service (killed, or stopped in good order), the plugin, the kubelet and the node are restarted alone, in every order of
+two and of three, at once or with time between. Pods that were there before are adopted without a finding; their devices
+are scrubbed when they go.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import settings
+
+from scrubber.domain.assignment import Trust
+from scrubber.domain.hygiene import Hygiene
+from tests.world.kubelet import Tenant
+from tests.world.timeline import in_virtual_time
+from tests.world.world import World, a_world
+
+RUNS, STARTS, ENDS, CRASHES = range(4)
+"""The devices, by what the pod on each does when the restarts begin."""
+AT_ONCE, APART = 0.05, 6.0
+"""Seconds between two restarts: within a scrub, or beyond one."""
+
+Order = tuple[str, ...]
+
+
+class Restarts:
+    """What restarts, each by its name; ``backing_off``: a pod that the kubelet does not try to start meanwhile."""
+
+    def __init__(self, world: World, backing_off: Tenant) -> None:
+        self._world = world
+        self._backing_off = backing_off
+
+    async def service_killed(self) -> None:
+        self._world.kill()
+        await self._world.run(0.3)
+        await self._world.start_service()
+
+    async def service_stopped(self) -> None:
+        assert self._world.service is not None
+        await self._world.service.stop()
+        await self._world.run(0.3)
+        await self._world.start_service()
+
+    async def plugin(self) -> None:
+        """Its calls to the service end with it, and the kubelet asks the next one."""
+        self._ask_again()
+
+    async def kubelet(self) -> None:
+        """It lists nothing at first, and its calls are made anew."""
+        kubelet = self._world.kubelet
+        kubelet.trust, kubelet.starts = Trust.EMPTY_AFTER_RESTART, kubelet.starts + 1
+        self._ask_again()
+
+    async def node(self) -> None:
+        self._world.reboot()
+        await self._world.start_service()
+
+    def _ask_again(self) -> None:
+        for tenant in self._world.kubelet.tenants:
+            if tenant.waiting and not tenant.starting and tenant is not self._backing_off:
+                self._world.kubelet.ask_again(tenant)
+
+
+NAMES = ("service_killed", "service_stopped", "plugin", "kubelet", "node")
+
+
+def orders(first: str, longest: int) -> Iterator[Order]:
+    """Every order of up to ``longest`` that begins with ``first``; of all there are, when there is time."""
+    longest = len(NAMES) if settings().max_examples > 1_000 else longest
+    for length in range(1, longest + 1):
+        yield from (order for order in itertools.permutations(NAMES, length) if order[0] == first)
+
+
+async def pod(world: World, name: str, device: int, starts_after: float = 0.05) -> Tenant:
+    tenant = await world.admit("acme-space", name, [device], starts_after=starts_after)
+    assert tenant is not None
+    return tenant
+
+
+async def restart(order: Order, between: float) -> None:
+    async with a_world(devices=4) as world:
+        runs, ends, crashes = (
+            await pod(world, "runs", RUNS),
+            await pod(world, "ends", ENDS),
+            await pod(world, "crashes", CRASHES),
+        )
+        await world.until(lambda: runs.running and ends.running and crashes.running)
+        await world.run(2.5)
+        for tenant in (runs, ends, crashes):
+            world.write_all(tenant)
+        starts = await pod(world, "starts", STARTS, starts_after=2.0)
+        await world.until(lambda: starts.starting)
+        world.kubelet.force_delete(ends, lives_on=4.0)
+        follows = await world.admit("umbrella-space", "follows", [ENDS])
+        assert follows is not None
+        assert crashes.worker is not None
+        crashes.worker.cancel()
+        world.kubelet.exit(crashes, again=True)
+
+        first, written = runs.first, [list(world.gpu(each).cells) for each in (RUNS, CRASHES)]
+        acts = Restarts(world, crashes)
+        for each in order:
+            await getattr(acts, each)()
+            await world.run(between)
+            world.look()
+        world.kubelet.trust = Trust.TRUSTED
+        if "node" not in order:
+            kept = [world.gpu(each).cells for each in (RUNS, CRASHES)]
+            assert kept == written, "the bytes of a pod that runs, or is about to run again, are its own"
+            assert first is not None
+            assert first.alive
+            world.kubelet.ask_again(crashes)
+
+        everybody = (runs, starts, follows, crashes)
+        await world.until(lambda: all(tenant.running for tenant in everybody), within=200.0)
+        found = [str(event.fields.get("sentence")) for event in world.vault.events if event.name == "use.ungranted"]
+        assert found == []
+
+        for tenant in everybody:
+            world.write_all(tenant)
+            world.kubelet.delete(tenant)
+        await world.until(lambda: all(world.record(each).hygiene is Hygiene.CLEAN for each in range(4)), within=200.0)
+        assert all(not any(world.gpu(each).cells) for each in range(4))
+
+
+@pytest.mark.parametrize(("between", "longest"), [(AT_ONCE, 3), (APART, 2)], ids=["at-once", "apart"])
+@pytest.mark.parametrize("first", NAMES)
+def test_restarts_in_any_order_cost_no_pod_its_bytes_and_leave_nobody_waiting(
+    first: str, between: float, longest: int
+) -> None:
+    for order in orders(first, longest):
+
+        @in_virtual_time
+        async def play(order: Order = order) -> None:
+            await restart(order, between)
+
+        try:
+            play()
+        except AssertionError as wrong:
+            raise AssertionError(f"{', '.join(order)}: {wrong}") from wrong

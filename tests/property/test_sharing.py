@@ -1,0 +1,199 @@
+"""Any life of a shared device: in no order of joins, ends, restarts and refusals do two tenants meet on it, does anybody
+find another tenant's bytes, or is memory cleared while somebody lives.
+
+The life is told with the domain's own functions only; what the engine would do (ask, grant, scrub when nobody is left) is
+acted out here in as few lines as there can be.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from scrubber.domain.assignment import Assignment, Pod
+from scrubber.domain.handover import HandOver
+from scrubber.domain.health import Health
+from scrubber.domain.hygiene import Hygiene
+from scrubber.domain.leftover import PodState
+from scrubber.domain.policy import Sharing
+from scrubber.domain.record import DeviceRecord, Grant
+from scrubber.domain.sharing import SHARED, UNPROVED, Beside, Neighbour, beside
+from tests.world.samples import DEVICE, NODE, NOW, certificate, record
+
+TENANTS = ("acme", "acme", "umbrella")
+KNOWN = st.sampled_from((True, True, True, False))
+"""Whether the kubelet's list says for certain who asks."""
+
+
+@dataclass(slots=True)
+class Guest:
+    """A pod: whether it runs, what is left of it, and whether it has a share or all of the device."""
+
+    pod: Pod
+    state: PodState = PodState.OVER
+    share: bool = True
+
+
+class SharedDevice(RuleBasedStateMachine):
+    """One device, and whoever comes to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.guests: dict[Pod, Guest] = {}
+        self.record: DeviceRecord = record(Hygiene.DIRTY)
+        self.sharing = Sharing.SAME_TENANT
+        self.bytes_of: set[str] = set()
+        self.cleared_beside: list[Pod] = []
+        self.found_foreign: list[tuple[Pod, str]] = []
+        self.born = 0
+
+    @initialize(sharing=st.sampled_from((Sharing.SAME_TENANT, Sharing.SAME_TENANT, Sharing.NEVER)))
+    def begin(self, sharing: Sharing) -> None:
+        """Nobody knows what is on it."""
+        self.sharing = sharing
+        self.bytes_of = {"whoever was there before"}
+
+    # -- what happens ----------------------------------------------------------------------------------------------
+
+    @rule(tenant=st.sampled_from(TENANTS), share=st.sampled_from((True, True, True, False)), known=KNOWN)
+    def a_pod_comes(self, tenant: str, share: bool, known: bool) -> None:
+        self.born += 1
+        pod = Pod(tenant, f"pod-{self.born}", f"uid-{self.born}")
+        self._asks(Guest(pod, share=share), known=known)
+
+    @rule(choice=st.integers(0, 9), known=KNOWN)
+    def a_container_restarts(self, choice: int, known: bool) -> None:
+        living = [guest for guest in self.guests.values() if guest.state is PodState.LIVING]
+        if living:
+            guest = living[choice % len(living)]
+            guest.state = PodState.OVER
+            self._asks(guest, known=known)
+
+    @rule(choice=st.integers(0, 9), leaves=st.sampled_from((False, False, True)))
+    def a_pod_ends(self, choice: int, leaves: bool) -> None:
+        living = [guest for guest in self.guests.values() if guest.state is PodState.LIVING]
+        if living:
+            living[choice % len(living)].state = PodState.LEFTOVER if leaves else PodState.OVER
+
+    @rule()
+    def a_leftover_dies(self) -> None:
+        for guest in self.guests.values():
+            guest.state = PodState.OVER if guest.state is PodState.LEFTOVER else guest.state
+
+    @rule()
+    def everybody_is_gone_and_the_device_is_released(self) -> None:
+        if not self._living() and self.record.hygiene is Hygiene.IN_USE:
+            self.record = self.record.released()
+
+    @rule()
+    def a_device_that_is_free_is_scrubbed(self) -> None:
+        if self.record.hygiene is Hygiene.DIRTY and not self._living():
+            self._scrub()
+
+    @rule()
+    def the_service_is_restarted(self) -> None:
+        self.record = self.record.service_started(NODE.boot)
+        if self._living():
+            self.record = self.record.adopted(None)
+
+    @rule(tenant=st.sampled_from(TENANTS))
+    def a_device_that_is_free_is_found_with_a_pod_that_nobody_announced(self, tenant: str) -> None:
+        """Its predecessor's bytes are cleared by nobody, so what it may find is not ours to answer for."""
+        if self._living() or self.record.hygiene is not Hygiene.DIRTY:
+            return
+        self.born += 1
+        pod = Pod(tenant, f"pod-{self.born}", f"uid-{self.born}")
+        self.guests[pod] = Guest(pod, PodState.LIVING)
+        self.record = self.record.adopted(self._grant(pod, "adopted"))
+        self.bytes_of |= {tenant, "whoever was there before"}
+
+    # -- as the engine acts ----------------------------------------------------------------------------------------
+
+    def _asks(self, guest: Guest, *, known: bool) -> None:
+        standings = {grant.sequence: self.guests[grant.pod].state for grant in self.record.open_grants if grant.pod}
+        others = [grant for grant in self.record.open_grants if grant.pod != guest.pod]
+        if guest.share:
+            verdict = beside(
+                guest.pod if known else None,
+                [
+                    Neighbour(
+                        grant.pod,
+                        standings[grant.sequence],
+                        bool(grant.pod and self.guests[grant.pod].share),
+                        grant.exception not in UNPROVED,
+                    )
+                    for grant in others
+                ],
+                self.sharing,
+                sound=self.record.hygiene is Hygiene.IN_USE and self.record.health is Health.HEALTHY,
+            )
+            if verdict.answer is Beside.JOIN:
+                self._starts(guest, SHARED)
+                return
+            if verdict.answer is Beside.WAIT:
+                return
+        if any(standings[grant.sequence] is PodState.LIVING for grant in others):
+            return
+        if self.record.hygiene is Hygiene.IN_USE:
+            self.record = self.record.released()
+        self._scrub()
+        self._starts(guest, None)
+
+    def _starts(self, guest: Guest, exception: str | None) -> None:
+        self.found_foreign += [(guest.pod, tenant) for tenant in self.bytes_of - {guest.pod.tenant}]
+        guest.state = PodState.LIVING
+        self.guests[guest.pod] = guest
+        self.record = self.record.granted(self._grant(guest.pod, exception), None, certain=True)
+        if exception == SHARED:
+            self.record = replace(self.record, watched=False)
+        self.bytes_of.add(guest.pod.tenant)
+
+    def _grant(self, pod: Pod, exception: str | None) -> Grant:
+        assignment = Assignment(pod, "main", frozenset({DEVICE}))
+        return Grant(self.record.grants + 1, assignment, HandOver.UNKNOWN, NOW, NODE.boot, exception=exception)
+
+    def _scrub(self) -> None:
+        """Leftovers are ended and the memory is cleared: every open grant's pod has to be over."""
+        self.cleared_beside += [guest.pod for guest in self._living()]
+        for guest in self.guests.values():
+            guest.state = PodState.OVER
+        self.record = self.record.scrub_started()
+        issued = certificate(sequence=self.record.certificates + 1, previous_grant=self.record.grants)
+        self.record = self.record.scrub_passed(issued, was_reset=False)
+        self.bytes_of.clear()
+
+    def _living(self) -> list[Guest]:
+        return [guest for guest in self.guests.values() if guest.state is PodState.LIVING]
+
+    # -- what holds ------------------------------------------------------------------------------------------------
+
+    @invariant()
+    def one_tenant_is_on_it(self) -> None:
+        assert len({guest.pod.tenant for guest in self._living()}) <= 1
+
+    @invariant()
+    def nobody_finds_another_tenants_bytes(self) -> None:
+        assert self.found_foreign == []
+
+    @invariant()
+    def nothing_is_cleared_while_somebody_lives(self) -> None:
+        assert self.cleared_beside == []
+
+    @invariant()
+    def whoever_has_the_whole_of_it_is_alone(self) -> None:
+        living = self._living()
+        assert len(living) <= 1 or all(guest.share for guest in living)
+
+    @invariant()
+    def where_no_two_pods_may_meet_none_do(self) -> None:
+        assert len(self._living()) <= 1 or self.sharing is Sharing.SAME_TENANT
+
+    @invariant()
+    def no_exception_holds_for_a_device_that_was_joined(self) -> None:
+        if any(grant.exception == SHARED for grant in self.record.open_grants):
+            assert self.record.previous is None
+
+
+TestASharedDevice = SharedDevice.TestCase

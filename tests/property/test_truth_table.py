@@ -1,0 +1,629 @@
+"""The truth table of a hand-over: from who had a device, who gets it and what is found, to the path of the start.
+
+Three tables, each read from above: the first row that fits a case decides. A column that a row does not name may be
+anything. Together they are the specification; the tests below hold the code to every case of them, first the pure
+functions, and then the engine, in a world in which each case is brought about for real and a pod is let start.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from random import Random
+
+import pytest
+from hypothesis import settings
+
+from scrubber.domain.admission import Answer, may_be_handed_over
+from scrubber.domain.assignment import Assignment, Pod, Trust
+from scrubber.domain.evidence import Certificate
+from scrubber.domain.handover import HandOver, judge
+from scrubber.domain.health import ADVERTISED, Health
+from scrubber.domain.hygiene import Hygiene
+from scrubber.domain.policy import Enforcement, Policy, Proof
+from scrubber.domain.record import DeviceRecord
+from tests.world.kubelet import Tenant
+from tests.world.matter import Proc
+from tests.world.samples import NODE, POLICY, assignment, certificate, grant, record
+from tests.world.story import POLICIES
+from tests.world.timeline import in_virtual_time
+from tests.world.world import World
+
+# -- how a table is read -----------------------------------------------------------------------------------------------
+
+Case = Mapping[str, str]
+"""A value for every column."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """``when`` names the columns that matter, each with the values that fit; ``then`` is what follows, mostly one thing."""
+
+    rule: str
+    then: frozenset[str]
+    when: Mapping[str, frozenset[str]]
+
+    def fits(self, case: Case) -> bool:
+        return all(case[column] in values for column, values in self.when.items())
+
+
+def row(rule: str, then: str | tuple[str, ...], **when: str | tuple[str, ...]) -> Row:
+    return Row(rule, _values(then), {name: _values(each) for name, each in when.items()})
+
+
+def _values(these: str | tuple[str, ...]) -> frozenset[str]:
+    return frozenset((these,) if isinstance(these, str) else these)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns with all their values, the rows in order, and which cases there cannot be."""
+
+    columns: Mapping[str, tuple[str, ...]]
+    rows: tuple[Row, ...]
+    impossible: Callable[[Case], bool] = lambda case: False
+
+    @cached_property
+    def by_row(self) -> Mapping[str, tuple[Case, ...]]:
+        """The cases that each row decides, by its rule."""
+        found: dict[str, list[Case]] = {each.rule: [] for each in self.rows}
+        for case in self.cases():
+            found[self.deciding(case).rule].append(case)
+        return {rule: tuple(cases) for rule, cases in found.items()}
+
+    def cases(self) -> Iterator[Case]:
+        for values in itertools.product(*self.columns.values()):
+            case = dict(zip(self.columns, values, strict=True))
+            if not self.impossible(case):
+                yield case
+
+    def deciding(self, case: Case) -> Row:
+        return next(each for each in self.rows if each.fits(case))
+
+
+# -- the kind of a hand-over -------------------------------------------------------------------------------------------
+
+KINDS = Table(
+    {
+        "previous": ("known", "nobody-knows"),
+        "following": ("known", "nobody-knows"),
+        "uids": ("same", "different", "one-missing", "both-missing"),
+        "tenant": ("same", "other"),
+        "container": ("same", "another"),
+        "containers": ("1", "2"),
+        "init": ("known", "unknown"),
+        "allocated": ("no", "yes"),
+    },
+    (
+        row("nobody knows whose bytes are on it", "unknown", previous="nobody-knows"),
+        row("nobody knows who is about to start", "unknown", following="nobody-knows"),
+        row(
+            "the only container of the pod that has it starts again, and the kubelet gave it out to nobody since",
+            "same-container",
+            uids="same",
+            container="same",
+            containers="1",
+            init="known",
+            allocated="no",
+        ),
+        row("anything else within one pod, by its UID", "same-pod", uids="same"),
+        row("another pod, or one that may be another, of the namespace", "same-tenant", tenant="same"),
+        row("whoever else it is", "other-tenant"),
+    ),
+    lambda case: case["uids"] == "same" and case["tenant"] == "other",
+)
+
+
+def _pods(case: Case) -> tuple[Pod, Pod]:
+    uids: tuple[str | None, str | None] = {
+        "same": ("uid-1", "uid-1"),
+        "different": ("uid-1", "uid-2"),
+        "one-missing": ("uid-1", None),
+        "both-missing": (None, None),
+    }[case["uids"]]
+    space = "acme" if case["tenant"] == "same" else "umbrella"
+    return Pod("acme", "train-0", uids[0]), Pod(space, "train-0", uids[1])
+
+
+@pytest.mark.parametrize("rule", KINDS.rows, ids=lambda each: each.rule)
+def test_the_kind_of_every_hand_over_is_as_the_table_says(rule: Row) -> None:
+    cases = KINDS.by_row[rule.rule]
+    assert cases, "no case gets as far as this row"
+    for case in cases:
+        before, after = _pods(case)
+        previous: Assignment | None = assignment(before, "main")
+        following: Assignment | None = assignment(after, "main" if case["container"] == "same" else "side")
+        kind = judge(
+            previous if case["previous"] == "known" else None,
+            following if case["following"] == "known" else None,
+            allocated_since=case["allocated"] == "yes",
+            containers=int(case["containers"]),
+            init_containers_known=case["init"] == "known",
+        )
+        assert {kind.value} == rule.then, case
+
+
+# -- what a record allows ----------------------------------------------------------------------------------------------
+
+CERTIFICATE, EXCEPTION, OBSERVED = "by-certificate", "by-exception", "only-observed"
+SLOW, WAITS, REFUSED = "slow-path-first", "waits", "refused"
+
+FLAWS: Mapping[str, Mapping[str, object]] = {
+    "of-another-device": {"device": "GPU-0001"},
+    "used-up": {"next_grant": 1},
+    "granted-since": {"previous_grant": 7},
+    "of-another-node": {"node": "node-2"},
+    "of-an-earlier-boot": {"boot": "boot-0"},
+    "of-another-driver": {"driver": "driver-0"},
+    "of-another-policy": {"policy_digest": "sha256:older"},
+}
+"""Everything that :func:`scrubber.domain.admission.certificate_flaw` knows, by what makes it so."""
+
+LAX = replace(POLICY, proofs=dict.fromkeys(HandOver, Proof.CHECKS))
+"""A policy that would let anybody start on checks, if it were asked."""
+PROOFS = {name: replace(POLICY, proofs=policy.proofs) for name, policy in POLICIES.items()} | {"lax": LAX}
+
+NAMED = {
+    "default": ("same-container",),
+    "strict": (),
+    "trusted": ("same-container", "same-pod", "same-tenant"),
+    "lax": tuple(kind.value for kind in HandOver),
+}
+"""The kinds that each policy lets start on checks: its named exceptions."""
+IN_SERVICE = tuple(health.value for health in ADVERTISED)
+
+
+RECORDS = Table(
+    {
+        "kind": tuple(kind.value for kind in HandOver),
+        "health": tuple(health.value for health in Health),
+        "hygiene": tuple(hygiene.value for hygiene in Hygiene),
+        "certificate": ("none", "valid", *FLAWS),
+        "policy": tuple(PROOFS),
+        "named": ("yes", "no"),
+        "mode": ("enforce", "observe"),
+        "history": ("watched", "not-watched", "nobody-knows-whom", "never-granted"),
+    },
+    (
+        row(
+            "certified since the last grant",
+            CERTIFICATE,
+            health=IN_SERVICE,
+            hygiene="clean",
+            certificate="valid",
+        ),
+        row(
+            "whoever asks during a scrub waits for it, also where one only observes",
+            WAITS,
+            mode="observe",
+            hygiene="scrubbing",
+        ),
+        row("out of service: observed", OBSERVED, mode="observe", health=tuple({*Health} - ADVERTISED)),
+        row("out of service", REFUSED, health=tuple({*Health} - ADVERTISED)),
+        row("a scrub is under way", WAITS, hygiene="scrubbing"),
+        row(
+            "the named exception, for a healthy device whose bytes are certainly the last grant's alone",
+            EXCEPTION,
+            named="yes",
+            kind=("same-container", "same-pod", "same-tenant", "other-tenant"),
+            health="healthy",
+            hygiene=("in-use", "dirty"),
+            history="watched",
+        ),
+        row("nothing else goes: observed", OBSERVED, mode="observe"),
+        row("a certificate with any flaw proves nothing", SLOW, hygiene="clean", certificate=tuple(FLAWS)),
+        row("clean, and nothing says so", SLOW, hygiene="clean"),
+        row("a suspect device has no exceptions", SLOW, health="suspect"),
+        row("who is unknown has no exceptions", SLOW, kind="unknown"),
+        row("nor has a device that others may have touched", SLOW, history=("not-watched", "nobody-knows-whom")),
+        row("nor one that was never granted", SLOW, history="never-granted"),
+        row("every other kind needs a certificate", SLOW),
+    ),
+    lambda case: (case["named"] == "yes") != (case["kind"] in NAMED[case["policy"]]),
+)
+
+
+def _record(case: Case) -> DeviceRecord:
+    last = {
+        "watched": grant(),
+        "not-watched": grant(),
+        "nobody-knows-whom": grant(unknown=True),
+        "never-granted": None,
+    }[case["history"]]
+    grants = 0 if last is None else last.sequence
+    issued = None
+    if case["certificate"] != "none":
+        issued = certificate(**{"previous_grant": grants, **FLAWS.get(case["certificate"], {})})
+    return record(
+        Hygiene(case["hygiene"]),
+        Health(case["health"]),
+        certificate=issued,
+        last_grant=last,
+        watched=case["history"] != "not-watched",
+    )
+
+
+def _answered(case: Case) -> str:
+    policy: Policy = PROOFS[case["policy"]]
+    policy = replace(policy, enforcement=Enforcement(case["mode"]))
+    decision = may_be_handed_over(_record(case), HandOver(case["kind"]), policy, NODE)
+    assert decision.reason
+    if decision.answer is Answer.GO_BY_EXCEPTION:
+        assert decision.exception in (case["kind"], "observe")
+        return OBSERVED if decision.exception == "observe" else EXCEPTION
+    assert decision.exception is None
+    return {
+        Answer.GO_ON_CERTIFICATE: CERTIFICATE,
+        Answer.WAIT_FOR_SCRUB: WAITS,
+        Answer.SCRUB: SLOW,
+        Answer.REFUSE: REFUSED,
+    }[decision.answer]
+
+
+@pytest.mark.parametrize("rule", RECORDS.rows, ids=lambda each: each.rule)
+def test_what_a_record_allows_is_as_the_table_says(rule: Row) -> None:
+    cases = RECORDS.by_row[rule.rule]
+    assert cases, "no case gets as far as this row"
+    for case in cases:
+        assert {_answered(case)} == rule.then, case
+
+
+# -- the path of a start -----------------------------------------------------------------------------------------------
+
+HELD, GHOST, SETTINGS, WARNING, FAULT, TOLD, UNREADABLE = (
+    "held",
+    "memory-not-at-its-level",
+    "setting-off",
+    "health-warning",
+    "health-fault",
+    "health-fault-told",
+    "unreadable",
+)
+
+PATHS = Table(
+    {
+        "kind": tuple(kind.value for kind in HandOver),
+        "policy": ("default", "strict", "trusted"),
+        "named": ("yes", "no"),
+        "mode": ("enforce", "observe"),
+        "certificate": ("valid", "used-up", *(flaw for flaw in FLAWS if flaw != "used-up")),
+        "finding": ("nothing", HELD, GHOST, SETTINGS, WARNING, FAULT, TOLD, UNREADABLE),
+        "earlier": ("over", "living", "leftover"),
+    },
+    (
+        row(
+            "observing, a certificate counts as ever",
+            CERTIFICATE,
+            mode="observe",
+            certificate="valid",
+            finding=("nothing", WARNING),
+        ),
+        row(
+            "observing, the named exception is one if nothing is off",
+            EXCEPTION,
+            mode="observe",
+            named="yes",
+            certificate="used-up",
+            finding="nothing",
+            earlier="over",
+        ),
+        row(
+            "observing, what the starting pod itself left is not asked about",
+            EXCEPTION,
+            mode="observe",
+            named="yes",
+            kind=("same-container", "same-pod"),
+            certificate="used-up",
+            finding="nothing",
+        ),
+        row(
+            "observing, what would go and has a setting off may be scrubbed first",
+            (SLOW, OBSERVED),
+            mode="observe",
+            certificate="valid",
+            finding=SETTINGS,
+        ),
+        row(
+            "observing, the named exception may be scrubbed first where something is off",
+            (EXCEPTION, SLOW, OBSERVED),
+            mode="observe",
+            named="yes",
+            certificate="used-up",
+            finding=(SETTINGS, WARNING),
+            earlier="over",
+        ),
+        row(
+            "observing, the named exception goes whoever else is there",
+            (EXCEPTION, OBSERVED),
+            mode="observe",
+            named="yes",
+            certificate="used-up",
+        ),
+        row(
+            "observing, a device whose certificate has a flaw may be scrubbed first",
+            (SLOW, OBSERVED),
+            mode="observe",
+            certificate=tuple(FLAWS.keys() - {"used-up"}),
+        ),
+        row("observing, everything else goes and is said to be only observed", OBSERVED, mode="observe"),
+        row("a device that cannot be looked at is out of service", REFUSED, finding=UNREADABLE),
+        row("a fault that the driver told of takes it out of service", REFUSED, finding=TOLD),
+        row(
+            "what the starting pod itself left is not in the way of its named exception",
+            EXCEPTION,
+            named="yes",
+            kind=("same-container", "same-pod"),
+            certificate="used-up",
+            finding="nothing",
+            earlier="living",
+        ),
+        row("no leftover is proved while the kubelet cannot be read", WAITS, kind="unknown", earlier="leftover"),
+        row(
+            "an earlier pod that lives is waited for",
+            WAITS,
+            kind=("same-tenant", "other-tenant", "unknown"),
+            earlier="living",
+        ),
+        row("what an earlier start of the pod left is waited for before a scrub", WAITS, named="no", earlier="living"),
+        row("also before one for a setting that is off", WAITS, earlier="living", finding=SETTINGS),
+        row("and before one for what the driver warns of", WAITS, earlier="living", finding=WARNING),
+        row("whoever holds it is waited for", WAITS, finding=HELD),
+        row(
+            "memory that nobody explains is cured by a reset where each scrub has one",
+            SLOW,
+            finding=GHOST,
+            policy="strict",
+        ),
+        row(
+            "memory that nobody explains takes it out of service, also before an exception, once it is no delay",
+            (WAITS, REFUSED),
+            finding=GHOST,
+            certificate="used-up",
+            named="yes",
+        ),
+        row("memory that nobody explains takes it out of service", REFUSED, finding=GHOST),
+        row("a fault that the checks find takes it out of service", REFUSED, finding=FAULT, certificate="valid"),
+        row("also before an exception", REFUSED, finding=FAULT, named="yes", earlier=("over", "living")),
+        row("a reset within the scrub takes a fault away that asks for one", SLOW, finding=FAULT, policy="strict"),
+        row("a fault that the scrub finds takes it out of service", REFUSED, finding=FAULT),
+        row("settings are brought back", SLOW, finding=SETTINGS),
+        row("a leftover is ended", SLOW, earlier="leftover"),
+        row("certified since the last grant, whatever the driver warns of", CERTIFICATE, certificate="valid"),
+        row("a certificate with any flaw proves nothing", SLOW, certificate=tuple(FLAWS.keys() - {"used-up"})),
+        row("a device of which the driver warns has no exceptions", SLOW, finding=WARNING, named="yes"),
+        row("the policy's named exception", EXCEPTION, named="yes"),
+        row("every other kind needs a certificate", SLOW),
+    ),
+    lambda case: (
+        (case["named"] == "yes") != (case["kind"] in NAMED[case["policy"]])
+        # A scrub closes every grant, so whoever comes after a certificate finds all earlier pods over.
+        or (case["certificate"] != "used-up" and case["earlier"] != "over")
+        # One thing off at a time where the certificate is what is off.
+        or (case["certificate"] not in ("valid", "used-up") and case["finding"] != "nothing")
+        # What a pod left while the kubelet still has it is its own.
+        or (case["kind"] in ("same-container", "same-pod") and case["earlier"] == "leftover")
+    ),
+)
+"""Finding: what is off at the moment of the start. Earlier: what lives of the pod before, or of an earlier start."""
+
+IN_TIME = 4.2
+"""Seconds in which a scrub with a reset is done, and within which the watch does not look at the health by itself."""
+
+
+def _sound(case: Case, path: str) -> None:
+    """What holds of every start, whatever the rows say."""
+    off = case["finding"] not in ("nothing", WARNING) or case["earlier"] == "leftover"
+    if off and case["mode"] == "enforce":
+        assert path not in (CERTIFICATE, EXCEPTION), f"the fast path although something is off: {case}"
+    if case["finding"] == WARNING and case["mode"] == "enforce":
+        assert path != EXCEPTION, f"an exception although something is off: {case}"
+    if case["kind"] in ("unknown", "other-tenant"):
+        assert path != EXCEPTION, f"an exception for whoever may see nothing of the last tenant: {case}"
+    if case["mode"] == "observe":
+        assert path not in (WAITS, REFUSED), f"observing refuses nothing: {case}"
+    if case["mode"] == "enforce":
+        assert path != OBSERVED, f"observed where a policy is enforced: {case}"
+
+
+def test_no_row_allows_what_may_never_be() -> None:
+    for case in PATHS.cases():
+        for path in PATHS.deciding(case).then:
+            _sound(case, path)
+
+
+class Stage:
+    """One case, brought about in a world of one device: a pod starts at the moment at which everything is as it says."""
+
+    def __init__(self, case: Case) -> None:
+        self._case = case
+        policy = POLICIES[case["policy"]]
+        self.world = World(1, replace(policy, enforcement=Enforcement(case["mode"])))
+        self._in_the_way: list[Proc] = []
+
+    async def play(self) -> str:
+        """The path that the start took; whoever had to wait has started in the end."""
+        world, case = self.world, self._case
+        await world.start_service()
+        await world.until(world.settled)
+        starting = await self._until_the_start()
+        began, grants = world.clock.wall(), world.record().grants
+        starts = starting.starts
+        world.kubelet.ask_again(starting)
+        await world.run(IN_TIME)
+        path = self._path(grants, began)
+        if case["mode"] == "enforce":
+            self._lift()
+            await world.until(lambda: starting.starts > starts, within=400.0)
+            await world.run(0.2)
+        return path
+
+    def _path(self, grants: int, began: float) -> str:
+        last = self.world.record().last_grant
+        if last is None or last.sequence == grants:
+            return WAITS if self.world.record().advertised else REFUSED
+        if self._case["finding"] not in (HELD, GHOST):  # a device that was touched is not known to be anybody's
+            assert last.kind.value == self._case["kind"], "the case was not brought about"
+        if last.exception is not None:
+            return OBSERVED if last.exception == "observe" else EXCEPTION
+        assert last.certificate is not None
+        fast = self.world.vault.certificates[last.certificate]
+        assert fast.rests_on is not None
+        return SLOW if self.world.vault.certificates[fast.rests_on].issued_at > began else CERTIFICATE
+
+    async def _until_the_start(self) -> Tenant:
+        """Everything but the asking itself."""
+        world, case = self.world, self._case
+        first = await world.admit("acme-space", "train-0", init=case["kind"] == "same-pod")
+        assert first is not None
+        await world.until(lambda: first.running)
+        await world.run(6.0)  # its first process was seen twice, and the grant is older than the settle time
+        world.write_all(first)
+        same = case["kind"] in ("same-container", "same-pod")
+        if case["certificate"] == "used-up":
+            await self._just_after_a_look()
+            starting = self._ends(first) if same else await self._follower(first)
+        else:
+            starting = await self._after_a_scrub(first) if same else await self._after_a_release(first)
+            await self._just_after_a_look()
+        if case["kind"] == "unknown":
+            world.kubelet.trust = Trust.UNREADABLE
+        await self._flaw()
+        self._find()
+        return starting
+
+    async def _flaw(self) -> None:
+        """The certificate is what the case says: nobody but the record itself vouches for it."""
+        keeper, flaw = self.world.keeper(), self._case["certificate"]
+        issued = keeper.record.certificate
+        if flaw == "of-another-policy":
+            self.world.policy = replace(self.world.policy, digest="sha256:newer")
+        elif flaw not in ("valid", "used-up"):
+            assert issued is not None
+            flawed: Certificate = replace(issued, **FLAWS[flaw])  # type: ignore[arg-type]
+            async with keeper.deciding():
+                keeper.believe(replace(keeper.record, certificate=flawed))
+
+    async def _just_after_a_look(self) -> None:
+        """The watch has looked at the devices' health a moment ago."""
+        await self.world.run(5.0 - (self.world.clock.monotonic() - 0.4) % 5.0)
+
+    def _ends(self, first: Tenant) -> Tenant:
+        """Its container ends and is about to start again, or the one after it is."""
+        assert first.first is not None
+        assert first.worker is not None
+        if self._case["earlier"] == "living":
+            child = self.world.matter.fork(first.first)
+            child.holds.clear()
+            self._in_the_way.append(child)
+        first.worker.cancel()
+        self.world.kubelet.exit(first, again=self._case["kind"] == "same-container")
+        return first
+
+    async def _after_a_scrub(self, first: Tenant) -> Tenant:
+        """The call before this one had the device scrubbed, and was given up before it was."""
+        world = self.world
+        self._ends(first)
+        await world.run(0.0)
+        world.gpu().settings["compute-mode"] = "exclusive"
+        policy, world.policy = world.policy, replace(world.policy, enforcement=Enforcement.ENFORCE)
+        world.kubelet.ask_again(first)
+        await world.until(lambda: bool(world.erasers.running), within=20.0)
+        assert first.worker is not None
+        first.worker.cancel()
+        await world.until(world.settled)
+        world.policy = policy
+        return first
+
+    async def _follower(self, first: Tenant) -> Tenant:
+        """Another pod is given the device in the very moment in which the kubelet gives up the first."""
+        world, case = self.world, self._case
+        assert first.first is not None
+        if case["earlier"] == "leftover":
+            self._in_the_way.append(world.matter.fork(first.first))
+        if case["kind"] == "unknown":
+            world.kubelet.trust = Trust.UNREADABLE
+        if case["earlier"] == "living":
+            world.kubelet.force_delete(first, lives_on=1000.0)
+            self._in_the_way.append(first.first)
+            assert first.sandbox is not None
+            self._in_the_way.append(first.sandbox)
+        else:
+            world.kubelet.delete(first)
+        return await self._admitted()
+
+    async def _after_a_release(self, first: Tenant) -> Tenant:
+        self.world.kubelet.delete(first)
+        await self.world.run(1.0)
+        await self.world.until(lambda: self.world.record().hygiene is Hygiene.CLEAN)
+        return await self._admitted()
+
+    async def _admitted(self) -> Tenant:
+        space = "acme-space" if self._case["kind"] == "same-tenant" else "umbrella-space"
+        tenant = await self.world.admit(space, "serve-0", starts=False)
+        assert tenant is not None
+        return tenant
+
+    def _find(self) -> None:
+        """What is off from here on."""
+        world, gpu = self.world, self.world.gpu()
+        match self._case["finding"]:
+            case "held":
+                host = world.matter.start(None, "", "host")
+                world.matter.open(host, gpu.id)
+                self._in_the_way.append(host)
+            case "memory-not-at-its-level":
+                gpu.ghost = True
+            case "setting-off":
+                gpu.settings["compute-mode"] = "exclusive"
+            case "health-warning":
+                gpu.celsius = 120
+            case "health-fault":
+                gpu.xids[95] = 1
+            case "health-fault-told":
+                gpu.xids[95] = 1
+                world.signal(0)
+            case "unreadable":
+                world.unreadable.add(gpu.id)
+
+    def _lift(self) -> None:
+        """Whatever was in the way is over, except what the service has to cure itself: a ghost and a fault."""
+        world = self.world
+        world.unreadable.clear()
+        world.gpu().celsius = 40
+        world.kubelet.trust = Trust.TRUSTED
+        for proc in self._in_the_way:
+            world.matter.end(proc)
+
+
+def _play(case: Case) -> None:
+    @in_virtual_time
+    async def play() -> None:
+        stage = Stage(case)
+        try:
+            path = await stage.play()
+            stage.world.look()
+            breaches = stage.world.laws.breaches
+        finally:
+            await stage.world.end()
+        if case["mode"] == "observe":
+            breaches = [each for each in breaches if "signalled" in each]
+        assert breaches == [], case
+        _sound(case, path)
+        assert path in PATHS.deciding(case).then, f"it is {path}: {case}"
+
+    play()
+
+
+CASES_OF_A_ROW = 4
+
+
+@pytest.mark.parametrize("rule", PATHS.rows, ids=lambda each: each.rule)
+def test_the_engine_takes_the_path_that_the_table_says(rule: Row) -> None:
+    cases = PATHS.by_row[rule.rule]
+    assert cases, "no case gets as far as this row"
+    if settings().max_examples <= 1_000:
+        cases = tuple(Random(rule.rule).sample(cases, min(len(cases), CASES_OF_A_ROW)))
+    for case in cases:
+        _play(case)

@@ -1,0 +1,121 @@
+"""What a start on checks alone may not pass over: a holder without a process, a warning, and what observing means for both."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from scrubber.domain.health import Health
+from scrubber.domain.hygiene import Hygiene
+from scrubber.domain.policy import Enforcement, Policy
+from scrubber.domain.record import Grant
+from tests.world.asking import TRUSTED, started
+from tests.world.timeline import in_virtual_time
+from tests.world.world import DEFAULT, World, a_world
+
+OBSERVE = Enforcement.OBSERVE
+
+
+def last_grant(world: World) -> Grant:
+    grant = world.record().last_grant
+    assert grant is not None
+    return grant
+
+
+@in_virtual_time
+async def test_a_restart_beside_memory_that_nobody_explains_is_not_left_waiting_for_ever() -> None:
+    """No process will ever let it go: the device is out of service, is reset, and the pod starts on it."""
+    async with a_world(devices=1) as world:
+        tenant = await started(world)
+        world.gpu().ghost = True
+        world.kubelet.exit(tenant, again=True)
+        await world.until(lambda: world.record().health is Health.QUARANTINED, within=60.0)
+        cause = world.record().cause
+        assert cause is not None
+        assert cause.code == "ghost"
+        await world.until(lambda: tenant.running, within=120.0)
+        assert world.gpu().resets == 1
+
+
+@in_virtual_time
+async def test_a_restart_waits_for_whoever_is_still_letting_go_and_is_an_exception_then() -> None:
+    """A driver takes a moment to take back what a dead process had: that is no ghost yet."""
+    async with a_world(devices=1) as world:
+        tenant = await started(world)
+        await world.run(2.0)
+        world.gpu().ghost = True
+        world.kubelet.exit(tenant, again=True)
+        await world.run(0.5)
+        world.gpu().ghost = False
+        await world.until(lambda: tenant.running, within=5.0)
+        assert last_grant(world).exception == "same-container"
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["told", "found-by-the-checks"])
+def test_a_device_of_which_the_driver_warns_has_no_exceptions(told: bool) -> None:
+    @in_virtual_time
+    async def warn() -> None:
+        async with a_world(devices=1) as world:
+            tenant = await started(world)
+            world.write_all(tenant)
+            world.gpu().celsius = 120
+            if told:
+                world.signal(0)
+                await world.run(0.1)
+            world.kubelet.exit(tenant, again=True)
+            await world.until(lambda: tenant.starts == 2)
+            assert last_grant(world).exception is None
+            assert world.gpu().cells == [""] * 4
+
+    warn()
+
+
+# -- observing ---------------------------------------------------------------------------------------------------------
+
+
+async def observed(policy: Policy) -> World:
+    world = World(1, replace(policy, enforcement=OBSERVE))
+    await world.start_service()
+    await world.until(world.settled)
+    return world
+
+
+@in_virtual_time
+async def test_observing_lets_a_restart_start_beside_whoever_holds_the_device() -> None:
+    world = await observed(DEFAULT)
+    tenant = await started(world)
+    world.gpu().ghost = True
+    world.kubelet.exit(tenant, again=True)
+    await world.until(lambda: tenant.running, within=5.0)
+    assert tenant.refusals == []
+    await world.end()
+
+
+@in_virtual_time
+async def test_observing_lets_a_pod_start_beside_one_that_lives_where_the_policy_names_an_exception() -> None:
+    world = await observed(TRUSTED)
+    first = await started(world)
+    world.kubelet.force_delete(first, lives_on=300.0)
+    second = await world.admit("acme", "train-1")
+    assert second is not None
+    await world.until(lambda: second.running, within=5.0)
+    assert first.first is not None
+    assert first.first.alive
+    await world.end()
+
+
+@in_virtual_time
+async def test_observing_ends_no_leftover_also_where_the_policy_names_an_exception() -> None:
+    world = await observed(TRUSTED)
+    first = await started(world)
+    await world.run(3.0)
+    assert first.first is not None
+    child = world.matter.fork(first.first)
+    world.kubelet.delete(first)
+    second = await world.admit("acme", "train-1")
+    assert second is not None
+    await world.until(lambda: second.running, within=5.0)
+    assert child.alive
+    assert world.record().hygiene is Hygiene.IN_USE
+    await world.end()

@@ -1,0 +1,205 @@
+"""What a pod leaves behind, by its kind: daemons that never had the device, children that have it, and who cannot be ended."""
+
+from __future__ import annotations
+
+import pytest
+
+from scrubber.domain.assignment import Trust
+from scrubber.domain.health import Health
+from scrubber.domain.hygiene import Hygiene
+from tests.world.asking import admitted, started
+from tests.world.kubelet import Tenant
+from tests.world.matter import Proc
+from tests.world.timeline import in_virtual_time
+from tests.world.world import World, a_world
+
+
+async def seen_running(world: World) -> Tenant:
+    """A pod whose first process the watch has seen often enough to know it."""
+    tenant = await started(world)
+    await world.run(3.0)
+    return tenant
+
+
+def first_of(tenant: Tenant) -> Proc:
+    assert tenant.first is not None
+    return tenant.first
+
+
+def mps(world: World, tenant: Tenant) -> tuple[Proc, Proc]:
+    """A control daemon that a container started, which has no device open, and its server, which has."""
+    daemon = world.matter.fork(first_of(tenant))
+    daemon.holds.clear()
+    server = world.matter.fork(daemon)
+    world.matter.open(server, tenant.devices[0])
+    return daemon, server
+
+
+# -- MPS ---------------------------------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_an_mps_daemon_and_its_server_that_a_pod_left_behind_are_both_ended() -> None:
+    async with a_world(devices=1) as world:
+        tenant = await seen_running(world)
+        daemon, server = mps(world, tenant)
+        world.kubelet.delete(tenant)
+        await world.until(lambda: world.record().hygiene is Hygiene.CLEAN, within=20.0)
+        assert not daemon.alive
+        assert not server.alive
+        ended = {event.fields["pid"] for event in world.vault.events if event.name == "leftover.ended"}
+        assert ended == {daemon.pid, server.pid}
+
+
+@in_virtual_time
+async def test_an_mps_daemon_alone_keeps_its_device_from_the_next_pod_until_it_is_ended() -> None:
+    """It holds nothing now, and would serve whoever comes: nobody starts beside it."""
+    async with a_world(devices=1) as world:
+        tenant = await seen_running(world)
+        daemon, server = mps(world, tenant)
+        world.matter.end(server)
+        world.kubelet.delete(tenant)
+        follower = await world.admit("umbrella", "serve-0")
+        assert follower is not None
+        await world.until(lambda: follower.running, within=20.0)
+        assert not daemon.alive
+
+
+@in_virtual_time
+async def test_an_mps_daemon_of_a_pod_that_restarts_its_container_is_that_pods_own() -> None:
+    async with a_world(devices=1) as world:
+        tenant = await seen_running(world)
+        daemon, server = mps(world, tenant)
+        world.kubelet.exit(tenant, again=True)
+        await world.run(60.0)
+        assert daemon.alive
+        assert server.alive
+        assert not tenant.running
+        world.matter.end(server)
+        await world.until(lambda: tenant.running, within=60.0)
+
+
+@in_virtual_time
+async def test_an_mps_daemon_of_the_node_that_has_the_device_is_waited_for_and_never_ended() -> None:
+    async with a_world(devices=1) as world:
+        server = world.matter.start(None, "host/nvidia-cuda-mps", "host")
+        world.matter.open(server, world.gpu().id)
+        tenant = await world.admit("acme", "train-0")
+        assert tenant is not None
+        await world.run(300.0)
+        assert server.alive
+        assert not tenant.running
+        world.matter.end(server)
+        await world.until(lambda: tenant.running, within=120.0)
+
+
+# -- children ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("generations", [1, 5])
+def test_children_that_inherited_the_device_are_ended_whatever_became_of_their_parents(generations: int) -> None:
+    @in_virtual_time
+    async def leave() -> None:
+        async with a_world(devices=1) as world:
+            tenant = await seen_running(world)
+            child = first_of(tenant)
+            for _ in range(generations):
+                parent, child = child, world.matter.fork(child)
+                if parent is not tenant.first:
+                    world.matter.end(parent)
+            world.kubelet.delete(tenant)
+            follower = await world.admit("umbrella", "serve-0")
+            assert follower is not None
+            await world.until(lambda: follower.running, within=20.0)
+            assert not child.alive
+
+    leave()
+
+
+@in_virtual_time
+async def test_children_that_go_on_forking_while_they_are_looked_for_are_all_ended() -> None:
+    async with a_world(devices=1) as world:
+        tenant = await seen_running(world)
+        world.matter.fork(first_of(tenant))
+        world.kubelet.delete(tenant)
+        follower = await world.admit("umbrella", "serve-0")
+        assert follower is not None
+        for _ in range(40):
+            for proc in list(world.matter.living(tenant.uid)):
+                world.matter.fork(proc)
+                world.matter.end(proc)
+            await world.run(0.05)
+        await world.until(lambda: follower.running, within=60.0)
+        assert not any(world.matter.living(tenant.uid))
+
+
+# -- who cannot be ended -----------------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_a_start_behind_a_process_that_cannot_be_ended_is_told_so_and_goes_on_once_it_is_gone() -> None:
+    async with a_world(devices=1) as world:
+        tenant = await seen_running(world)
+        child = world.matter.fork(first_of(tenant))
+        child.killable = False
+        world.kubelet.delete(tenant)
+        follower = await world.admit("umbrella", "serve-0")
+        assert follower is not None
+        await world.until(lambda: world.record().health is Health.QUARANTINED, within=60.0)
+        await world.run(10.0)
+        assert any(refusal.code == "quarantined" for refusal in follower.refusals)
+        child.killable = True
+        world.matter.end(child)
+        await world.until(lambda: follower.running, within=200.0)
+
+
+@in_virtual_time
+async def test_an_unkillable_process_that_has_let_go_of_the_device_keeps_it_all_the_same() -> None:
+    """Whoever cannot be ended may yet open it again."""
+    async with a_world(devices=1) as world:
+        tenant = await seen_running(world)
+        child = world.matter.fork(first_of(tenant))
+        child.killable = False
+        child.holds.clear()
+        world.kubelet.delete(tenant)
+        follower = await world.admit("umbrella", "serve-0")
+        assert follower is not None
+        await world.run(120.0)
+        assert not follower.running
+        child.killable = True
+        world.matter.end(child)
+        await world.until(lambda: follower.running, within=200.0)
+
+
+@in_virtual_time
+async def test_a_device_is_held_by_a_tenant_that_is_gone_no_longer_than_its_grace() -> None:
+    async with a_world(devices=1) as world:
+        tenant = await seen_running(world)
+        world.kubelet.force_delete(tenant, lives_on=10_000.0)
+        follower = await world.admit("umbrella", "serve-0")
+        assert follower is not None
+        grace = world.policy.limits.dying_grace
+        await world.run(grace - 1.0)
+        assert first_of(tenant).alive
+        await world.until(lambda: follower.running, within=30.0)
+
+
+@pytest.mark.parametrize("trust", [Trust.UNREADABLE, Trust.EMPTY_AFTER_RESTART])
+def test_no_leftover_is_ended_while_the_kubelet_cannot_be_trusted(trust: Trust) -> None:
+    @in_virtual_time
+    async def leave() -> None:
+        async with a_world(devices=1) as world:
+            tenant = await seen_running(world)
+            child = world.matter.fork(first_of(tenant))
+            world.kubelet.trust = trust
+            world.kubelet.delete(tenant)
+            waits = await admitted(world)
+            world.kubelet.ask_again(waits)
+            await world.run(300.0)
+            assert child.alive
+            assert not waits.running
+            world.kubelet.trust = Trust.TRUSTED
+            await world.until(lambda: waits.running, within=60.0)
+            assert not child.alive
+
+    leave()

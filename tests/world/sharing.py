@@ -1,0 +1,165 @@
+"""A world whose devices are shared: pods have ``<device id>::<n>`` of them, and pods of one namespace may be on one together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from scrubber.domain.assignment import Assignment, Reading, Share, Trust
+from scrubber.domain.errors import ScrubberError
+from scrubber.domain.policy import Policy
+from scrubber.domain.sharing import SHARED
+from scrubber.engine.instruments import Instruments
+from scrubber.engine.pods import PodWatch
+from scrubber.engine.views import Granted, HandOverCall
+from tests.world.kubelet import Gone, Tenant
+from tests.world.laws import Laws
+from tests.world.life import Life
+from tests.world.matter import Gpu, Proc
+from tests.world.ports import AssignmentsOfLife
+from tests.world.world import DEFAULT, World
+
+__all__ = ["RESOURCE", "SharedWorld", "a_shared_world"]
+
+RESOURCE = "scrubber.dev/gpu.shared"
+
+
+class SharedLaws(Laws):
+    """The laws of a shared device: one tenant at a time, and nothing of another one's to be read."""
+
+    def started(self, tenant: Tenant, proc: Proc) -> None:
+        for device in tenant.devices:
+            if device in self._erasers.running:
+                self.breach("5", f"{proc.label} starts while an eraser works on {device}")
+            for other in self._strangers(device, tenant.uid):
+                if other.label.partition("/")[0] != tenant.pod.namespace:
+                    self.breach("4", f"{proc.label} starts on {device} beside {other.label} (PID {other.pid})")
+
+    def _may_see(self, reader: str, writer: str) -> bool:
+        return reader.partition("/")[0] == writer.partition("/")[0]
+
+    def _one_granted(self, tenant: Tenant, answer: Granted) -> None:
+        if answer.exception != SHARED:
+            super()._one_granted(tenant, answer)
+            return
+        record, grant = self._vault.records[answer.device], self._vault.grants[answer.device, answer.grant]
+        if record.last_grant != grant or grant not in record.open_grants or grant.pod != tenant.pod:
+            self.breach("2", f"{answer.device} is answered as shared and the ledger does not say so")
+
+
+class AssignmentsOfShares(AssignmentsOfLife):
+    """As the kubelet lists them, with the ids of shares and under our resource's name, and what others gave out."""
+
+    def __init__(self, life: Life, world: SharedWorld) -> None:
+        super().__init__(life, world.kubelet)
+        self._world = world
+
+    async def read(self) -> Reading:
+        return self._world.with_shares(await super().read())
+
+
+class SharedWorld(World):
+    """Attributes:
+    shares: by UID, the kubelet's ids of what the pod's container has; pods that are not in it have whole devices.
+    elsewhere: assignments that another plugin made.
+    """
+
+    def __init__(self, devices: int = 1, policy: Policy = DEFAULT) -> None:
+        super().__init__(devices, policy)
+        self.shares: dict[str, tuple[str, ...]] = {}
+        self.elsewhere: tuple[Assignment, ...] = ()
+        self.laws = SharedLaws(
+            matter=self.matter,
+            kubelet=self.kubelet,
+            erasers=self.erasers,
+            vault=self.vault,
+            policy=lambda: self.policy,
+            boot=lambda: self.identity.boot,
+            now=self.clock.monotonic,
+        )
+
+    def _instruments(self, life: Life) -> Instruments:
+        tools = super()._instruments(life)
+        assignments = AssignmentsOfShares(life, self)
+        return replace(tools, pods=PodWatch(assignments=assignments, containers=tools.containers, clock=tools.clock))
+
+    def with_shares(self, reading: Reading) -> Reading:
+        ours = tuple(replace(each, resource=RESOURCE) for each in reading.assignments)
+        hinted = tuple(replace(each, resource=RESOURCE) for each in reading.hinted)
+        shares = tuple(
+            Share(each.pod, each.container, RESOURCE, device, frozenset(ids))
+            for each in (*ours, *hinted)
+            for device in sorted(each.devices)
+            if (ids := [id_ for id_ in self.shares.get(each.pod.uid or "", ()) if id_.startswith(f"{device}::")])
+        )
+        more = self.elsewhere if reading.trust is Trust.TRUSTED else ()
+        return replace(reading, assignments=(*ours, *more), hinted=hinted, shares=shares)
+
+    def share(self, number: int, *, of: int = 0) -> str:
+        """The id of share ``number`` of a device."""
+        return f"{self.gpu(of).id}::{number}"
+
+    async def admit_shares(self, namespace: str, name: str, *shares: str, starts: bool = True) -> Tenant:
+        """A pod is admitted with ``shares``; its worker starts at once, unless the test asks in its place."""
+        await self.node.reserve(shares, RESOURCE)
+        devices = {id_.partition("::")[0] for id_ in shares}
+        tenant = self.kubelet.admit(namespace, name, devices, starts=False)
+        self.shares[tenant.uid] = shares
+        if starts:
+            self.kubelet.ask_again(tenant)
+        return tenant
+
+    async def start(self, namespace: str, name: str, *shares: str, writes: bool = True) -> Tenant:
+        """A pod that runs on ``shares`` and has written all over their devices."""
+        tenant = await self.admit_shares(namespace, name, *shares)
+        await self.until(lambda: tenant.running and bool(tenant.first and tenant.first.holds))
+        if writes:
+            self.write_all(tenant)
+        return tenant
+
+    def call(self, tenant: Tenant, wait: float | None = None) -> asyncio.Task[tuple[Granted, ...]]:
+        """Ask in the place of the pod's worker."""
+        assert self.service is not None
+        ids = self.shares.get(tenant.uid, tenant.devices)
+        return asyncio.create_task(self.service.hand_over(HandOverCall(ids, wait, frozenset(), RESOURCE)))
+
+    async def refused(self, tenant: Tenant, wait: float = 1.0) -> ScrubberError:
+        """What the pod is refused with when its time is up."""
+        with pytest.raises(ScrubberError) as refusal:
+            await self.call(tenant, wait)
+        self.laws.refused(refusal.value)
+        return refusal.value
+
+    def use(self, device: Gpu, pod: str | None = None) -> Proc:
+        """A process that was granted nothing opens ``device``."""
+        proc = self.matter.start(pod, "elsewhere", "nobody/elsewhere/x#1", mounted=frozenset({device.id}))
+        self.matter.open(proc, device.id)
+        return proc
+
+    async def _pre_start(self, tenant: Tenant) -> None:
+        if self.service is None:
+            raise Gone
+        try:
+            answer = await self.call(tenant)
+        except ScrubberError as refusal:
+            self.laws.refused(refusal)
+            raise
+        self.laws.granted(tenant, answer)
+
+
+@asynccontextmanager
+async def a_shared_world(devices: int = 1, policy: Policy = DEFAULT) -> AsyncIterator[SharedWorld]:
+    """One whose service has found all devices clean; no law may be broken in it."""
+    world = SharedWorld(devices, policy)
+    try:
+        await world.start_service()
+        await world.until(world.settled)
+        yield world
+        world.look()
+        assert world.laws.breaches == []
+    finally:
+        await world.end()
