@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import typer
 
-from scrubber.cli import devices, doctor, history, reset, scrub, serve, sim
+from scrubber.cli import devices, doctor, history, policy, reset, scrub, serve, sim
 from scrubber.cli.exits import Exit, exit_for
 from scrubber.cli.options import OutputOption, new_app
 from scrubber.cli.output import Answer, Output, complain, emit
@@ -29,6 +29,7 @@ app = new_app(
 for group in (serve, devices, scrub, reset, history, doctor):
     group.add_commands(app)
 app.add_typer(sim.app, name="sim")
+app.add_typer(policy.app, name="policy")
 
 
 @app.command()
