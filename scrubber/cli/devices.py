@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from scrubber.cli.asking import run
 from scrubber.cli.options import DeviceArgument, OutputOption, SocketOption
 from scrubber.cli.output import Answer, Output, binary_size, emit
 
@@ -41,7 +41,7 @@ def devices(socket: SocketOption = Path("/run/scrubber"), output: OutputOption =
         async with ReadClient(socket) as client:
             return (await client.devices()).devices
 
-    emit(answer(asyncio.run(ask())), output)
+    emit(answer(run(ask())), output)
 
 
 def quarantine(
@@ -76,7 +76,7 @@ def _act(
         async with AdminClient(socket) as client:
             return (await action(client)).device
 
-    changed = answer([asyncio.run(ask())])
+    changed = answer([run(ask())])
     emit(Answer(changed.data[0], changed.names, changed.header, changed.rows), output)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from scrubber.cli.asking import run
 from scrubber.cli.options import OutputOption, SocketOption, seconds
 from scrubber.cli.output import Answer, Output, emit
 
@@ -61,7 +61,7 @@ def history(
         async with ReadClient(socket) as client:
             return (await client.history(device=device, since=moment, limit=limit)).entries
 
-    emit(answer(asyncio.run(ask())), output)
+    emit(answer(run(ask())), output)
 
 
 def moment_of(written: str, now: float) -> float:

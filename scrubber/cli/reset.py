@@ -5,13 +5,13 @@ It shows, and changes nothing: resets are the service's, when a recovery or the 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
+from scrubber.cli.asking import run
 from scrubber.cli.exits import Exit
 from scrubber.cli.options import DeviceArgument, OutputOption, SocketOption
 from scrubber.cli.output import Answer, Output, emit
@@ -37,7 +37,7 @@ def reset_plan(
         async with ReadClient(socket) as client:
             return await client.reset_plan(device)
 
-    plan = asyncio.run(ask())
+    plan = run(ask())
     emit(_answer(plan), output)
     raise typer.Exit(_exit_for(plan))
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
+from scrubber.cli.asking import run
 from scrubber.cli.exits import Exit
 from scrubber.cli.options import DeviceArgument, OutputOption, SocketOption, seconds
 from scrubber.cli.output import Answer, Output, complain, emit, plain
@@ -64,7 +65,7 @@ def scrub(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Scrub a device that nobody has, or join the scrub under way. Exits with 0 only if it was proved clean."""
-    watched = asyncio.run(_watch(socket, device, path, wait=wait, timeout=timeout))
+    watched = run(_watch(socket, device, path, wait=wait, timeout=timeout))
     if watched.result is not None:
         emit(_verdict(watched.result), output)
         raise typer.Exit(_exit_for(watched.result.scrub.outcome))

@@ -1,0 +1,43 @@
+"""Runs what a command asks, until it is answered or interrupted."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+__all__ = ["run"]
+
+_T = TypeVar("_T")
+
+
+class _Interrupted(Exception):
+    """A person pressed Ctrl-C."""
+
+
+def run(work: Coroutine[Any, Any, _T]) -> _T:
+    """What ``work`` answers.
+
+    The handler that ``asyncio.run`` installs runs when the main thread wakes next, and a signal that the kernel gave to
+    another thread (gRPC has some) does not wake it: the loop's own handler does.
+
+    Raises:
+        KeyboardInterrupt: an interrupt came first; ``work`` was cancelled.
+    """
+    try:
+        return asyncio.run(_until_interrupted(work))
+    except _Interrupted:
+        raise KeyboardInterrupt from None
+
+
+async def _until_interrupted(work: Coroutine[Any, Any, _T]) -> _T:
+    task = asyncio.ensure_future(work)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, task.cancel)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        raise _Interrupted from None
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
