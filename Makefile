@@ -7,7 +7,7 @@ CODE  := $(wildcard scrubber plugin tests bench scripts)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-fast lint format bench gpu-check kernels protos lock clean
+.PHONY: help venv demo test test-fast lint format bench soak gpu-check kernels protos lock clean
 
 help:  ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ format: $(STAMP)  ## put the code into its one form
 
 bench: $(STAMP)  ## measure, and write the results to bench/
 	$(BIN)/python -m bench
+
+soak: $(STAMP)  ## 2,000 pods over 16 devices while everything around them dies (ARGS="--seed N" repeats a run)
+	$(BIN)/python -m tests.chaos.soak $(ARGS)
 
 # On a machine with a GPU that nobody else uses. PYTHON may have CuPy and nvidia-ml-py already; nothing is installed.
 PYTHON ?= $(firstword $(wildcard $(BIN)/python) python3)

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from plugin.logs import Log
 from plugin.service import ScrubService
 from scrubber.domain.errors import InvalidRequest, NotPermitted, Refused, ScrubberError
+from scrubber.domain.resources import REPLICA
 
 __all__ = ["Announce", "Announcements", "to_nobody"]
 
@@ -60,8 +61,12 @@ class Announcements:
                 return
             if epoch != self._epoch:
                 self._epoch, self._too_old = epoch, False
-            if not self._too_old and self._told.get(resource) != (epoch, meanings):
-                await self._tell(resource)
+            await self._catch_up(resource)
+
+    async def due(self, resource: str) -> None:
+        """Tell what could not be told before. A service that goes by an earlier plugin's word takes ids for others."""
+        async with self._one_by_one[resource]:
+            await self._catch_up(resource)
 
     async def again(self, resource: str) -> bool:
         """Tell a service that has just refused an id of ``resource`` although it was told of it, or may have been: it
@@ -76,6 +81,16 @@ class Announcements:
             return list(ids), resource
         known = self._meanings.get(resource, {})
         return sorted({known.get(id_, id_) for id_ in ids}), ""
+
+    def devices(self, resource: str, ids: Sequence[str]) -> frozenset[str]:
+        """The devices that ``ids`` mean here; one that no list has had is a device's own, or one of its shares."""
+        known = self._meanings.get(resource, {})
+        return frozenset(known.get(id_) or id_.rpartition(REPLICA)[0] or id_ for id_ in ids)
+
+    async def _catch_up(self, resource: str) -> None:
+        meanings = self._meanings.get(resource)
+        if meanings is not None and not self._too_old and self._told.get(resource) != (self._epoch, meanings):
+            await self._tell(resource)
 
     async def _tell(self, resource: str) -> bool:
         meanings = self._meanings[resource]

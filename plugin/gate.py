@@ -1,8 +1,9 @@
 """The rule: ask the service, then answer. No container starts without its word.
 
-Promises: the start of a container is let through only by the service's answer to this very call. An ``Allocate`` is
-answered in milliseconds and never refused for something temporary; when the service could not be told of it, the next
-hand-over says so, because a start after it is not the same container's start again.
+Promises: the start of a container is let through only by the service's answer to this very call, and only for the
+devices that the container has, whatever the service takes their ids for. An ``Allocate`` is answered in milliseconds and
+never refused for something temporary; when the service could not be told of it, the next hand-over says so, because a
+start after it is not the same container's start again.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ from plugin.board import Board
 from plugin.logs import Log
 from plugin.service import ScrubService
 from scrubber.api import scrubber_pb2 as pb
-from scrubber.domain.errors import Away, InvalidRequest, Quarantined, ScrubberError
+from scrubber.domain.errors import Away, InvalidRequest, NotReady, Quarantined, ScrubberError
 
 __all__ = ["Gate", "GateTimes"]
 
+OTHERWISE = (
+    "The scrub service takes the ids of these devices for others; it is told again, and the start is tried again."
+)
 ABSENT = "The scrub service on this node does not answer; the start is tried again."
 
 
@@ -109,7 +113,7 @@ class Gate:
 
         Raises:
             Away: there is no service; said after ``times.absent`` seconds.
-            NotReady: a scrub is under way, or an earlier pod is not over yet.
+            NotReady: a scrub is under way, an earlier pod is not over yet, or other devices were handed over.
             ScrubberError: what the service refused with; ``public`` may be shown to anybody.
         """
         began = self._clock()
@@ -120,6 +124,7 @@ class Gate:
         gone_since: float | None = None
         retold = False
         while True:
+            await self._announcements.due(resource)
             asked = self._clock()
             try:
                 answer = await self._ask(device_ids, resource, noted, ends - asked)
@@ -137,6 +142,16 @@ class Gate:
                 if now + self._times.retry >= absent_until:
                     raise Away(str(error), public=ABSENT) from error
                 await asyncio.sleep(self._times.retry)
+                continue
+            guarded = frozenset(device.id for device in answer.devices)
+            if guarded != self._announcements.devices(resource, device_ids):
+                # It goes by what an earlier plugin told it, or another one; the container has our devices.
+                self._log.error(
+                    "The scrub service took ids for other devices", ids=sorted(device_ids), handed_over=sorted(guarded)
+                )
+                if retold or not await self._announcements.again(resource):
+                    raise NotReady(OTHERWISE, public=OTHERWISE)
+                retold = True
                 continue
             self._settle(noted, None)
             self._log.info(

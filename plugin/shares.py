@@ -16,11 +16,10 @@ from enum import StrEnum
 
 from plugin.availability import Offer, Word, by_index
 from scrubber.domain.errors import InvalidRequest
+from scrubber.domain.resources import REPLICA
 
-__all__ = ["MOST_SHARES", "REPLICA", "SHARED", "Preference", "Sharing", "devices_of", "meanings", "spread"]
+__all__ = ["MOST_SHARES", "SHARED", "Preference", "Sharing", "devices_of", "meanings", "spread"]
 
-REPLICA = "::"
-"""Between a device's id and the number of one of its shares."""
 SHARED = ".shared"
 """Behind the name of a resource that is renamed because it is shared."""
 MOST_SHARES = 256

@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+from collections.abc import Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
 from secrets import token_hex
+from typing import Any
 
 import sdnotify
 import structlog
@@ -35,8 +37,10 @@ from scrubber.adapters.nvidia.setting_values import refusals
 from scrubber.api.server import ApiServer
 from scrubber.api.sockets import Sockets
 from scrubber.backends import DeviceBackend, nvidia_backend, sim_backend
-from scrubber.config.policy_file import load_policy, signed
+from scrubber.config.policy_file import signed
+from scrubber.config.policy_source import PolicySource
 from scrubber.config.settings import Backend, ContainerIdentity, ServiceSettings
+from scrubber.domain.assignment import Trust
 from scrubber.domain.device import Device, NodeIdentity
 from scrubber.domain.errors import Away, BadConfiguration, ScrubberError
 from scrubber.domain.policy import Policy
@@ -44,6 +48,7 @@ from scrubber.domain.resources import Meaning
 from scrubber.engine.instruments import Instruments
 from scrubber.engine.node import Node
 from scrubber.engine.pods import PodWatch
+from scrubber.engine.policy import follow_policy
 from scrubber.engine.reconcile import reconcile, welcome
 from scrubber.engine.slots import Slots
 from scrubber.engine.strangers import Strangers
@@ -61,6 +66,8 @@ _USE_EVERY = 0.5
 """Seconds between two looks at who uses the devices, at least: on a simulated node each is a walk over ``/proc``."""
 _DRIVER_EVERY = 5.0
 """Seconds between two looks at the driver itself."""
+_KUBELET_EVERY = 5.0
+"""Seconds between two looks at whether the kubelet's lists are believed."""
 
 
 async def run(settings: ServiceSettings) -> int:
@@ -70,11 +77,12 @@ async def run(settings: ServiceSettings) -> int:
         Fatal: a setting, the policy, the ledger or another instance keeps the service from starting.
     """
     log = configure_logging(settings.log_format.value, settings.log_level.value, sys.stderr)
-    policy = _policy(settings, log)
-    stop = asyncio.Event()
+    policies = PolicySource(settings.policy, adjust=lambda policy: _adjusted(policy, settings, log))
+    stop, reload = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    serving = asyncio.create_task(_serve(settings, policy, log), name="service")
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload.set)
+    serving = asyncio.create_task(_serve(settings, policies, reload, log), name="service")
     stopping = asyncio.create_task(stop.wait(), name="stop")
     await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
@@ -94,8 +102,14 @@ async def run(settings: ServiceSettings) -> int:
     return 0
 
 
-async def _serve(settings: ServiceSettings, policy: Policy, log: structlog.typing.FilteringBoundLogger) -> None:
+async def _serve(
+    settings: ServiceSettings,
+    policies: PolicySource,
+    reload: asyncio.Event,
+    log: structlog.typing.FilteringBoundLogger,
+) -> None:
     """Build everything, run it, and take it down in the reverse order."""
+    policy = policies.policy
     if settings.backend is Backend.NVIDIA:
         refuse_another_pid_namespace(settings.pod_resources_socket)
     supervisor = sdnotify.SystemdNotifier()
@@ -109,7 +123,7 @@ async def _serve(settings: ServiceSettings, policy: Policy, log: structlog.typin
         state = await ledger.load()
         containers = _containers(settings)
         stack.callback(containers.close)
-        backend = await stack.enter_async_context(_backend(settings, policy, containers))
+        backend = await stack.enter_async_context(_backend(settings, policies, containers))
         supervisor.notify("STATUS=Waiting for the driver")
         patient = not settings.fail_on_init_error
         identity, devices = await _driver(backend, clock, log, supervisor, patient=patient)
@@ -152,13 +166,13 @@ async def _serve(settings: ServiceSettings, policy: Policy, log: structlog.typin
             strangers=Strangers(containers=containers, clock=clock),
             slots=Slots(policy.limits.eraser_slots),
             identity=identity,
-            policy=lambda: policy,
+            policy=lambda: policies.policy,
             new_id=lambda kind: f"{kind}-{token_hex(6)}",
             spawn=lambda work, name: scrubs.create_task(work, name=name),
         )
 
         def info() -> ServiceView:
-            return ServiceView(__version__, settings.backend.value, identity, policy, ledger.health(), epoch)
+            return ServiceView(__version__, settings.backend.value, identity, policies.policy, ledger.health(), epoch)
 
         node = Node(instruments=instruments, info=info, epoch=epoch)
         server = ApiServer(
@@ -174,7 +188,8 @@ async def _serve(settings: ServiceSettings, policy: Policy, log: structlog.typin
         supervisor.notify(f"READY=1\nSTATUS=Watching {len(devices)} devices")
         head = f"{state.head_sequence}:{state.head_hash}"
         log.info("service.ready", devices=len(devices), policy=policy.name, version=__version__, audit_head=head)
-        await _run_tasks(node, backend, state, instruments, journal, supervisor, settings, log)
+        following = follow_policy(node, policies=policies, asked=reload, instruments=instruments)
+        await _run_tasks(node, backend, state, instruments, journal, supervisor, settings, log, following)
 
 
 async def _run_tasks(
@@ -186,6 +201,7 @@ async def _run_tasks(
     supervisor: sdnotify.SystemdNotifier,
     settings: ServiceSettings,
     log: structlog.typing.FilteringBoundLogger,
+    following: Coroutine[Any, Any, None],
 ) -> None:
     """Until cancelled, or until one of them dies."""
     interval = settings.watch_interval
@@ -203,6 +219,8 @@ async def _run_tasks(
         group.create_task(tend_all(node, instruments=instruments), name="tending")
         group.create_task(_show_states(node, backend, journal), name="states")
         group.create_task(_watch_driver(backend, instruments, log), name="driver")
+        group.create_task(following, name="policy")
+        group.create_task(_tell_of_kubelet(instruments, log), name="kubelet")
         group.create_task(_keep_alive(supervisor, instruments.clock), name="watchdog")
 
 
@@ -241,6 +259,22 @@ async def _watch_driver(
         await instruments.clock.sleep(_DRIVER_EVERY)
 
 
+async def _tell_of_kubelet(instruments: Instruments, log: structlog.typing.FilteringBoundLogger) -> None:
+    """Say why the kubelet's lists are not believed, as long as they are not: who starts waits, and a person can act."""
+    told = (Trust.TRUSTED, "")
+    while True:
+        reading = instruments.pods.reading
+        without = " ".join(reading.remarks)
+        # What is said of a young list counts its seconds: that is told once.
+        now = (reading.trust, reading.detail if reading.trust is Trust.UNREADABLE else without)
+        if now != told and now == (Trust.TRUSTED, ""):
+            log.info("kubelet.trusted")
+        elif now != told:
+            log.warning("kubelet.doubted", trust=reading.trust.value, sentence=reading.detail or without)
+        told = now
+        await instruments.clock.sleep(_KUBELET_EVERY)
+
+
 async def _keep_alive(supervisor: sdnotify.SystemdNotifier, clock: Clock) -> None:
     """From the engine's own loop: a loop that hangs is restarted by the supervisor."""
     while True:
@@ -248,8 +282,8 @@ async def _keep_alive(supervisor: sdnotify.SystemdNotifier, clock: Clock) -> Non
         await clock.sleep(5.0)
 
 
-def _policy(settings: ServiceSettings, log: structlog.typing.FilteringBoundLogger) -> Policy:
-    policy = load_policy(settings.policy)
+def _adjusted(policy: Policy, settings: ServiceSettings, log: structlog.typing.FilteringBoundLogger) -> Policy:
+    """The policy as this start wants it, for this backend."""
     impossible = refusals(policy.settings) if settings.backend is Backend.NVIDIA else ()
     if impossible:
         raise BadConfiguration(f"{settings.policy}: settings: {' '.join(impossible)}")
@@ -263,27 +297,27 @@ def _policy(settings: ServiceSettings, log: structlog.typing.FilteringBoundLogge
 
 
 def _backend(
-    settings: ServiceSettings, policy: Policy, containers: Containers
+    settings: ServiceSettings, policies: PolicySource, containers: Containers
 ) -> AbstractAsyncContextManager[DeviceBackend]:
     if settings.backend is Backend.SIM:
         assert settings.sim_dir is not None  # the settings saw to it
-        return sim_backend(settings.sim_dir, question=policy.limits.question)
+        return sim_backend(settings.sim_dir, question=policies.policy.limits.question)
     accounts = ServiceAccounts(settings.kubelet_dir, settings.pod_logs_dir)
 
     async def infrastructure(pid: int) -> str | None:
         """Named by the policy: a systemd unit, or a pod's namespace and service account; never by what it calls itself."""
         unit = unit_of(pid)
-        if unit in policy.infrastructure.units:
+        if unit in policies.policy.infrastructure.units:
             return unit
-        uid = await containers.pod_uid_of(pid) if policy.infrastructure.pods else None
+        uid = await containers.pod_uid_of(pid) if policies.policy.infrastructure.pods else None
         account = None if uid is None else accounts.of(uid)
-        return "/".join(account) if account in policy.infrastructure.pods and account is not None else None
+        return "/".join(account) if account in policies.policy.infrastructure.pods and account is not None else None
 
     return nvidia_backend(
         Places.of(settings.nvidia_driver_root),
         settings.state_dir,
         node=settings.node_name,
-        question=policy.limits.question,
+        question=policies.policy.limits.question,
         infrastructure=infrastructure,
     )
 

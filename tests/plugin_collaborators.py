@@ -124,7 +124,11 @@ class FakeService(scrubber_pb2_grpc.PluginServicer):
         self.asked.append(request)
         self.bell.ring()
         await self._do(self.on_hand_over(request), context)
-        return pb.HandOverResponse(devices=[pb.GrantedDevice(id=each, path="fast") for each in request.device_ids])
+        known = {
+            id_: each for resource, ids in self.announced if resource == request.resource for id_, each in ids.items()
+        }
+        devices = sorted({known.get(id_, id_) for id_ in request.device_ids})
+        return pb.HandOverResponse(devices=[pb.GrantedDevice(id=each, path="fast") for each in devices])
 
     async def _do(self, deed: Awaitable[None], context: Any) -> None:
         try:

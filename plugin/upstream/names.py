@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from plugin.shares import REPLICA
+from scrubber.domain.resources import REPLICA
 
 __all__ = ["Directory", "Known", "Meaning", "claims", "pci_address", "steady"]
 

@@ -12,6 +12,7 @@ from scrubber.domain.errors import Unreadable
 __all__ = ["Stat", "parse_stat"]
 
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD
+_EXITING = 0x00000004  # PF_EXITING
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,8 @@ class Stat:
 
     Attributes:
         started: clock ticks since boot.
+        exiting: it is ending, and may stay at that for long; it has no files and no memory of its own any more, or soon.
+        threads: of the process, by the kernel's own count; one that has died and was not waited for counts as well.
         environment: where the environment lies in memory (changes with every exec); (0, 0) when there is none or it
             may not be seen.
     """
@@ -29,6 +32,8 @@ class Stat:
     parent: int
     started: int
     kernel_thread: bool
+    exiting: bool
+    threads: int
     environment: tuple[int, int]
 
     @property
@@ -39,6 +44,14 @@ class Stat:
     def dead(self) -> bool:
         """Whether this thread runs no more; others of its process may."""
         return self.state in ("Z", "X")
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing of the process runs any more; of a process, not of a thread.
+
+        Not asked by listing threads: one that makes the next and ends is in no list that is still true when it is read.
+        """
+        return self.dead and self.threads <= 1
 
     @property
     def given_empty(self) -> bool:
@@ -63,6 +76,8 @@ def parse_stat(data: bytes) -> Stat:
             parent=int(fields[1]),
             started=int(fields[19]),
             kernel_thread=bool(int(fields[6]) & _KERNEL_THREAD),
+            exiting=bool(int(fields[6]) & _EXITING),
+            threads=int(fields[17]),
             environment=(int(fields[47]), int(fields[48])),
         )
     except (IndexError, ValueError) as exc:

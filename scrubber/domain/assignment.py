@@ -73,7 +73,8 @@ class Reading:
         assignments: from PodResources; entries merged per container and resource. Ordinary init containers are never
             among them.
         hinted: from the checkpoint alone (init containers): good enough to wait for a pod, never to trust it.
-        at: monotonic seconds when the reading was taken.
+        at: monotonic seconds when the reading was begun: what happened later may not be in it.
+        done: monotonic seconds when it was there: what it lacks was gone by then, and not necessarily before.
         detail: a sentence on why the reading is not trusted; empty when it is.
         init_containers_known: whether the checkpoint could be read and bears the list out. Without it no ordinary init
             container is seen, so ``hinted`` may lack one, and :meth:`containers_with` may count too few.
@@ -84,6 +85,8 @@ class Reading:
             this kubelet has not listed since its start. It may not have come to them yet: their absence says nothing.
         kubelet: changes with every start of the kubelet, as far as its socket tells; empty when nobody answered.
         shares: of those in ``assignments`` and ``hinted`` that have shares of devices and not the whole of them, which.
+        unexplained: pods that have something of a plugin's or DRA driver's that nobody has explained. It may be any device
+            of ours, until its plugin says what its ids mean.
     """
 
     trust: Trust
@@ -97,6 +100,8 @@ class Reading:
     unproved: frozenset[Pod] = frozenset()
     kubelet: str = ""
     shares: tuple[Share, ...] = ()
+    done: float = 0.0
+    unexplained: frozenset[Pod] = frozenset()
 
     def having(self, device: str, share: frozenset[str] = frozenset()) -> tuple[Assignment, ...]:
         """All assignments that PodResources lists for ``device``; only those of a ``share``, if one is given.
@@ -105,6 +110,10 @@ class Reading:
             share: ids of shares of the device; one of them is enough.
         """
         return self._with(self.assignments, device, share)
+
+    def naming(self, device: str) -> tuple[Assignment, ...]:
+        """All assignments of ``device`` that any witness names, believed or not."""
+        return tuple(each for each in (*self.assignments, *self.hinted) if device in each.devices)
 
     def assignment_of(
         self, device: str, share: frozenset[str] = frozenset(), *, resource: str = ""
@@ -208,7 +217,8 @@ class PodAbsence:
             return PodAbsence()
         if not reading.proves_absent(pod) or (self.times and reading.at - self.last < _APART):
             return self
-        return PodAbsence(self.times + 1, reading.at if self.since is None else self.since, reading.at)
+        since = max(reading.at, reading.done) if self.since is None else self.since
+        return PodAbsence(self.times + 1, since, reading.at)
 
     @property
     def proved(self) -> bool:

@@ -172,7 +172,7 @@ class DeviceRecord:
         """Somebody without a grant used it, or may have while nobody looked: its bytes are not the last grant's alone.
 
         Args:
-            seen: it is known that somebody did.
+            seen: it is known, or has to be presumed, that somebody did.
         """
         after = self.touched() if self.hygiene is Hygiene.CLEAN else self._next(watched=False)
         return replace(after, tainted=self.tainted or seen)

@@ -60,7 +60,7 @@ _WAYS: Mapping[str, WayBack] = {
     "recovery-service": WayBack.PERSON,
     "too-hot": WayBack.WAIT,
     "ghost": WayBack.RESET,
-    "ungranted-use": WayBack.SCRUB,
+    "ungranted-use": WayBack.WAIT,
     "unkillable": WayBack.WAIT,
     "eraser-unkillable": WayBack.WAIT,
     "erase-timeout": WayBack.SCRUB,

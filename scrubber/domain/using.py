@@ -21,7 +21,7 @@ class Use(StrEnum):
     STRANGER = "stranger"
     """Nobody gave it the device."""
     UNTELLABLE = "untellable"
-    """The device was granted to somebody whom no witness names: it may be this one."""
+    """The device was granted to somebody whom no witness names, or the kubelet has not come to this pod yet."""
 
 
 def judge_use(uid: str | None, device: str, grants: Iterable[Grant], reading: Reading) -> Use:
@@ -36,18 +36,28 @@ def judge_use(uid: str | None, device: str, grants: Iterable[Grant], reading: Re
         return Use.GRANTED
     if any(grant.pod is None or grant.pod.uid is None for grant in open_grants):
         return Use.UNTELLABLE
+    if not open_grants and _unproved(uid, reading):
+        return Use.UNTELLABLE
     return Use.UNANNOUNCED if uid is not None and _assigned(uid, device, reading) else Use.STRANGER
 
 
 def may_be_ended(uid: str | None, device: str, grants: Iterable[Grant], reading: Reading) -> bool:
     """Whether a stranger's process may be ended where the policy says so.
 
-    Only a pod's process, and only by a list that is believed. A process of the node itself is a person's to judge.
+    Only a pod's process, and only by a list that is believed. A process of the node itself is a person's to judge, and so
+    is that of a pod which may have the device under an id that nobody has explained.
     """
-    if uid is None or reading.trust is not Trust.TRUSTED:
+    if uid is None or reading.trust is not Trust.TRUSTED or _unproved(uid, reading):
+        return False
+    if any(pod.uid in (uid, None) for pod in reading.unexplained):
         return False
     return judge_use(uid, device, grants, reading) is Use.STRANGER
 
 
+def _unproved(uid: str | None, reading: Reading) -> bool:
+    """Whether that the reading does not list the pod says nothing, because the kubelet may not have come to it yet."""
+    return uid is not None and any(pod.uid in (uid, None) for pod in reading.unproved)
+
+
 def _assigned(uid: str, device: str, reading: Reading) -> bool:
-    return any(device in each.devices and each.pod.uid == uid for each in (*reading.assignments, *reading.hinted))
+    return any(each.pod.uid == uid for each in reading.naming(device))

@@ -21,7 +21,7 @@ async def adopt(
     """
     await keeper.adopt(
         Grant(
-            keeper.record.grants + 1,
+            0,
             assignment,
             HandOver.UNKNOWN,
             instruments.clock.wall(),

@@ -17,6 +17,7 @@ from scrubber.engine import narrate
 from scrubber.engine.finish import to_the_end
 from scrubber.engine.instruments import Instruments
 from scrubber.engine.joining import joined
+from scrubber.engine.keeper import Keeper
 from scrubber.engine.readiness import Readiness, Ready, Wanted
 from scrubber.engine.views import Granted
 from scrubber.ports import Change
@@ -57,6 +58,7 @@ class Handing:
         self._earlier = earlier
         self._began = instruments.clock.monotonic()
         self._deadline = deadline
+        self._held: tuple[Keeper, DeviceRecord] | None = None
         self.granted: tuple[Granted, ...] | None = None
 
     async def run(self) -> tuple[Granted, ...]:
@@ -73,6 +75,10 @@ class Handing:
                 granted = None  # the next round meets it again, and takes the device out of service
             if granted is not None:
                 return granted
+            if self._held is not None:
+                keeper, seen = self._held
+                self._held = None
+                await keeper.touched(seen)  # whoever it was may be gone by the next look
             if self._instruments.clock.monotonic() >= self._deadline:
                 raise NotReady(
                     "A device changed while it was being granted, until the time was up.",
@@ -103,8 +109,10 @@ class Handing:
                 if keeper.retired or keeper.allocations != each.allocations:
                     return None
                 # Of a device that is joined, that somebody holds it says nothing.
-                held = each.decision.exception not in ("observe", SHARED) and await keeper.held()
-                if held or (each.decision.exception != "observe" and keeper.unwatched):
+                if each.decision.exception not in ("observe", SHARED) and await keeper.held():
+                    self._held = (keeper, keeper.record)
+                    return None
+                if each.decision.exception != "observe" and keeper.unwatched:
                     return None
             change, granted = Change(), []
             for keeper, each, baseline in zip(self._keepers, ready, baselines, strict=True):

@@ -171,21 +171,34 @@ class Keeper(Custody):
                 after = replace(after, version=self._record.version + 1)
                 await self._commit(Change(events=narrate.health_changed(self._record, after, now)), after)
 
-    async def touched(self) -> bool:
-        """Void the certificate if somebody holds the device although it is granted to nobody; True if so."""
+    async def touched(self, seen: DeviceRecord) -> bool:
+        """Somebody was found to hold the device although it is granted to nobody: void the certificate; True if so.
+
+        Args:
+            seen: the record as it was before the look. A certificate that was issued since is another one's.
+        """
         async with self._lock:
-            if self._record.hygiene is not Hygiene.CLEAN or self._job is not None or not await self.held():
+            standing = self._record.hygiene is Hygiene.CLEAN and self._record.certificate == seen.certificate
+            if not standing or self._job is not None:
                 return False
             event = Event("device.touched", self._instruments.clock.wall(), self.device.id)
-            await self._commit(Change(events=(event,)), self._record.touched())
+            await self._commit_seen(Change(events=(event,)), self._record.touched())
             return True
+
+    async def _commit_seen(self, change: Change, record: DeviceRecord) -> None:
+        """Commit what takes trust away. If that fails, it is not forgotten: the next look takes it away."""
+        try:
+            await self._commit(change, record)
+        except LedgerFailure:
+            self._lookout.miss()
+            raise
 
     async def intruded(self, event: Event, findings: Iterable[Finding] = (), *, seen: bool = True) -> None:
         """Record that somebody without a grant had the device, or may have had: no certificate or exception outlives it.
 
         Args:
             findings: faults that it means, where the policy says so.
-            seen: whether somebody was seen to.
+            seen: whether somebody was seen to, or has to be presumed to have.
         """
         async with self._lock:
             before = after = self._record
@@ -195,7 +208,11 @@ class Keeper(Custody):
             if faults:
                 after = after_findings(after, faults, self._instruments.policy(), event.at)
             after = replace(after, version=before.version + 1)
-            await self._commit(Change(events=(event, *narrate.health_changed(before, after, event.at))), after)
+            await self._commit_seen(Change(events=(event, *narrate.health_changed(before, after, event.at))), after)
+
+    def attend(self) -> None:
+        """The service is awake; told all the while, also while the device is scrubbed."""
+        self._lookout.attend()
 
     @property
     def unwatched(self) -> bool:
@@ -209,7 +226,9 @@ class Keeper(Custody):
         if not self._record.watched and self._record.hygiene is not Hygiene.CLEAN:
             self._lookout.begin()
             return False
-        sentence = f"Nobody looked at the device for over {GAP:g} s; somebody may have used it."
+        sentence = (
+            f"Nobody looked for over {GAP:g} s, or what was seen could not be recorded; somebody may have used it."
+        )
         fields = {"reason": "gap", "sentence": sentence}
         event = Event("certificate.voided", self._instruments.clock.wall(), self.device.id, fields=fields)
         await self.intruded(event, seen=False)
@@ -243,9 +262,20 @@ class Keeper(Custody):
                 await self._commit(Change(events=(event,)), self._record.released())
 
     async def adopt(self, grant: Grant | None) -> None:
-        """Somebody had the device before this service looked; untouched until it is given back."""
+        """Somebody had the device before this service looked; untouched until it is given back.
+
+        Args:
+            grant: its sequence is given here, where nobody else can grant anything.
+        """
         async with self._lock:
-            pod = grant.pod if grant is not None else self._record.open_grants[-1].pod
+            record = self._record
+            if self._job is not None or record.hygiene not in (Hygiene.DIRTY, Hygiene.IN_USE):
+                return  # a scrub began meanwhile: it finds the pod, and so does the next look
+            if grant is not None:
+                if record.hygiene is Hygiene.IN_USE and any(each.pod == grant.pod for each in record.open_grants):
+                    return  # it was granted meanwhile
+                grant = replace(grant, sequence=record.grants + 1)
+            pod = grant.pod if grant is not None else record.open_grants[-1].pod
             fields = {} if pod is None else {"tenant_namespace": pod.namespace, "pod": pod.name}
             event = Event("device.adopted", self._instruments.clock.wall(), self.device.id, fields=fields)
             grants = () if grant is None else ((self.device.id, grant),)
@@ -351,11 +381,12 @@ class Keeper(Custody):
         """Run the plan and commit what it proved. However this ends, joined callers are told."""
         result = ScrubResult(Outcome.ABANDONED, ())
         finished, certificate = job.record, None
+        began = self._instruments.clock.monotonic()
         try:
             try:
                 result = await scrub.run(work, job.begin)
             finally:
-                finished, certificate = await to_the_end(self._conclude(job, work, result))
+                finished, certificate = await to_the_end(self._conclude(job, work, result, began))
         except LedgerFailure:
             # The record still says "scrubbing": tending settles it once the ledger can be written again.
             finished = replace(job.record, ended=self._instruments.clock.wall(), outcome=Outcome.ABANDONED)
@@ -366,8 +397,14 @@ class Keeper(Custody):
             self.wake.set()
             self._changed()
 
-    async def _conclude(self, job: ScrubJob, work: Work, result: ScrubResult) -> tuple[ScrubRecord, Certificate | None]:
+    async def _conclude(
+        self, job: ScrubJob, work: Work, result: ScrubResult, began: float
+    ) -> tuple[ScrubRecord, Certificate | None]:
         async with self._lock:
+            if result.outcome is Outcome.PASSED and self._lookout.absent_since(began):
+                # Nobody knows what came after the eraser: it may have been gone for as long as the service stood still.
+                result = ScrubResult(Outcome.HELD_UP, result.steps)
+            looked = self._instruments.clock.monotonic()
             instruments, policy, now = self._instruments, work.policy, self._instruments.clock.wall()
             finished = replace(job.record, ended=now, outcome=result.outcome, steps=result.steps)
             certificate: Certificate | None = None
@@ -394,7 +431,7 @@ class Keeper(Custody):
             )
             certificates = () if certificate is None else (certificate,)
             await self._commit(Change(scrubs=(finished,), certificates=certificates, events=events), after)
-            self._lookout.begin()
+            self._lookout.begin(looked)
             return finished, certificate
 
     async def check(self, occasion: Occasion, actor: str = "service") -> tuple[ScrubRecord, ScrubResult]:

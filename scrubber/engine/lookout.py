@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from scrubber.ports import Clock
 
 __all__ = ["GAP", "Lookout"]
@@ -18,7 +20,8 @@ class Lookout:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._free_since: float | None = None
-        self._looked = clock.monotonic()
+        self._looked = self._attended = clock.monotonic()
+        self._absent = -math.inf
         self._gap = False
 
     def look(self) -> None:
@@ -33,9 +36,24 @@ class Lookout:
         elif self._free_since is None:
             self._free_since = self._looked
 
-    def begin(self) -> None:
-        """Whatever was missed before counts no more: the device was proved clean just now, or its gap is on record."""
-        self._looked, self._gap = self._clock.monotonic(), False
+    def attend(self) -> None:
+        """The service is awake. Told all the while, also while nobody may look because the device is scrubbed."""
+        now = self._clock.monotonic()
+        if now - self._attended > GAP:
+            self._absent = now
+        self._attended = now
+
+    def absent_since(self, moment: float) -> bool:
+        """Whether the service stood still for too long after ``moment`` (monotonic seconds)."""
+        return self._absent >= moment or self._clock.monotonic() - max(self._attended, moment) > GAP
+
+    def miss(self) -> None:
+        """Something was seen and could not be put on record: as if nobody had looked."""
+        self._gap = True
+
+    def begin(self, at: float | None = None) -> None:
+        """Whatever was missed before ``at`` (now) counts no more: the device was proved clean, or its gap is on record."""
+        self._looked, self._gap = self._clock.monotonic() if at is None else at, False
 
     def granted(self) -> None:
         """Nobody was seen since."""

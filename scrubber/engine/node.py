@@ -123,6 +123,12 @@ class Node:
                 await stack.enter_async_context(self._keepers[device].still())
             yield
 
+    def policy_changed(self) -> None:
+        """Another policy is in force: what was proved under the old one is proved again."""
+        for keeper in self._keepers.values():
+            keeper.wake.set()
+        self._show()
+
     def ready(self) -> None:
         """Every device was looked at once."""
         self._ready = True

@@ -84,7 +84,9 @@ class PodWatch:
             processes = await self._containers.processes(pod)
         except Unreadable:
             return
-        if remaining(processes, grant.baseline):
+        sandbox = {each.identity for each in grant.baseline} & {each.identity for each in processes}
+        # A pod that was named before it had a sandbox gets one without anything having run.
+        if remaining(processes, grant.baseline if sandbox else presumed_sandbox(processes, held=False)):
             self._ran[pod] = self._clock.wall()
         known, seen = self._firsts.get(pod, {}), {}
         living = {process.identity for process in processes}
@@ -93,6 +95,12 @@ class PodWatch:
                 first, looks = known.get(process.container, (process, 0))
                 seen[process.container] = (first, looks + 1) if first.identity in living else (process, 1)
         self._firsts[pod] = known | seen
+
+    def used(self, device: str, uid: str, since: float) -> None:
+        """A process of pod ``uid`` was seen to use ``device``, by a look that began at ``since`` (wall-clock seconds)."""
+        for pod in self._absences:
+            if pod.uid == uid:
+                self._ran[pod] = max(since, self._ran.get(pod, -math.inf))
 
     def ran(self, grant: Grant) -> bool:
         """Whether the pod of ``grant`` was seen to run since.
@@ -161,8 +169,8 @@ def _sandbox_now(everything: Collection[Process], grant: Grant, *, held: bool) -
         return grant.baseline
     if grant.baseline:
         return presumed_sandbox(everything, held=held)  # the runtime made another one since
-    # It was adopted when its processes could not be told. Any other grant's pod has no process for a sandbox.
-    return presumed_sandbox(everything, held=False) if grant.exception == "adopted" else ()
+    # It was adopted when its processes could not be told, or granted before it had a sandbox, or it keeps none.
+    return presumed_sandbox(everything, held=held and grant.exception != "adopted")
 
 
 def _age(grant: Grant, wall: float) -> float:

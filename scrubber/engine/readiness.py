@@ -233,7 +233,7 @@ class Readiness:
             await keeper.report(findings)
             return None
         held = any(finding.code == "held" for finding in findings)
-        if held and record.hygiene is not Hygiene.IN_USE and await keeper.touched():
+        if held and record.hygiene is not Hygiene.IN_USE and await keeper.touched(record):
             return None
         if held and not await self._is_nobodys(keeper):
             device = keeper.device.id

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import replace
 
-from scrubber.domain.assignment import presumed_sandbox, remaining
+from scrubber.domain.assignment import Pod, presumed_sandbox, remaining
 from scrubber.domain.device import Device
 from scrubber.domain.errors import Away, DeviceFault, Unreadable
 from scrubber.domain.evidence import Outcome, ScrubRecord, Step
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.leftover import PodState
-from scrubber.domain.record import DeviceRecord
+from scrubber.domain.record import DeviceRecord, Grant
 from scrubber.domain.signals import fault_finding
 from scrubber.engine.adoption import adopt
 from scrubber.engine.instruments import Instruments
@@ -39,7 +39,8 @@ async def reconcile(node: Node, devices: Iterable[Device], state: LedgerState, *
     await instruments.ledger.commit(Change(records=tuple(started.values()), scrubs=abandoned, events=(event,)))
     instruments.journal.tell([event])
     keepers = [node.keeper(device, started[device.id]) for device in devices]
-    await _look_at_all(keepers, instruments)
+    grants = [grant for keeper in keepers for grant in keeper.record.open_grants]
+    await _look_at_all(keepers, grants, instruments)
     for keeper in keepers:
         node.add(keeper)
     node.ready()
@@ -53,7 +54,7 @@ async def welcome(node: Node, device: Device, state: LedgerState, *, instruments
     await instruments.ledger.commit(Change(records=(record,), events=(event,)))
     instruments.journal.tell([event])
     keeper = node.keeper(device, record)
-    await _look_at_all([keeper], instruments)
+    await _look_at_all([keeper], [*node.open_grants(), *record.open_grants], instruments)
     node.add(keeper)
 
 
@@ -61,19 +62,22 @@ def _abandoned(scrub: ScrubRecord, now: float) -> ScrubRecord:
     return replace(scrub, ended=now, outcome=Outcome.ABANDONED)
 
 
-async def _look_at_all(keepers: Iterable[Keeper], instruments: Instruments) -> None:
-    """Find out who has these devices, before anybody else may do anything with them."""
-    everything = list(keepers)
-    grants = [grant for keeper in everything for grant in keeper.record.open_grants]
-    instruments.pods.track_more(grant.pod for grant in grants if grant.pod is not None)
+async def _look_at_all(keepers: Iterable[Keeper], grants: Iterable[Grant], instruments: Instruments) -> None:
+    """Find out who has these devices, before anybody else may do anything with them.
+
+    Args:
+        grants: all that the ledger still calls open, of any device.
+    """
+    asked = frozenset(grant.pod for grant in grants if grant.pod is not None)
+    instruments.pods.track_more(asked)
     await instruments.pods.refresh()
-    await asyncio.gather(*(_look_at(keeper, instruments) for keeper in everything))
+    await asyncio.gather(*(_look_at(keeper, asked, instruments) for keeper in keepers))
 
 
-async def _look_at(keeper: Keeper, instruments: Instruments) -> None:
+async def _look_at(keeper: Keeper, asked: frozenset[Pod], instruments: Instruments) -> None:
     """A device that cannot be looked at is out of service, stays with the pods it was granted to, and stops nothing."""
     try:
-        await _adopt_if_used(keeper, instruments)
+        await _adopt_if_used(keeper, asked, instruments)
     except (DeviceFault, Away) as error:
         fault = error if isinstance(error, DeviceFault) else Unreadable(str(error))
         if keeper.record.open_grants and keeper.record.hygiene is Hygiene.DIRTY:
@@ -81,7 +85,7 @@ async def _look_at(keeper: Keeper, instruments: Instruments) -> None:
         await keeper.report([fault_finding(Step.HOLDERS, fault)])
 
 
-async def _adopt_if_used(keeper: Keeper, instruments: Instruments) -> None:
+async def _adopt_if_used(keeper: Keeper, asked: frozenset[Pod], instruments: Instruments) -> None:
     """Leave a device with the pod that has it; otherwise it stays dirty, and tending scrubs it.
 
     An orphaned eraser holds its device too: it is ended first, or left for the scrub to deal with.
@@ -101,13 +105,17 @@ async def _adopt_if_used(keeper: Keeper, instruments: Instruments) -> None:
         if where.state is PodState.LIVING:
             await keeper.adopt(None)
             return
-    await _adopt_strangers(keeper, instruments, held=held)
+    await _adopt_strangers(keeper, asked, instruments, held=held)
 
 
-async def _adopt_strangers(keeper: Keeper, instruments: Instruments, *, held: bool) -> None:
-    """Pods that were there before this ledger: adopted if they run, not if they only wait for their start."""
-    reading, device = instruments.pods.reading, keeper.device.id
-    named = (*reading.having(device), *(each for each in reading.hinted if device in each.devices))
+async def _adopt_strangers(keeper: Keeper, asked: frozenset[Pod], instruments: Instruments, *, held: bool) -> None:
+    """Pods that were there before this ledger: adopted if they run, not if they only wait for their start.
+
+    Args:
+        asked: pods whose starts were asked about: of such a one, that another container of it runs says nothing of a device
+            that it was never granted.
+    """
+    named = instruments.pods.reading.naming(keeper.device.id)
     by_pod = {each.pod: each for each in reversed(named) if each.pod.uid is not None}
     for pod, assignment in by_pod.items():
         try:
@@ -118,5 +126,5 @@ async def _adopt_strangers(keeper: Keeper, instruments: Instruments, *, held: bo
         else:
             running = bool(remaining(processes, sandbox))
         # Of several pods that share it, that somebody holds it says nothing of this one.
-        if running or (held and len(by_pod) == 1):
+        if (running and pod not in asked) or (held and len(by_pod) == 1):
             await adopt(keeper, assignment, sandbox, instruments=instruments)

@@ -10,49 +10,44 @@ from scrubber.domain.errors import Unreadable
 from scrubber.domain.policy import Enforcement, Policy, Ungranted
 from scrubber.domain.record import Grant
 from scrubber.domain.telemetry import Holder
-from scrubber.domain.using import may_be_ended
+from scrubber.domain.using import Use, judge_use, may_be_ended
 from scrubber.ports import Clock, Containers
 
 __all__ = ["Strangers"]
 
-_FORGOTTEN = 300.0
-"""Seconds without being seen after which a process has let go: longer than the pause between two scrubs that it held up."""
-_MOST = 1024
-"""Processes that are remembered of one device; whoever forks faster is remembered by his newest."""
+_FORGOTTEN = 120.0
+"""Seconds without being seen after which a pod has let go: longer than the pause between two scrubs that it held up."""
 _TOLD_AGAIN = 60.0
 """Seconds for which the same owner's use of the same device is told once, whatever number of processes it takes."""
-
-Identity = tuple[int, int]
 
 
 @dataclass(slots=True)
 class _Seen:
-    first: dict[Identity, float] = field(default_factory=dict)
-    last: dict[Identity, float] = field(default_factory=dict)
+    """Of one device: by pod, since when it was seen to use it and when last; and by owner, when that was told."""
+
+    first: dict[str, float] = field(default_factory=dict)
+    last: dict[str, float] = field(default_factory=dict)
     told: dict[str, float] = field(default_factory=dict)
 
 
 class Strangers:
-    """All devices'. Lost with the service, which makes everything begin anew: nobody is ended the sooner for it."""
+    """All devices'. Lost with the service, which makes everything begin anew: nobody is ended the sooner for it.
+
+    A pod is remembered and not its processes: they could hand the device on from one to the next for ever.
+    """
 
     def __init__(self, *, containers: Containers, clock: Clock) -> None:
         self._containers = containers
         self._clock = clock
         self._devices: dict[str, _Seen] = {}
 
-    def saw(self, device: str, process: Identity) -> float:
-        """``process`` uses ``device`` now; answers for how many seconds it has been seen to."""
-        now = self._clock.monotonic()
-        seen = self._devices.setdefault(device, _Seen())
-        if now - seen.last.get(process, now) > _FORGOTTEN:
-            del seen.first[process]
-        seen.last.pop(process, None)  # the newest comes last
-        seen.last[process] = now
-        seen.first.setdefault(process, now)
-        while len(seen.last) > _MOST:
-            oldest = next(iter(seen.last))
-            del seen.last[oldest], seen.first[oldest]
-        return now - seen.first[process]
+    def _saw(self, device: str, uid: str) -> float:
+        """Pod ``uid`` uses ``device`` now; answers since when it has been seen to."""
+        now, seen = self._clock.monotonic(), self._devices.setdefault(device, _Seen())
+        for gone in [each for each, at in seen.last.items() if now - at > _FORGOTTEN]:
+            del seen.last[gone], seen.first[gone]
+        seen.last[uid] = now
+        return seen.first.setdefault(uid, now)
 
     def is_news(self, device: str, owner: str) -> bool:
         """Whether the use by ``owner`` (a pod's UID, or a word for the node) is to be told; asking counts as telling."""
@@ -68,13 +63,21 @@ class Strangers:
     async def meet(
         self, device: str, holder: Holder, uid: str | None, grants: Iterable[Grant], *, reading: Reading, policy: Policy
     ) -> bool:
-        """``holder``, of pod ``uid``, was found to use ``device`` without a grant a moment ago; whether it was ended.
+        """``holder``, of pod ``uid``, was found to use ``device`` a moment ago; whether it was ended.
 
-        That is done where the policy says so, once the use has lasted for the dying grace.
+        That is done to a stranger, where the policy says so, once its pod's use has lasted for the dying grace. A pod is
+        given its devices before anything of it runs: so a list that was read since then knows of all that it has.
         """
-        lasted = self.saw(device, holder.identity)
-        wanted = policy.ungranted is Ungranted.END and policy.enforcement is Enforcement.ENFORCE
-        if not wanted or lasted < policy.limits.dying_grace or not may_be_ended(uid, device, grants, reading):
+        open_grants = tuple(grants)
+        if uid is None or judge_use(uid, device, open_grants, reading) is not Use.STRANGER:
+            return False
+        since = self._saw(device, uid)
+        if policy.ungranted is not Ungranted.END or policy.enforcement is not Enforcement.ENFORCE:
+            return False
+        lasted = self._clock.monotonic() - since
+        if lasted < policy.limits.dying_grace or reading.at < since:
+            return False
+        if not may_be_ended(uid, device, open_grants, reading):
             return False
         process = Process(holder.pid, holder.started)
         try:

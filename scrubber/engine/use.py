@@ -7,15 +7,15 @@ opening one, so what cannot be prevented is noticed: the certificate is void, an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from scrubber.domain.assignment import presumed_sandbox
+from scrubber.domain.assignment import Reading, Trust, presumed_sandbox
 from scrubber.domain.errors import Unreadable
 from scrubber.domain.evidence import Finding, Severity, Step
 from scrubber.domain.hygiene import Hygiene
-from scrubber.domain.policy import Enforcement, Ungranted
+from scrubber.domain.policy import Enforcement, Policy, Ungranted
 from scrubber.domain.telemetry import Holder, HolderKind
 from scrubber.domain.using import Use, judge_use
 from scrubber.engine.adoption import adopt
@@ -48,41 +48,55 @@ class _User:
 
 async def watch_use(node: Node, *, instruments: Instruments, interval: float) -> None:
     """Look every ``interval`` seconds at who uses each device. It waits for no kubelet."""
-    while True:
-        looks = [
-            quietly(keeper, partial(look_at_use, keeper, instruments=instruments)) for keeper in node.keepers.values()
-        ]
-        await asyncio.gather(*looks)
-        await instruments.clock.sleep(interval)
+    looking: dict[str, asyncio.Task[None]] = {}
+    async with asyncio.TaskGroup() as group:
+        while True:
+            # A look that takes long, because somebody does not die, must cost no other device its certificate.
+            looking = {device: task for device, task in looking.items() if not task.done()}
+            for device, keeper in node.keepers.items():
+                keeper.attend()
+                if device not in looking:
+                    look = quietly(keeper, partial(look_at_use, keeper, instruments=instruments))
+                    looking[device] = group.create_task(look, name=f"use {device}")
+            await instruments.clock.sleep(interval)
 
 
 async def look_at_use(keeper: Keeper, *, instruments: Instruments) -> None:
     """One look at one device. While it is scrubbed nobody is asked: the question breaks an eraser's fence."""
     if keeper.job is not None:
         return
+    seen = keeper.record
     held = await keeper.held()
     await keeper.void_if_unwatched()
     if not held:
         return
     if keeper.record.hygiene is Hygiene.CLEAN:
-        await keeper.touched()
+        await keeper.touched(seen)
     suspects = await _suspects(keeper, instruments)
     if not suspects:
         return
     await instruments.clock.sleep(_LOOK_AGAIN)
     again = await _suspects(keeper, instruments)
     for use in (Use.UNANNOUNCED, Use.STRANGER):
-        found = [each for identity, each in again.items() if each.use is use and suspects.get(identity) == each]
+        found = [each for identity, each in again.items() if each.use is use and _confirmed(identity, each, suspects)]
         if use is Use.UNANNOUNCED:
             await _unannounced(keeper, found, instruments)
         else:
             await _strangers(keeper, found, instruments)
 
 
+def _confirmed(identity: Identity, user: _User, suspects: Mapping[Identity, _User]) -> bool:
+    """Whether the look before showed the same. It need not be the same process of a pod: they can take turns."""
+    if user.pod is None:
+        return identity in suspects and suspects[identity].pod is None
+    return any((each.pod, each.use) == (user.pod, user.use) for each in suspects.values())
+
+
 async def _suspects(keeper: Keeper, instruments: Instruments) -> dict[Identity, _User]:
     """Who uses the device now and was granted nothing."""
     if keeper.job is not None:
         return {}
+    asked = instruments.clock.wall()
     users = await instruments.holders.users(keeper.device)
     pods = {
         user: await instruments.containers.pod_uid_of(user.pid)
@@ -94,6 +108,8 @@ async def _suspects(keeper: Keeper, instruments: Instruments) -> dict[Identity, 
     found = {}
     for user, uid in pods.items():
         use = judge_use(uid, record.device, record.open_grants, reading)
+        if use is Use.GRANTED and uid is not None:
+            instruments.pods.used(record.device, uid, asked)
         if use in (Use.STRANGER, Use.UNANNOUNCED):
             found[user.identity] = _User(user, uid, use)
     return found
@@ -102,12 +118,11 @@ async def _suspects(keeper: Keeper, instruments: Instruments) -> dict[Identity, 
 async def _unannounced(keeper: Keeper, users: Iterable[_User], instruments: Instruments) -> None:
     """The kubelet started a container without asking, as it does between its own start and our registration."""
     for user in users:
-        reading, device = instruments.pods.reading, keeper.device.id
-        named = [*reading.having(device), *(each for each in reading.hinted if device in each.devices)]
+        named = instruments.pods.reading.naming(keeper.device.id)
         assignment = next((each for each in named if each.pod.uid == user.pod), None)
         if assignment is None or any(grant.pod == assignment.pod for grant in keeper.record.open_grants):
             continue
-        if keeper.record.hygiene not in (Hygiene.DIRTY, Hygiene.IN_USE):
+        if keeper.job is not None or keeper.record.hygiene not in (Hygiene.DIRTY, Hygiene.IN_USE):
             continue
         try:
             baseline = presumed_sandbox(await instruments.containers.processes(assignment.pod), held=True)
@@ -123,13 +138,11 @@ async def _unannounced(keeper: Keeper, users: Iterable[_User], instruments: Inst
 
 async def _strangers(keeper: Keeper, users: Iterable[_User], instruments: Instruments) -> None:
     policy = instruments.policy()
-    findings: tuple[Finding, ...] = ()
-    if policy.ungranted is Ungranted.QUARANTINE and policy.enforcement is Enforcement.ENFORCE:
-        sentence = "It was used by somebody to whom it was not granted."
-        findings = (Finding(Step.HOLDERS, "ungranted-use", Severity.FAULT, sentence),)
     for user in users:
-        device = keeper.device.id
-        if instruments.strangers.is_news(device, user.owner):
+        device, findings = keeper.device.id, _faults(user, policy, instruments.pods.reading)
+        # What was proved is void at once, whether or not the like of it was told within the minute.
+        news = instruments.strangers.is_news(device, user.owner)
+        if news or not keeper.record.tainted or (findings and keeper.record.advertised):
             who = f"pod {user.pod}" if user.pod is not None else "no pod"
             sentence = f"PID {user.holder.pid} ({user.holder.command or 'unknown'}) of {who} uses it without a grant."
             await keeper.intruded(_event(keeper, user, sentence, instruments), findings)
@@ -137,6 +150,16 @@ async def _strangers(keeper: Keeper, users: Iterable[_User], instruments: Instru
         if await instruments.strangers.meet(device, user.holder, user.pod, grants, reading=reading, policy=policy):
             fields = {"pid": user.holder.pid, "pod_uid": user.pod}
             await keeper.intruded(Event("stranger.ended", instruments.clock.wall(), device, fields=fields))
+
+
+def _faults(user: _User, policy: Policy, reading: Reading) -> tuple[Finding, ...]:
+    """What the policy makes of the use. A pod that may have been given the device takes it out of nobody's service."""
+    if policy.ungranted is not Ungranted.QUARANTINE or policy.enforcement is not Enforcement.ENFORCE:
+        return ()
+    if user.pod is not None and reading.trust is not Trust.TRUSTED:
+        return ()
+    sentence = "It was used by somebody to whom it was not granted."
+    return (Finding(Step.HOLDERS, "ungranted-use", Severity.FAULT, sentence),)
 
 
 def _event(keeper: Keeper, user: _User, sentence: str, instruments: Instruments) -> Event:

@@ -61,7 +61,7 @@ async def watch_pods(node: Node, *, instruments: Instruments, interval: float) -
     """Notice releases, restarts of the kubelet and assignments that were made without us, every ``interval`` seconds and
     whenever the node wants it sooner.
     """
-    kubelet = ""
+    kubelet, before = "", Reading(Trust.UNREADABLE)
     told: frozenset[tuple[str, Pod]] = frozenset()
     while True:
         node.notice.clear()
@@ -70,9 +70,12 @@ async def watch_pods(node: Node, *, instruments: Instruments, interval: float) -
         keepers = list(node.keepers.values())
         if reading.kubelet and kubelet and reading.kubelet != kubelet:
             await asyncio.gather(
-                *(quietly(keeper, partial(_void_after_restart, keeper, instruments)) for keeper in keepers)
+                *(
+                    quietly(keeper, partial(_void_after_restart, keeper, before, reading, instruments))
+                    for keeper in keepers
+                )
             )
-        kubelet = reading.kubelet or kubelet
+        kubelet, before = reading.kubelet or kubelet, reading if reading.kubelet else before
         if reading.trust is not Trust.UNREADABLE:
             told = await _tell_foreign(node, reading, told, instruments)
         looks = [quietly(keeper, partial(_look_at_pods, keeper, reading, instruments)) for keeper in keepers]
@@ -84,15 +87,23 @@ async def watch_pods(node: Node, *, instruments: Instruments, interval: float) -
             continue
 
 
-async def _void_after_restart(keeper: Keeper, instruments: Instruments) -> None:
+async def _void_after_restart(keeper: Keeper, before: Reading, after: Reading, instruments: Instruments) -> None:
     """Until the plugin has registered again a restarted kubelet starts containers without asking. One that was over
-    before anybody looked would leave its bytes under a certificate.
+    before anybody looked would leave its bytes under a certificate, or, where a pod waited for a device that others
+    have, under an exception or for who joins them.
+
+    Args:
+        before, after: what the kubelet said last before its restart, and now.
     """
-    if keeper.record.hygiene is Hygiene.CLEAN and keeper.job is None:
+    record = keeper.record
+    granted = {grant.pod for grant in record.open_grants if grant.pod is not None}
+    waiting = {each.pod for reading in (before, after) for each in reading.naming(record.device)} - granted
+    others = {pod.tenant for pod in waiting} - {pod.tenant for pod in granted}
+    if keeper.job is None and (record.hygiene is Hygiene.CLEAN or (record.hygiene is Hygiene.IN_USE and waiting)):
         sentence = "The kubelet was restarted, and starts containers without asking until the plugin has registered."
         fields = {"reason": "kubelet-restart", "sentence": sentence}
         event = Event("certificate.voided", instruments.clock.wall(), keeper.device.id, fields=fields)
-        await keeper.intruded(event, seen=False)
+        await keeper.intruded(event, seen=record.hygiene is Hygiene.IN_USE and bool(others))
 
 
 async def _tell_foreign(
@@ -131,6 +142,8 @@ async def _name_last_grant(keeper: Keeper, reading: Reading, instruments: Instru
     """
     last = keeper.record.last_grant
     assignment = reading.assignment_of(keeper.device.id)
+    if assignment is not None and reading.shares_of(assignment.pod, keeper.device.id):
+        return  # of a shared device others may have been given their shares before this one was granted
     if (
         last is None
         or (last.pod is not None and last.pod.uid is not None)

@@ -1,4 +1,4 @@
-"""What the engine needs from the outside, as Protocols of at most four methods each.
+"""What the engine needs from the outside, as Protocols of at most five methods each.
 
 Each docstring states preconditions, units and errors. Unless it says otherwise a method raises
 :class:`scrubber.domain.errors.DeviceFault` (or a subclass) when the device cannot be trusted, and never returns
@@ -15,6 +15,7 @@ from scrubber.ports.holders import Holders
 from scrubber.ports.inventory import Inventory
 from scrubber.ports.journal import Event, Journal
 from scrubber.ports.ledger import Change, HistoryEntry, HistoryQuery, Ledger, LedgerState
+from scrubber.ports.policies import Policies
 from scrubber.ports.resetter import Resetter
 from scrubber.ports.settings import Settings
 from scrubber.ports.telemetry import Telemetry
@@ -37,6 +38,7 @@ __all__ = [
     "Ledger",
     "LedgerState",
     "OnChip",
+    "Policies",
     "Progress",
     "Resetter",
     "Settings",

@@ -22,7 +22,12 @@ class Containers(Protocol):
         """
 
     async def pod_uid_of(self, pid: int) -> str | None:
-        """UID of the pod that ``pid`` belongs to; None when it belongs to no pod or is gone."""
+        """UID of the pod that ``pid`` belongs to; None when it belongs to no pod or is gone.
+
+        Raises:
+            Away: the node is short of descriptors or memory.
+            Unreadable: it is there, and which pod it is in cannot be told.
+        """
 
     async def end(self, pod: Pod, leftovers: Iterable[Process], deadline: float) -> tuple[Process, ...]:
         """End ``leftovers``, and whatever they fork meanwhile; answers those alive ``deadline`` seconds after the signal.

@@ -7,7 +7,7 @@ import signal as signals
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["ERASER", "DaemonChild", "children_of", "state_of"]
+__all__ = ["ERASER", "DaemonChild", "children_of", "parent_of", "state_of"]
 
 ERASER = "scrubber.adapters.sim.eraser"
 
@@ -47,6 +47,12 @@ def children_of(parent: int) -> list[DaemonChild]:
     """The living children of ``parent`` that run a module, oldest PID first."""
     pids = sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
     return [child for pid in pids if (child := _child(pid, parent)) is not None]
+
+
+def parent_of(pid: int) -> int:
+    """Its parent's PID; 0 when there is no such process."""
+    fields = _stat(pid)
+    return int(fields[1]) if fields else 0
 
 
 def state_of(pid: int) -> str:

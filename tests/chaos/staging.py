@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from plugin.emulator.stage import Stage, quick_kubelet
 
-__all__ = ["SOON", "chaos_stage", "until"]
+__all__ = ["POLICY", "SOON", "chaos_stage", "until"]
 
 SOON = 30.0
 """Seconds within which what must happen happens, on a busy machine too; nothing is measured by it."""
@@ -37,16 +37,17 @@ _T = TypeVar("_T")
 
 @asynccontextmanager
 async def chaos_stage(
-    tmp_path: Path, *, devices: int = 4, memory: str = "4MiB", memory_floor: str = "1500ms"
+    tmp_path: Path, *, devices: int = 4, memory: str = "4MiB", memory_floor: str = "1500ms", policy: str = POLICY
 ) -> AsyncIterator[Stage]:
     """Both daemons running. Their logs end up in ``tmp_path``, which pytest keeps for whoever reads a failure.
 
     Args:
         memory_floor: how long an eraser may take; slow clearing is a fault when it takes longer.
+        policy: the text of the policy file.
     """
-    policy = tmp_path / "chaos.yaml"
-    policy.write_text(POLICY.replace("1500ms", memory_floor))
-    async with Stage(devices=devices, memory=memory, policy=str(policy), timings=TIMINGS) as stage:
+    path = tmp_path / "chaos.yaml"
+    path.write_text(policy.replace("1500ms", memory_floor))
+    async with Stage(devices=devices, memory=memory, policy=str(path), timings=TIMINGS) as stage:
         try:
             await stage.start_daemons(SOON)
             yield stage

@@ -10,6 +10,7 @@ import contextlib
 import os
 import threading
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -18,23 +19,27 @@ from scrubber.adapters.containers import CgroupContainers, MarkerContainers
 from scrubber.adapters.containers.aside import Aside
 from scrubber.domain.assignment import Pod
 from scrubber.domain.errors import Away, Unreadable
+from tests.contract.shortage import descriptors_left
 from tests.contract.test_containers_contract import DEAD_LEADER
 from tests.pods import (
     CGROUP1,
     CGROUP2,
     CGROUP_WAYS,
     CHILD_ON_REQUEST,
+    IDLE,
     PATIENCE,
     WAYS,
     CgroupGround,
     CgroupsWithoutKill,
     Node,
+    Started,
     ground_of,
     lives,
     new_pod,
     node_of,
     only_with,
 )
+from tests.relay import compiled
 
 MOST = 8
 
@@ -280,6 +285,79 @@ async def test_more_cgroups_than_anybody_visits_hide_nobody_from_the_end(
     assert [process.pid for process in await containers.processes(pod)] == [hiding.pid]
     assert await containers.end_unread(pod, PATIENCE)
     assert await hiding.ended() == -9
+
+
+async def test_cgroups_deeper_than_any_path_is_long_hide_nobody_from_the_end(node: Node) -> None:
+    pod, containers = new_pod(), node.ground.containers()
+    hiding = [await node.start(pod, "main", program) for program in (DEAD_LEADER, IDLE)]
+    deep = [Deep(cgroup, hiding) for cgroup in ground(node).cgroups(pod, "main")]
+    try:
+        assert await containers.end_unread(pod, PATIENCE)
+        for each in hiding:
+            await each.ended()
+        assert await containers.processes(pod) == ()
+    finally:
+        for cgroup in deep:
+            cgroup.clear()
+
+
+class Deep:
+    """Cgroups in one another below ``top``; in the last of them are ``processes``."""
+
+    def __init__(self, top: Path, processes: list[Started]) -> None:
+        self._name = "d" * 200
+        self._processes = processes
+        self._levels = [os.open(top, os.O_RDONLY | os.O_DIRECTORY)]
+        for _ in range(25):
+            os.mkdir(self._name, dir_fd=self._levels[-1])
+            self._levels.append(os.open(self._name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._levels[-1]))
+        entry = os.open("cgroup.procs", os.O_WRONLY, dir_fd=self._levels[-1])
+        for each in processes:
+            os.write(entry, str(each.pid).encode())
+        os.close(entry)
+
+    def clear(self) -> None:
+        for each in self._processes:
+            if each.runs:
+                each.child.kill()
+        for above, level in reversed(list(pairwise(self._levels))):
+            os.close(level)
+            while True:  # the kernel lets go of an emptied cgroup a moment after the last exit
+                with contextlib.suppress(OSError):
+                    os.rmdir(self._name, dir_fd=above)
+                    break
+        os.close(self._levels[0])
+
+
+async def test_a_pod_whose_threads_come_and_go_is_told_and_can_be_ended(node: Node, tmp_path: Path) -> None:
+    pod, containers = new_pod(), node.ground.containers()
+    await node.start(pod, "main")
+    program = "os.execv(sys.argv[1], sys.argv[1:])"
+    fast = await node.start(pod, "main", program, compiled(tmp_path), "ready", "shared", "/dev/null")
+    processes = await containers.processes(pod)
+    for _ in range(50):
+        assert await containers.processes(pod) == processes
+        with contextlib.suppress(
+            Unreadable
+        ):  # where only a living thread has the cgroup, which need not be found in time
+            assert await containers.pod_uid_of(fast.pid) == pod.uid
+    assert fast.pid in {process.pid for process in processes}
+    assert await containers.end_unread(pod, PATIENCE)
+    await fast.ended()
+
+
+async def test_a_service_short_of_descriptors_takes_nobody_for_gone_and_blames_no_device(node: Node) -> None:
+    pod, containers = new_pod(), node.ground.containers()
+    main = await node.start(pod, "main")
+    assert len(await containers.processes(pod)) == 1
+    for spare in range(3):
+        with descriptors_left(spare):
+            with contextlib.suppress(Unreadable):
+                assert len(await containers.processes(pod)) == 1
+            with contextlib.suppress(Away):
+                assert await containers.pod_uid_of(main.pid) == pod.uid
+    with descriptors_left(0), pytest.raises(Away, match="It is tried again"):
+        await containers.pod_uid_of(main.pid)
 
 
 async def test_a_pod_without_cgroups_or_processes_is_ended_already(node: Node) -> None:

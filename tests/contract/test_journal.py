@@ -290,6 +290,12 @@ class TestMetrics:
         told(event("use.ungranted", use=use, pid=1))
         assert told.value("scrubber_ungranted_uses_total", use=counted) == 1
 
+    def test_a_policy_that_is_refused_shows_until_one_is_accepted(self, told: Told) -> None:
+        told(event("policy.rejected", sentence="mine.yaml:2: no"))
+        assert told.value("scrubber_policy_rejected") == 1
+        told(event("policy.accepted", changed=False))
+        assert told.value("scrubber_policy_rejected") == 0
+
     def test_a_persons_quarantine_is_counted_once(self, told: Told) -> None:
         told(event("operator.quarantined", reason="noise"), event("health.quarantined", cause="operator"))
         assert told.value("scrubber_quarantines_total", cause_class="operator") == 1
@@ -309,6 +315,7 @@ class TestMetrics:
             "scrubber_ledger_ok",
             "scrubber_leftovers_ended",
             "scrubber_log_lines_lost",
+            "scrubber_policy_rejected",
             "scrubber_quarantines",
             "scrubber_residue_bytes",
             "scrubber_scrub_duration_seconds",

@@ -18,11 +18,12 @@ from scrubber.adapters.clock import SystemClock
 from scrubber.adapters.kubelet import KubeletAssignments
 from scrubber.adapters.kubelet.allowance import Allowance
 from scrubber.adapters.kubelet.corroboration import ListedPod
-from scrubber.adapters.kubelet.listener import InAPod, PinnedSocket, listener_of
+from scrubber.adapters.kubelet.listener import InAPod, PinnedSocket, listener_of, stranger
 from scrubber.adapters.kubelet.pod_resources import PodResources
 from scrubber.domain.assignment import Reading, Trust
 from scrubber.domain.errors import Away, Unreadable
 from tests.pods import CGROUP_WAYS, PATIENCE, MarkerGround, Node, ground_of, new_pod, node_of, only_with
+from tests.relay import compiled
 
 FORGED = ListedPod("team-a", "forged", {})
 
@@ -118,6 +119,18 @@ async def test_a_kubelet_that_lives_in_a_pod_is_not_believed(short_tmp: Path, wa
         # It is a kubelet as good as any, but for where it lives.
         async with asking(path, nobodys) as resources:
             assert await resources.list(resources.identity()) == (FORGED,)
+
+
+@only_with(CGROUP_WAYS)
+@pytest.mark.parametrize("way", [way for way in CGROUP_WAYS if not way.endswith("without-kill")])
+async def test_a_kubelet_whose_threads_come_and_go_does_not_leave_its_pod_by_that(short_tmp: Path, way: str) -> None:
+    path, pod = short_tmp / "kubelet.sock", new_pod()
+    async with node_of(ground_of(way)) as node:
+        containers = node.ground.containers()
+        program = "os.execv(sys.argv[1], sys.argv[1:])"
+        await node.start(pod, "main", program, compiled(short_tmp), "ready", "listens", str(path))
+        doubts = [await stranger(str(path), own_uid=os.geteuid(), in_a_pod=containers.pod_uid_of) for _ in range(50)]
+        assert {doubt.partition(" ")[0] for doubt in doubts} <= {"lives", "may"}, set(doubts)
 
 
 @only_with(CGROUP_WAYS)

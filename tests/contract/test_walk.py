@@ -19,6 +19,7 @@ from scrubber.adapters.proc import parse_stat
 from scrubber.adapters.walk import File, Found, Nodes, has_open, living_since, look, seeing, start_time, walk
 from scrubber.adapters.walker import about, answer, read_walk
 from scrubber.domain.errors import Away
+from tests import relay
 from tests.contract.sim_rig import Tenant
 
 FULL, RANDOM, ZERO = (os.stat(f"/dev/{name}").st_rdev for name in ("full", "random", "zero"))
@@ -181,6 +182,41 @@ def test_a_thread_with_a_table_of_its_own_hides_nothing(run: Run) -> None:
     )
     tenant = run(program, "/dev/full")
     assert parts(nodes(FULL)) == {tenant.pid: (FULL,)}
+
+
+@pytest.mark.parametrize("way", relay.WAYS)
+def test_threads_that_each_make_the_next_and_end_hide_nothing(tmp_path: Path, way: str) -> None:
+    memory = tmp_path / "memory"
+    memory.write_bytes(bytes(4096))
+    tenant = Tenant([relay.compiled(tmp_path), '{"ready": true}', way, str(memory)])
+    try:
+        tenant.until_ready()
+        looks = [look.Look(tenant.pid, file_of(memory), set()) for _ in range(100)]
+        found = [each.run() is not None or each.cut is not None for each in looks]
+        assert all(found), f"overlooked {found.count(False)} times"
+        assert {living_since(tenant.pid) for _ in range(100)} == {start_time(tenant.pid)}
+        seen = walk(file_of(memory))
+        assert tenant.pid in {each.pid for each in seen.holders} | {each.pid for each in seen.unfinished}
+    finally:
+        tenant.end()
+
+
+def test_a_process_that_makes_threads_without_end_is_looked_through(run: Run, tmp_path: Path) -> None:
+    memory = tmp_path / "memory"
+    memory.write_bytes(bytes(4096))
+    program = (
+        READY
+        + "import threading\n"
+        + "for number in range(1_000_000):\n"
+        + "    thread = threading.Thread(target=int)\n"
+        + "    thread.start()\n"
+        + "    if number == 10: say()\n"
+        + "    thread.join()"
+    )
+    busy = run(program)
+    looks = [look.Look(busy.pid, file_of(memory), set()) for _ in range(100)]
+    assert [each.run() for each in looks] == [None] * 100
+    assert {each.cut for each in looks} == {None}
 
 
 MAPPED = (

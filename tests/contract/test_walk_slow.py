@@ -217,6 +217,22 @@ def test_when_too_many_looks_hang_the_rest_is_named_and_not_looked_at(
     rounds._hanging.pop(sick.pid)[1].join()
 
 
+def test_a_look_that_came_back_after_its_process_had_ended_counts_no_more(
+    run: Run, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "_MOST_HANGING", 2)
+    tenant = run(OPEN, str(memory))
+    for _ in range(2):
+        sick = run(OPEN)
+        with monkeypatch.context() as patched:
+            hanging = Hanging(sick.pid, patched)
+            found = walk(target(memory), named=[sick.pid], clock=stopped)
+        assert [holder.pid for holder in found.holders] == [tenant.pid]
+        sick.end()
+        hanging.let_go.set()
+        rounds._hanging[sick.pid][1].join()
+
+
 def test_a_walk_that_fails_says_so_and_is_never_taken_for_one_that_found_nobody(
     run: Run, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

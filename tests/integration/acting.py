@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,11 +18,14 @@ __all__ = [
     "QUICK",
     "SOON",
     "Capacity",
+    "end_first_process",
     "found_by",
     "history",
     "reader",
     "refusal",
+    "restarted",
     "running",
+    "seen_to_run",
     "sockets_below",
     "staged",
     "writer",
@@ -57,6 +63,34 @@ async def running(stage: Stage, spec: PodSpec) -> Pod:
     assert pod.admitted, pod.describe()
     await pod.wait(lambda _: "ready" in pod.log("main"), SOON)
     return pod
+
+
+async def seen_to_run(stage: Stage) -> None:
+    """Wait until the service has looked twice, from beginning to end, at what runs now.
+
+    Only what it has seen counts: a container that was over before anybody looked starts again by a scrub, and whose first
+    process nobody knew leaves nothing that could be proved a leftover. Nobody else may ask the kubelet meanwhile.
+    """
+    asked = stage.kubelet.questions  # a look begins with a question, and the next one is asked when it is over
+    async with asyncio.timeout(SOON):
+        while True:
+            if stage.kubelet.questions >= asked + 3:
+                return
+            await asyncio.sleep(0.01)
+
+
+def end_first_process(pod: Pod) -> None:
+    """Have the tenant end in good order; what it left behind lives on."""
+    said = [json.loads(line) for line in pod.log("main").splitlines()]
+    (pid,) = [line["pid"] for line in said if "ready" in line]
+    os.kill(pid, signal.SIGTERM)
+
+
+async def restarted(pod: Pod) -> None:
+    """Have the pod's container end; returns when it has started again and done what it was told to do."""
+    times = pod.status.containers["main"].restarts
+    end_first_process(pod)
+    await pod.wait(lambda status: status.containers["main"].restarts > times and "ready" in pod.log("main"), SOON)
 
 
 async def refusal(pod: Pod, container: str = "main") -> str:

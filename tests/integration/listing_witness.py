@@ -15,15 +15,15 @@ import scrubber
 __all__ = ["environment", "listings"]
 
 _HOOK = """
-import json, os, sys
+import json, os, sys, time
 
 _sink = os.open({sink!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
 def _hook(event, arguments):
     if event in ("os.listdir", "os.scandir") and os.fspath(arguments[0] or ".") in ("/proc", "/proc/", b"/proc"):
-        os.write(_sink, (json.dumps([os.getpid(), event]) + "\\n").encode())
+        os.write(_sink, (json.dumps([os.getpid(), time.monotonic()]) + "\\n").encode())
 
-os.write(_sink, (json.dumps([os.getpid(), "hello"]) + "\\n").encode())
+os.write(_sink, (json.dumps([os.getpid(), None]) + "\\n").encode())
 sys.addaudithook(_hook)
 """
 
@@ -40,7 +40,7 @@ def environment(directory: Path) -> dict[str, str]:
     return {"PYTHONPATH": str(directory), "PYTHONSAFEPATH": "1"}
 
 
-def listings(directory: Path) -> tuple[set[int], list[int]]:
-    """PIDs of the processes that were watched, and the PID for each listing of /proc."""
+def listings(directory: Path) -> tuple[set[int], list[tuple[int, float]]]:
+    """PIDs of the processes that were watched; and the PID and the time (monotonic seconds) of each listing of /proc."""
     lines = [json.loads(line) for line in (directory / "listings").read_text().splitlines()]
-    return {pid for pid, what in lines if what == "hello"}, [pid for pid, what in lines if what != "hello"]
+    return {pid for pid, at in lines if at is None}, [(pid, at) for pid, at in lines if at is not None]

@@ -9,7 +9,19 @@ import pytest
 
 from plugin.emulator.pods import ContainerSpec, ContainerState, Phase, PodSpec, RestartPolicy
 from plugin.emulator.stage import RESOURCE, gpu_pod, tenant
-from tests.integration.acting import SOON, found_by, history, reader, refusal, running, staged, writer
+from tests.integration.acting import (
+    SOON,
+    end_first_process,
+    found_by,
+    history,
+    reader,
+    refusal,
+    restarted,
+    running,
+    seen_to_run,
+    staged,
+    writer,
+)
 
 
 async def test_the_next_tenant_finds_nothing_of_the_last() -> None:
@@ -34,9 +46,11 @@ async def test_a_container_after_an_init_container_gets_the_same_device_and_find
 
 async def test_the_same_container_restarts_on_its_own_bytes() -> None:
     async with staged() as stage:
-        argv = tenant("--read", "--write", "my own", "--hold", "0.1")
-        pod = await stage.kubelet.run(gpu_pod("p", "team-a", argv, restart=RestartPolicy.ALWAYS))
-        await pod.wait(lambda status: status.containers["main"].restarts >= 2, SOON)
+        argv = tenant("--read", "--write", "my own", "--hold", "forever")
+        pod = await running(stage, gpu_pod("p", "team-a", argv, restart=RestartPolicy.ALWAYS))
+        for _ in range(2):
+            await seen_to_run(stage)
+            await restarted(pod)
         rows = await history(stage, "handover.granted")
         assert [row["exception"] for row in rows[:3]] == [None, "same-container", "same-container"]
         assert pod.log("main", 1).splitlines()[0] == '{"residue_bytes": 2097152, "found": "' + "my own" * 13 + 'my"}'
@@ -69,8 +83,10 @@ async def test_a_pod_that_is_dying_keeps_its_device_to_itself() -> None:
 
 async def test_what_a_pod_left_behind_is_ended_and_named_in_the_audit() -> None:
     async with staged(devices=1) as stage:
-        argv = tenant("--write", "a", "--leave-child", "--hold", "0.5")
+        argv = tenant("--write", "a", "--leave-child", "--hold", "forever")
         pod = await running(stage, gpu_pod("a", "team-a", argv, leave_children=True))
+        await seen_to_run(stage)
+        end_first_process(pod)
         await pod.wait(lambda status: status.phase.terminal, SOON)
         left = stage.processes_of(pod)
         await stage.kubelet.delete(pod, grace=0)

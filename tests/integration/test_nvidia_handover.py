@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
+import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,7 +18,7 @@ import pytest
 
 from plugin.emulator.pods import ContainerState, Phase, Pod
 from scrubber.api.client import AdminClient
-from tests.integration.acting import SOON, history, refusal
+from tests.integration.acting import SOON, history, refusal, seen_to_run
 from tests.integration.nvidia_stage import NvidiaStage, found_by, staged
 from tests.nvidia import holder
 from tests.nvidia.world import MIB, Gpu
@@ -154,10 +156,13 @@ async def test_a_pod_that_is_dying_keeps_its_gpu_to_itself() -> None:
 
 async def test_the_same_container_starts_again_on_checks() -> None:
     async with staged(gpus=1) as stage:
-        pod = await stage.kubelet.run(stage.looking("global", "a", "team-a", restart=True))
-        await pod.wait(lambda status: status.containers["main"].restarts >= 1, SOON)
+        pod = await stage.settled(stage.leaving("global", "a", "team-a", restart=True))
+        await seen_to_run(stage)
+        (pid,) = stage.processes_of(pod)
+        os.kill(pid, signal.SIGKILL)
+        await pod.wait(lambda status: status.containers["main"].restarts == 1, SOON)
         rows = await history(stage, "handover.granted")
-        assert [row["exception"] for row in rows[:2]] == [None, "same-container"]
+        assert [row["exception"] for row in rows] == [None, "same-container"]
 
 
 async def test_gpus_are_granted_together_or_not_at_all() -> None:

@@ -66,6 +66,8 @@ ACTS: Mapping[str, tuple[int, Draw]] = {
     "a_device_is_well_again": (1, _some(number=range(DEVICES))),
     "the_machine_fails": (1, _some(choice=range(6), what=("untold", "unkillable", "erasers", "disk"))),
     "a_process_of_the_host_looks_at_a_device": (1, _some(number=range(DEVICES), opens=(True, False))),
+    "a_stranger_writes_on_a_device": (1, _some(number=range(DEVICES), stays=(0.0, 2.5, 20.0))),
+    "the_kubelet_starts_again": (1, _some()),
     "a_person_acts": (2, _some(number=range(DEVICES), wants=("out", "back", "back", "slow", "fast"))),
     "the_service_ends": (2, _some(away=(0.1, 0.1, 15.0), how=("kill", "kill", "stop", "reboot"))),
     "the_service_will_be_killed_at_a_write": (2, _some(writes=range(1, 7), durable=(True, False))),

@@ -13,7 +13,7 @@ from tests.deployed import BASE, CDI, CONTAINERFILE, DEPLOY, ROOT, UNITS, docume
 
 DIRECTIVES = {
     *("Description", "After", "Wants", "RequiresMountsFor", "StartLimitIntervalSec"),
-    *("Type", "ExecStart", "Environment", "EnvironmentFile", "Restart", "RestartSec", "TimeoutStartSec"),
+    *("Type", "ExecStart", "ExecReload", "Environment", "EnvironmentFile", "Restart", "RestartSec", "TimeoutStartSec"),
     *("TimeoutStopSec", "WatchdogSec", "KillMode", "User", "UMask", "CapabilityBoundingSet", "NoNewPrivileges"),
     *("StateDirectory", "StateDirectoryMode", "RuntimeDirectory", "RuntimeDirectoryMode", "RuntimeDirectoryPreserve"),
     *("OOMScoreAdjust", "OOMPolicy", "LimitNOFILE", "LimitCORE", "TasksMax", "TemporaryFileSystem", "BindPaths"),

@@ -130,6 +130,11 @@ def test_absent_once_proves_nothing_and_twice_proves_it() -> None:
     assert twice.since == 10.0
 
 
+def test_a_pod_is_absent_since_the_list_that_lacks_it_was_there_and_not_since_it_was_asked_for() -> None:
+    once = PodAbsence().after(replace(reading(), at=10.0, done=12.0), A)
+    assert once.since == 12.0
+
+
 def test_two_readings_at_once_are_one() -> None:
     once = PodAbsence().after(replace(reading(), at=10.0), A)
     assert once.after(replace(reading(), at=10.1), A) == once

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from scrubber.domain.assignment import PodAbsence, Process
-from scrubber.domain.leftover import PodState, Standing, standing
+from scrubber.domain.leftover import PodState, Standing, standing, unread_standing
 from tests.world.samples import process
 
 MAIN, CHILD = process(20), process(21)
@@ -100,3 +100,21 @@ def test_when_the_grace_is_over_whatever_is_left_is_a_leftover() -> None:
     where = stand(MAIN, absence=GONE, firsts={"main#1": MAIN}, now=130.0)
     assert where.state is PodState.LEFTOVER
     assert "over 30 s" in where.proof
+
+
+@pytest.mark.parametrize(
+    ("absence", "state"),
+    [
+        (PodAbsence(), PodState.LIVING),
+        (PodAbsence(1, since=0.0), PodState.LIVING),
+        (PodAbsence(2, since=71.0), PodState.LIVING),
+        (PodAbsence(2, since=70.0), PodState.LEFTOVER),
+    ],
+)
+def test_a_pod_whose_processes_cannot_be_told_lives_until_its_absence_is_proved_and_its_grace_over(
+    absence: PodAbsence, state: PodState
+) -> None:
+    where = unread_standing(absence, now=100.0, dying_grace=30.0)
+    assert where.state is state
+    assert where.unread is (state is PodState.LEFTOVER)
+    assert where.processes == ()

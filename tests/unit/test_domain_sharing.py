@@ -36,6 +36,8 @@ def on(pod: Pod | None, state: PodState = LIVING, *, share: bool = True, proved:
         # the same pod, by another share: it cannot wait for its own end
         (ME, [on(ME)], Beside.JOIN, Beside.JOIN),
         (ME, [on(ME), on(MATE)], Beside.JOIN, Beside.WAIT),
+        (ME, [on(ME), on(MATE, OVER)], Beside.JOIN, Beside.JOIN),
+        (ME, [on(ME, share=False)], Beside.WAIT, Beside.WAIT),
         # another tenant, now or since the device was clean
         (ME, [on(OTHER)], Beside.WAIT, Beside.WAIT),
         (ME, [on(MATE), on(OTHER)], Beside.WAIT, Beside.WAIT),

@@ -79,6 +79,31 @@ def test_no_exception_follows_a_start_that_was_made_in_another_pods_name(seconds
 
 
 @in_virtual_time
+async def test_a_sandbox_that_came_after_such_a_grant_is_no_run_and_keeps_nobody_waiting() -> None:
+    """The pod that was named has just been admitted: nothing of it was there yet."""
+    async with a_world(devices=1) as world:
+        first = await admitted(world, "acme", "train-0")
+        await world.run(1.2 - world.clock.monotonic() % 1.0)  # the watch has just looked
+        world.kubelet.force_delete(first, lives_on=0.0)
+        second = await admitted(world, "umbrella", "serve-0")
+        assert second.sandbox is not None
+        world.matter.end(second.sandbox)
+        await ask(world, first)
+        assert last_grant(world).baseline == ()
+        container = f"{first.uid}/main#1"
+        proc = world.matter.start(first.uid, container, f"acme/{container}", mounted=frozenset(first.devices))
+        world.matter.open(proc, world.gpu().id)
+        world.matter.write(proc, world.gpu().id)
+        world.matter.end(proc)
+        world.kubelet.remake_sandbox(second)
+        await world.run(5.0)
+        world.kubelet.ask_again(second)
+        await world.until(lambda: second.running, within=60.0)
+        await world.run(0.1)
+        assert last_grant(world).exception is None
+
+
+@in_virtual_time
 async def test_whoever_runs_in_another_pods_name_is_waited_for_and_neither_signalled_nor_cleared() -> None:
     async with a_world(devices=1) as world:
         proc, second = await started_in_the_name_of_another(world)

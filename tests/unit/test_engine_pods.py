@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from scrubber.adapters.clock import SystemClock
 from scrubber.domain.assignment import Assignment, Pod, Process, Reading, Trust
+from scrubber.domain.errors import Unreadable
 from scrubber.domain.handover import HandOver
 from scrubber.domain.leftover import PodState
 from scrubber.domain.policy import Limits
@@ -25,7 +26,8 @@ class Node:
     def __init__(self) -> None:
         self.listed = True
         self.at = 0.0
-        self.running: tuple[Process, ...] = ()
+        self.running: tuple[Process, ...] | None = ()
+        """None: they cannot be told."""
 
     async def read(self) -> Reading:
         self.at += 1.0
@@ -33,6 +35,8 @@ class Node:
         return Reading(Trust.TRUSTED, mine, at=self.at)
 
     async def processes(self, pod: Pod) -> tuple[Process, ...]:
+        if self.running is None:
+            raise Unreadable("There are too many.")
         return self.running
 
     async def pod_uid_of(self, pid: int) -> str | None:
@@ -49,13 +53,16 @@ class Node:
 
 
 class Now(SystemClock):
-    """Stands still a second after the last reading."""
+    """Stands still a second after the last reading, and a minute after the grant."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
 
     def monotonic(self) -> float:
         return self._node.at + 1.0
+
+    def wall(self) -> float:
+        return GRANT.at + 60.0
 
 
 def watching(node: Node) -> PodWatch:
@@ -160,3 +167,60 @@ async def test_a_clock_that_was_set_back_leaves_nobody_waiting_for_the_future() 
     nobody = replace(GRANT, assignment=None)
     where = await watch.standing(nobody, limits=Limits(settle=5.0), boot="boot", wall=GRANT.at - 10.0, free_for=5.0)
     assert where.state is PodState.OVER
+
+
+async def test_what_a_helper_left_that_was_seen_once_is_not_the_end_of_a_first_process() -> None:
+    """It was gone by the next look, when nothing new is believed any more."""
+    node = Node()
+    watch = watching(node)
+    node.running = (SANDBOX, HELPER)
+    await watch.sample(GRANT)
+    await gone(watch, node)
+    node.running = (SANDBOX, MAIN)
+    assert await state(watch) is PodState.LIVING
+
+
+async def test_a_pod_ran_only_if_it_was_seen_to_since_the_grant() -> None:
+    node = Node()
+    watch = watching(node)
+    assert not watch.ran(GRANT)
+    node.running = (SANDBOX,)
+    await watch.sample(GRANT)
+    assert not watch.ran(GRANT), "its sandbox is not the container"
+    node.running = (SANDBOX, MAIN)
+    await watch.sample(GRANT)
+    assert watch.ran(GRANT)
+    assert watch.ran(replace(GRANT, at=GRANT.at + 60.0))
+    assert not watch.ran(replace(GRANT, at=GRANT.at + 61.0)), "that was before this grant"
+
+
+async def test_that_nobody_held_the_device_before_the_grant_does_not_end_a_pod_that_nobody_can_name() -> None:
+    watch, nobody = watching(Node()), replace(GRANT, assignment=None)
+    for age, expected in ((4.9, PodState.LIVING), (5.0, PodState.OVER)):
+        where = await watch.standing(
+            nobody, limits=Limits(settle=5.0), boot="boot", wall=GRANT.at + age, free_for=3600.0
+        )
+        assert where.state is expected
+
+
+async def test_a_pod_that_cannot_be_read_is_ended_after_its_grace_and_never_the_one_that_asks() -> None:
+    node = Node()
+    watch = watching(node)
+    node.running = None
+    await gone(watch, node)
+    for asking, expected in ((None, PodState.LEFTOVER), (POD, PodState.LIVING)):
+        where = await watch.standing(
+            GRANT, limits=Limits(dying_grace=1.0), boot="boot", wall=2000.0, free_for=0.0, asking=asking
+        )
+        assert where.state is expected
+        assert where.unread is (asking is None)
+
+
+async def test_what_stood_there_when_a_pod_was_adopted_is_no_baseline_of_a_grant() -> None:
+    """Nobody saw what came first: its main process may be among it."""
+    node = Node()
+    watch = watching(node)
+    node.running = (SANDBOX, MAIN)
+    adopted = replace(GRANT, exception="adopted", baseline=())
+    assert await watch.baseline(GRANT.assignment, [adopted]) == (SANDBOX, MAIN)
+    assert await watch.baseline(GRANT.assignment, [adopted, GRANT]) == (SANDBOX,)

@@ -14,6 +14,7 @@ from scrubber.domain.errors import InvalidRequest, Quarantined
 from scrubber.domain.health import Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Enforcement, Limits, Sharing
+from scrubber.domain.sharing import SHARED
 from scrubber.engine.adoption import adopt
 from scrubber.engine.views import HandOverCall
 from tests.world.kubelet import Tenant
@@ -96,6 +97,42 @@ async def test_grants_of_pods_that_are_over_do_not_pile_up_while_a_device_is_sha
             world.kubelet.delete(job)
             await world.run(3.0)
         assert len(world.record().open_grants) <= 2
+
+
+@pytest.mark.parametrize("tenant", ["umbrella", "acme"])
+def test_nobody_joins_once_a_restarted_kubelet_may_have_started_another_tenant_that_waited(tenant: str) -> None:
+    """It starts without asking until the plugin is back, and that start was over before anybody looked."""
+
+    @in_virtual_time
+    async def join() -> None:
+        async with a_shared_world() as world:
+            await world.start("acme", "train-0", world.share(0))
+            waited = await world.admit_shares(tenant, "serve-0", world.share(1), starts=False)
+            await world.run(1.5)
+            world.kubelet.starts += 1
+            world.kubelet.delete(waited)
+            joining = await world.admit_shares("acme", "train-1", world.share(2))
+            await world.run(60.0)
+            assert joining.running is (tenant == "acme")
+
+    join()
+
+
+@in_virtual_time
+async def test_a_share_that_was_granted_to_nobody_knows_whom_is_not_taken_for_the_only_pod_that_is_left() -> None:
+    async with a_shared_world() as world:
+        first = await world.admit_shares("umbrella", "serve-0", world.share(0), starts=False)
+        second = await world.admit_shares("acme", "train-0", world.share(1), starts=False)
+        world.kubelet.trust = Trust.UNREADABLE
+        await world.call(first)
+        world.kubelet.delete(first)
+        world.kubelet.trust = Trust.TRUSTED
+        await world.run(3.0)
+        grant = world.record().last_grant
+        assert grant is not None
+        assert grant.pod is None
+        world.kubelet.ask_again(second)
+        await world.until(lambda: second.running, within=120.0)
 
 
 # -- another tenant ----------------------------------------------------------------------------------------------------
@@ -286,6 +323,28 @@ async def test_nobody_joins_where_somebody_used_the_device_without_a_grant_befor
         world.kubelet.delete(first)
         (granted,) = await world.call(second)
         assert granted.exception is None
+
+
+@in_virtual_time
+async def test_a_tenants_process_that_ends_while_it_is_asked_about_is_no_stranger() -> None:
+    async with a_shared_world() as world:
+        first = await world.start("acme", "train-0", world.share(0))
+        assert world.service is not None
+        assert first.first is not None
+        brief = world.matter.fork(first.first)
+        containers = world.service.instruments.containers
+        uid_of = containers.pod_uid_of
+
+        async def after_its_end(pid: int) -> str | None:
+            if pid == brief.pid:
+                world.matter.end(brief)
+            return await uid_of(pid)
+
+        containers.pod_uid_of = after_its_end  # type: ignore[method-assign]
+        second = await world.admit_shares("acme", "train-1", world.share(1), starts=False)
+        (granted,) = await world.call(second)
+        assert granted.exception == SHARED
+        assert not world.record().tainted
 
 
 @in_virtual_time

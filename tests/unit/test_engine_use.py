@@ -299,6 +299,27 @@ async def test_a_certificate_does_not_outlive_a_gap_in_the_watch() -> None:
 
 
 @in_virtual_time
+async def test_no_certificate_is_issued_over_a_gap_in_the_watch() -> None:
+    """The service stands still once the eraser is done: whoever comes meanwhile leaves before it goes on."""
+    async with a_world(devices=1) as world:
+        await world.keeper().start_scrub(Occasion.ON_DEMAND)
+        await world.until(lambda: bool(world.erasers.running))
+        erasing = world.erasers.running[world.gpu().id]
+        erasing.task.add_done_callback(lambda _: leave_something(world))
+        await world.until(erasing.task.done)
+        await world.until(lambda: world.record().hygiene is not Hygiene.SCRUBBING, within=60.0)
+        assert world.record().hygiene is Hygiene.DIRTY
+        await world.until(lambda: world.record().hygiene is Hygiene.CLEAN, within=60.0)
+
+
+def leave_something(world: World) -> None:
+    proc = intruder(world)
+    world.matter.write(proc, world.gpu().id)
+    world.matter.end(proc)
+    world.pause(30.0)
+
+
+@in_virtual_time
 async def test_no_exception_outlives_a_gap_in_the_watch() -> None:
     async with a_world() as world:
         tenant = await running(world)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from scrubber.domain.assignment import Trust
+from scrubber.domain.assignment import Reading, Trust
 from scrubber.domain.device import Device
 from scrubber.domain.errors import Away, BeingReset
 from scrubber.domain.handover import HandOver
@@ -144,6 +144,75 @@ async def test_what_cannot_be_ended_takes_the_device_out_until_it_is_gone() -> N
         assert cause.code == "unkillable"
         child.killable = True
         await world.until(lambda: world.record().state == "clean", within=120.0)
+
+
+async def nobody_can_name(world: World) -> Tenant:
+    """A pod that runs on a grant which no witness could name; it does not hold its device."""
+    tenant = await world.admit("acme", "train-0", starts=False)
+    assert tenant is not None
+    world.kubelet.trust = Trust.UNREADABLE
+    world.kubelet.ask_again(tenant)
+    await world.until(lambda: tenant.running)
+    grant = world.record().last_grant
+    assert grant is not None
+    assert grant.pod is None
+    assert tenant.first is not None
+    tenant.first.holds.clear()
+    return tenant
+
+
+@in_virtual_time
+async def test_a_device_whose_pod_no_witness_names_is_not_taken_for_free_because_nobody_holds_it() -> None:
+    async with a_world(devices=1) as world:
+        await nobody_can_name(world)
+        await world.run(120.0)
+        assert world.record().hygiene is Hygiene.IN_USE
+        world.kubelet.trust = Trust.TRUSTED
+        await world.run(5.0)
+        grant = world.record().last_grant
+        assert grant is not None
+        assert grant.pod is not None, "it gets its name as soon as there is one"
+
+
+@pytest.mark.parametrize("why", ["not-believed", "allocated-anew"])
+def test_a_grant_gets_no_name_that_may_be_another_pods(why: str) -> None:
+    @in_virtual_time
+    async def name_it() -> None:
+        async with a_world(devices=1) as world:
+            tenant = await nobody_can_name(world)
+            if why == "not-believed":
+                listed = world.kubelet.reading
+
+                def doubtful() -> Reading:
+                    return replace(listed(), trust=Trust.EMPTY_AFTER_RESTART)
+
+                world.kubelet.trust = Trust.TRUSTED
+                world.kubelet.reading = doubtful  # type: ignore[method-assign]
+            else:
+                world.kubelet.force_delete(tenant, lives_on=100.0)
+                await world.admit("umbrella", "serve-0", starts=False)
+                world.kubelet.trust = Trust.TRUSTED
+            await world.run(5.0)
+            grant = world.record().last_grant
+            assert grant is not None
+            assert grant.pod is None
+
+    name_it()
+
+
+@in_virtual_time
+async def test_a_kubelet_that_was_restarted_while_it_could_not_be_read_was_restarted() -> None:
+    """What it started meanwhile it did not ask about: nothing that was proved before counts."""
+    async with a_world(devices=1) as world:
+        certificate = world.record().certificate
+        assert certificate is not None
+        await world.run(2.0)
+        world.kubelet.trust = Trust.UNREADABLE
+        await world.run(2.0)
+        world.kubelet.trust, world.kubelet.starts = Trust.TRUSTED, 2
+        await world.until(lambda: world.record().hygiene is not Hygiene.CLEAN, within=3.0)
+        await world.until(lambda: world.record().hygiene is Hygiene.CLEAN)
+        assert world.record().certificate != certificate
 
 
 # -- use without a grant -----------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 
 from plugin.announcements import Announcements
 from plugin.board import Board
-from plugin.gate import ABSENT, Gate, GateTimes
+from plugin.gate import ABSENT, OTHERWISE, Gate, GateTimes
 from plugin.logs import logger
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.domain.errors import (
@@ -66,6 +66,7 @@ class Service:
     asked: list[Asked] = field(default_factory=list)
     reserved: list[tuple[str, list[str]]] = field(default_factory=list)
     announced: list[tuple[str, dict[str, str]]] = field(default_factory=list)
+    meanings: dict[str, str] = field(default_factory=dict)
 
     async def snapshot(self, timeout: float) -> pb.Snapshot:
         raise AssertionError("the gate looks at the board")
@@ -76,6 +77,7 @@ class Service:
     async def announce(self, resource: str, offers: Mapping[str, str], timeout: float) -> pb.AnnounceResponse:
         self.announced.append((resource, dict(offers)))
         await self.announcement()
+        self.meanings = dict(offers)
         return pb.AnnounceResponse()
 
     async def reserve(self, device_ids: Sequence[str], timeout: float, *, resource: str = "") -> pb.ReserveResponse:
@@ -95,7 +97,8 @@ class Service:
         self.asked.append(Asked(list(device_ids), wait_seconds, list(reserved_unseen), timeout, resource))
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         await answer()
-        return pb.HandOverResponse()
+        devices = sorted({self.meanings.get(id_, id_) for id_ in device_ids})
+        return pb.HandOverResponse(devices=[pb.GrantedDevice(id=device, path="fast") for device in devices])
 
 
 async def gate(service: Service, times: GateTimes = QUICK, epoch: str = "one") -> tuple[Gate, Board]:
@@ -331,3 +334,38 @@ async def test_a_service_too_old_to_be_told_is_asked_by_its_own_devices_ids(word
     assert [(asked.resource, asked.devices, asked.unseen) for asked in service.asked] == [
         ("", ["gpu-a", "gpu-b"], ["gpu-a", "gpu-b"])
     ]
+
+
+async def test_a_start_is_let_through_for_the_devices_that_the_container_has_and_no_others() -> None:
+    service = Service()
+    keeper, _ = await gate(service)
+    service.meanings = {**MEANINGS, "a": "gpu-b"}
+    await keeper.hand_over(["a"], GPU, deadline=30.0)
+    assert service.announced == [(GPU, MEANINGS)] * 2
+    assert len(service.asked) == 2
+
+
+async def test_a_service_that_takes_an_id_for_another_device_whatever_it_is_told_lets_nobody_start() -> None:
+    service = Service()
+    keeper, _ = await gate(service)
+    service.meanings = {**MEANINGS, "a": "gpu-b"}
+    service.announcement = refused(Away("away"))
+    with pytest.raises(NotReady, match="takes the ids of these devices for others") as refusal:
+        await keeper.hand_over(["a"], GPU, deadline=30.0)
+    assert refusal.value.public == OTHERWISE
+
+
+async def test_what_the_service_could_not_be_told_of_a_list_it_is_told_before_it_is_asked() -> None:
+    service = Service(announcement=refused(Away("away")))
+    keeper, _ = await gate(service)
+    service.announcement = granted
+    await keeper.hand_over(["a"], GPU, deadline=30.0)
+    assert (len(service.announced), len(service.asked)) == (2, 1)
+
+
+async def test_a_share_that_is_on_no_list_any_more_is_its_device() -> None:
+    service = Service()
+    keeper, _ = await gate(service)
+    service.meanings["gpu-b::7"] = "gpu-b"
+    await keeper.hand_over(["gpu-b::7"], GPU, deadline=30.0)
+    assert len(service.asked) == 1

@@ -114,6 +114,15 @@ def test_what_must_be_included_counts_as_given() -> None:
     assert chosen(free(offers), 2, offers, must=[f"{A.id}::0"]) == [A.id, B.id]
 
 
+def test_among_devices_that_are_shared_alike_a_container_is_given_another_one_first() -> None:
+    offers = shares(A, B)
+    others = f"{B.id}::0"
+    assert chosen(free(offers, others), 2, offers, must=[f"{A.id}::0"]) == [A.id, B.id]
+    assert chosen(free(offers, others), 2, offers) == [A.id, B.id]
+    packed = free(offers, others, f"{A.id}::1")
+    assert chosen(packed, 2, offers, must=[f"{A.id}::0"], by=Preference.PACKED) == [A.id, A.id]
+
+
 def test_among_devices_that_are_shared_alike_the_readiest_is_first() -> None:
     offers = shares(A, replace(B, scrubbing=True), replace(C, certified=True))
     assert chosen(free(offers), 3, offers) == [C.id, B.id, A.id]

@@ -1,4 +1,4 @@
-"""The threat model says what is so: the tests that it names exist, and what it calls open is in its work list."""
+"""The pages say what is so: what they name exists, and what the threat model calls open is in its work list."""
 
 from __future__ import annotations
 
@@ -9,22 +9,59 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE, _, WORK_LIST = (ROOT / "docs" / "threat-model.md").read_text().partition("## Open rows, by risk")
-ROWS = dict(re.findall(r"^\| ([TSWBD]\d+[a-z]?) \| (.*) \|$", PAGE, re.MULTILINE))
+ROWS = dict(re.findall(r"^\| ([ATSWBD]\d+[a-z]?) \| (.*) \|$", PAGE, re.MULTILINE))
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+
+
+def written_tests() -> set[str]:
+    suites = [*(ROOT / "tests").rglob("test_*.py"), *(ROOT / "tests").rglob("*_contract.py")]
+    return {
+        name for path in suites for name in re.findall(r"^\s*(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE)
+    }
 
 
 def test_no_row_is_there_twice() -> None:
-    assert len(re.findall(r"^\| [TSWBD]\d+[a-z]? \| ", PAGE, re.MULTILINE)) == len(ROWS) > 80
+    assert len(re.findall(r"^\| [ATSWBD]\d+[a-z]? \| ", PAGE, re.MULTILINE)) == len(ROWS) > 80
 
 
 def test_every_test_that_it_names_is_there() -> None:
-    written = {
-        name
-        for path in (ROOT / "tests").rglob("test_*.py")
-        for name in re.findall(r"^\s*(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE)
-    } | set(re.findall(r"def (test_\w+)", (ROOT / "tests/contract/backend_contract.py").read_text()))
-    assert set(re.findall(r"`(test_\w+)`", PAGE)) - written == set()
+    assert set(re.findall(r"`(test_\w+)`", PAGE)) - written_tests() == set()
 
 
 @pytest.mark.parametrize("row", sorted(name for name, text in ROWS.items() if "**open" in text))
 def test_what_is_open_is_in_the_work_list(row: str) -> None:
     assert re.search(rf"\b{row}\b", WORK_LIST), f"{row} is open, and nobody is to mend it"
+
+
+def test_a_row_whose_test_was_written_is_in_the_work_list_no_more() -> None:
+    assert set(re.findall(r"`(test_\w+)`", WORK_LIST)) & written_tests() == set()
+
+
+def test_every_row_that_it_points_to_is_there() -> None:
+    assert set(re.findall(r"\b([ATSWBD]\d{1,2}[a-z]?)\b", PAGE + WORK_LIST)) - ROWS.keys() == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_what_a_page_links_to_or_names_of_the_tree_is_there(page: Path) -> None:
+    text = page.read_text()
+    links = {link for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text) if not (page.parent / link).exists()}
+    assert links == set(), "dead links"
+    modules = re.findall(
+        r"`((?:scrubber|plugin|domain|engine|adapters|ports|api|tests|docs|deploy|policies)/[\w./-]+)`", text
+    )
+    roots = (ROOT, ROOT / "scrubber")
+    assert {name for name in modules if not any((root / name).exists() for root in roots)} <= AT_RUN_TIME
+
+
+def test_every_event_and_metric_that_a_page_tells_of_is_one_of_ours() -> None:
+    code = "".join(path.read_text() for path in (ROOT / "scrubber").rglob("*.py"))
+    text = "".join(page.read_text() for page in PAGES)
+    events = set(re.findall(r"`((?:use|device|certificate|stranger|leftover|health|handover)\.[a-z-]+)`", text))
+    metrics = {name.removesuffix("_total") for name in re.findall(r"`(scrubber_[a-z_]+)", text)}
+    assert len(events) > 3
+    assert len(metrics) > 1
+    assert {name for name in events | metrics if f'"{name}"' not in code} == set()
+
+
+AT_RUN_TIME = {"plugin/plugin.sock"}
+"""A socket of the service's, that begins like a directory of the tree."""

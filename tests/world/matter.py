@@ -81,6 +81,7 @@ class Proc:
         first: whether it is the first process of its container.
         sandbox: whether it is the pod's sandbox, which was there before any container.
         killable: whether a kill ends it (it does not in an uninterruptible sleep).
+        command: what it calls itself.
     """
 
     pid: int
@@ -94,6 +95,7 @@ class Proc:
     sandbox: bool = False
     killable: bool = True
     alive: bool = True
+    command: str = "python train.py"
 
     @property
     def process(self) -> Process:

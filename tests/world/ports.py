@@ -106,7 +106,7 @@ class HoldersOfLife:
                 proc.pid,
                 proc.started,
                 HolderKind.PROCESS if proc.killable else HolderKind.UNKILLABLE,
-                "python train.py",
+                proc.command,
             )
             for proc in self._matter.holders(device.id)
         )

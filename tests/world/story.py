@@ -272,6 +272,31 @@ class Story:
         self.world.matter.open(host, self.world.gpu(number).id)
         self._hosts.append(host)
 
+    def a_stranger_writes_on_a_device(self, number: int, stays: float) -> None:
+        """On one that is nobody's, for longer than it takes to be seen (0: while the whole service stands still)."""
+        world, gpu = self.world, self.world.gpu(number)
+        users = [proc for proc in world.matter.living() if gpu.id in proc.mounted and not proc.sandbox]
+        starting = any(tenant.starting and gpu.id in tenant.devices for tenant in world.kubelet.tenants)
+        if users or starting or gpu.id not in world.kubelet.free():
+            return
+        if not stays:
+            world.pause(12.0)
+        stranger = world.matter.start(None, "", "host/stranger/x#1")
+        world.matter.open(stranger, gpu.id)
+        world.matter.write(stranger, gpu.id)
+
+        async def leave() -> None:
+            await asyncio.sleep(stays)
+            world.matter.end(stranger)
+
+        if stays:
+            in_the_world(leave(), f"stranger {stranger.pid}")
+        else:
+            world.matter.end(stranger)
+
+    def the_kubelet_starts_again(self) -> None:
+        self.world.kubelet.starts += 1
+
     def hosts_leave(self) -> None:
         """No process of the host holds anything any more."""
         for host in self._hosts:

@@ -23,12 +23,12 @@ from scrubber.adapters.containers.ending import Identity, Proof, Roll, end, stri
 from scrubber.adapters.containers.freezing import frozen, kill_switch, press
 from scrubber.adapters.containers.hierarchy import beside, hierarchy_of
 from scrubber.adapters.containers.paths import names_pod, usable_uid
-from scrubber.adapters.containers.procfs import Proc, boot_ticks
+from scrubber.adapters.containers.procfs import Proc, Short, boot_ticks
 from scrubber.adapters.containers.sweeping import Sweep
 from scrubber.adapters.containers.tally import MOST_PROCESSES, Tally, TooMany
 from scrubber.adapters.containers.tree import Tree, children_of, is_populated
 from scrubber.domain.assignment import Pod, Process
-from scrubber.domain.errors import Unreadable
+from scrubber.domain.errors import Away, Unreadable
 
 __all__ = ["CgroupContainers"]
 
@@ -73,7 +73,10 @@ class CgroupContainers:
         return roll.processes
 
     async def pod_uid_of(self, pid: int) -> str | None:
-        return self._uid_of(pid)
+        try:
+            return self._uid_of(pid)
+        except Short as short:  # whoever asks this asks about a device, and it is no fault of that
+            raise Away(f"{short} It is tried again.") from short
 
     async def end(self, pod: Pod, leftovers: Iterable[Process], deadline: float) -> tuple[Process, ...]:
         return await end(self, self._proc, pod, leftovers, deadline, self._rolls.get(_uid(pod)))
@@ -171,7 +174,7 @@ class CgroupContainers:
             # kernel would kill it for the one alone. There everybody is asked before.
             [path for tree, path in places if tree.version == 2 and len(self._trees) == 1],
             self._kill_switch,
-            lambda pid: self._uid_of(pid, kubepods) == uid,
+            lambda pid: self._is_surely_in(uid, pid, kubepods),
             lambda: not broken_off.is_set() and time.monotonic() < until,
         )
         if broken_off.is_set():
@@ -284,6 +287,12 @@ class CgroupContainers:
         named = zip(self._trees, self._named_kubepods() if kubepods is None else kubepods, strict=True)
         uids = {tree.pod_uid_in(text, names) for tree, names in named} - {None}
         return uids.pop() if len(uids) == 1 else None
+
+    def _is_surely_in(self, uid: str, pid: int, kubepods: tuple[tuple[str, ...], ...]) -> bool:
+        try:
+            return self._uid_of(pid, kubepods) == uid
+        except Unreadable:
+            return False  # and whoever else is listed is signalled all the same
 
     def _named_kubepods(self) -> tuple[tuple[str, ...], ...]:
         """Of each hierarchy."""

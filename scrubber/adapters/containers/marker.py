@@ -132,7 +132,7 @@ class MarkerContainers:
         seen: set[int] = set()
         for _ in range(_ROUNDS):
             # A process that forks and exits while we walk is seen by nobody who lists only once.
-            new = self._pids() - seen
+            new = set(self._proc.pids()) - seen
             seen |= new
             for pid in new:
                 stat = self._ours(pid)
@@ -146,12 +146,6 @@ class MarkerContainers:
             for gone in [identity for identity in memory if identity not in identities]:
                 del memory[gone]
         return tuple(alive.values())
-
-    def _pids(self) -> set[int]:
-        try:
-            return set(self._proc.pids())
-        except OSError as exc:
-            raise Unreadable(f"{self._proc.root} cannot be read: {exc.strerror or exc}.") from exc
 
     def _ours(self, pid: int) -> Stat | None:
         if self._proc.owner(pid) != self._uid:

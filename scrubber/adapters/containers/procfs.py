@@ -1,26 +1,46 @@
 """What ``/proc`` says about one process, with its two traps: forged command names, and leaders that died first.
 
 A process whose first thread is dead while others run looks like a zombie, and its own ``environ`` is empty and its v1
-cgroup reads ``/``; one of the living threads is asked instead.
+cgroup reads ``/``; one of the living threads is asked instead. Its threads may come and go faster than one can be asked:
+then what it would have said is not known, and that is never "in no cgroup".
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from scrubber.adapters.proc import Stat, parse_stat
+from scrubber.domain.errors import Unreadable
 
-__all__ = ["Proc", "boot_ticks"]
+__all__ = ["Proc", "Short", "boot_ticks", "unreadable"]
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+_TRIES = 32  # to find a thread that is still there when it is asked
+_SHORT_OF = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 def boot_ticks() -> int:
     """Now, in the unit of start times: clock ticks since boot."""
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS_PER_SECOND)
+
+
+def _is_all_of_v2(cgroups: bytes) -> bool:
+    return cgroups.startswith(b"0::") and cgroups.count(b"\n") == 1
+
+
+class Short(Unreadable):
+    """The node, or this service, is short of descriptors or memory: that says nothing about a pod, nor about a device."""
+
+
+def unreadable(what: object, exc: OSError) -> Unreadable:
+    """What to raise when ``what`` cannot be read."""
+    kind = Short if exc.errno in _SHORT_OF else Unreadable
+    return kind(f"{what} cannot be read: {exc.strerror or exc}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,21 +57,27 @@ class Proc:
     def living(self, pid: int) -> Stat | None:
         """The process if anything of it still runs: a zombie counts only while one of its threads lives."""
         stat = self.stat(pid)
-        if stat is None or (stat.dead and self._living_thread(pid) is None):
-            return None
-        return stat
+        return None if stat is None or stat.over else stat
 
     def cgroup(self, stat: Stat) -> str | None:
-        """The text of the process's ``cgroup`` file; None when it is gone."""
-        data = self._read(self._witness(stat, "cgroup"))
+        """The text of the process's ``cgroup`` file; None when it is gone.
+
+        Raises:
+            Unreadable: it is there, and cannot be asked.
+        """
+        data = self._read(f"{stat.pid}/cgroup")
+        if data and (stat.dead or not _is_all_of_v2(data)):
+            said = self._of_a_living_thread(stat, "cgroup")
+            # Of a thread that ends v2 tells where it was; v1 says "/", which would be in no pod.
+            if said is None and not _is_all_of_v2(data) and not self._ends(stat.pid):
+                raise Unreadable(f"The threads of process {stat.pid} come and go too fast to be asked for its cgroup.")
+            data = said or data
         return data.decode("utf-8", "surrogateescape") if data else None
 
     def environ(self, stat: Stat) -> bytes | None:
         """The process's environment, empty in the midst of an exec; None when it is gone or may not be seen."""
-        try:
-            return self._read(self._witness(stat, "environ"))
-        except PermissionError:
-            return None
+        data = self._of_a_living_thread(stat, "environ") if stat.dead else None
+        return self._read(f"{stat.pid}/environ", hidden=True) if data is None else data
 
     def owner(self, pid: int) -> int | None:
         """The uid under which the process acts; None when it is gone."""
@@ -62,35 +88,62 @@ class Proc:
 
     def pids(self) -> list[int]:
         """Every process of the node. This is the walk that a fast path must not take."""
-        return [int(name) for name in os.listdir(self.root) if name.isdecimal()]
+        try:
+            return [int(name) for name in os.listdir(self.root) if name.isdecimal()]
+        except OSError as exc:
+            raise unreadable(self.root, exc) from exc
 
-    def _witness(self, stat: Stat, file: str) -> str:
-        thread = self._living_thread(stat.pid) if stat.dead else None
-        return f"{stat.pid}/{file}" if thread is None else f"{stat.pid}/task/{thread}/{file}"
+    def _of_a_living_thread(self, stat: Stat, file: str) -> bytes | None:
+        """What one of the process's threads says that lived before and after; None when none was found in time."""
+        for _ in range(_TRIES):
+            thread = next((each for each in self._threads(stat.pid) if self._lives(stat.pid, each)), None)
+            if thread is not None:
+                data = self._read(f"{stat.pid}/task/{thread}/{file}", hidden=True)
+                if data is not None and self._lives(stat.pid, thread):
+                    return data
+            elif self._ends(stat.pid):
+                return None
+        return None
 
-    def _living_thread(self, pid: int) -> int | None:
+    def _threads(self, pid: int) -> Iterator[str]:
         try:
             with os.scandir(f"{self.root}/{pid}/task") as threads:
                 for thread in threads:  # the first that lives will do, and there may be very many
-                    data = self._read(f"{pid}/task/{thread.name}/stat")
-                    if data and not parse_stat(data).dead:
-                        return int(thread.name)
+                    yield thread.name
         except (FileNotFoundError, ProcessLookupError):
-            return None
-        return None
+            return
+        except OSError as exc:
+            raise unreadable(f"{self.root}/{pid}/task", exc) from exc
 
-    def _read(self, path: str) -> bytes | None:
+    def _lives(self, pid: int, thread: str) -> bool:
+        stat = self._thread(pid, thread)
+        return stat is not None and not (stat.dead or stat.exiting)
+
+    def _ends(self, pid: int) -> bool:
+        """Whether nobody in the process does anything any more but end. A list lacks who goes, or comes, meanwhile."""
+        stats = [self._thread(pid, thread) for thread in self._threads(pid)]
+        seen = [stat for stat in stats if stat is not None and (stat.dead or stat.exiting)]
+        return not stats or (len(seen) == len(stats) and seen[-1].threads <= len(seen))
+
+    def _thread(self, pid: int, thread: str) -> Stat | None:
+        data = self._read(f"{pid}/task/{thread}/stat")
+        return parse_stat(data) if data else None
+
+    def _read(self, path: str, *, hidden: bool = False) -> bytes | None:
+        """The file's content; None when it is gone, or ``hidden`` may be and is."""
         # Path objects and buffered files triple the cost of a walk over thousands of processes.
         try:
             descriptor = os.open(f"{self.root}/{path}", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                chunks = []
+                while chunk := os.read(descriptor, 65536):
+                    chunks.append(chunk)
+                return b"".join(chunks)
+            finally:
+                os.close(descriptor)
         except (FileNotFoundError, ProcessLookupError):
             return None
-        try:
-            chunks = []
-            while chunk := os.read(descriptor, 65536):
-                chunks.append(chunk)
-            return b"".join(chunks)
-        except (FileNotFoundError, ProcessLookupError):
-            return None
-        finally:
-            os.close(descriptor)
+        except OSError as exc:
+            if hidden and isinstance(exc, PermissionError):
+                return None
+            raise unreadable(f"{self.root}/{path}", exc) from exc

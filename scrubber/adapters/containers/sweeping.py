@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from scrubber.adapters.containers.ending import strike_if
 from scrubber.adapters.containers.freezing import frozen, press
-from scrubber.adapters.containers.tree import cgroups_in, children_of, listed
+from scrubber.adapters.containers.tree import cgroups_in, listed
 
 __all__ = ["Sweep"]
 
@@ -73,9 +74,12 @@ class Sweep:
 
     def _kill(self, cgroup: Path) -> bool:
         """Kill ``cgroup``, or each one below where that cannot be written."""
-        switch = self.kill_switch(cgroup)
-        if switch is not None and press(switch, "1"):
+        if self._pressed(cgroup):
             return True
-        for below in children_of(cgroup):
-            self._kill(below)
+        for below in islice(cgroups_in(cgroup), 1, None):
+            self._pressed(below)
         return False
+
+    def _pressed(self, cgroup: Path) -> bool:
+        switch = self.kill_switch(cgroup)
+        return switch is not None and press(switch, "1")

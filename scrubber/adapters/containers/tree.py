@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 
 from scrubber.adapters.containers.hierarchy import Hierarchy
 from scrubber.adapters.containers.paths import kubepods_below, pod_directories, pod_uid_of_path, stray_directories
-from scrubber.adapters.containers.procfs import Proc
+from scrubber.adapters.containers.procfs import Proc, unreadable
 from scrubber.adapters.containers.tally import Tally
 from scrubber.domain.assignment import Process
 from scrubber.domain.errors import Unreadable
@@ -22,6 +22,9 @@ from scrubber.domain.errors import Unreadable
 __all__ = ["Tree", "cgroups_in", "children_of", "is_populated", "listed"]
 
 _READ_SIZE = 64 * 1024
+_LONG = (
+    2048  # bytes; a path of twice as many is longer than the kernel takes, and a tenant may nest as deep as it likes
+)
 
 
 class Tree:
@@ -133,7 +136,7 @@ class Tree:
         try:
             yield
         except OSError as exc:
-            raise Unreadable(f"The cgroups at {self.hierarchy.root} cannot be read: {exc.strerror or exc}.") from exc
+            raise unreadable(f"The cgroup hierarchy at {self.hierarchy.root}", exc) from exc
 
     def _path_in(self, cgroups: str) -> str | None:
         """The process's path in this hierarchy from the root on; None outside of it.
@@ -164,7 +167,7 @@ def is_populated(cgroup: Path) -> bool | None:
     except OSError as exc:
         if exc.errno == errno.ENODEV:
             return False
-        raise Unreadable(f"{cgroup} cannot be read: {exc.strerror or exc}.") from exc
+        raise unreadable(cgroup, exc) from exc
     events = dict(zip(words[::2], words[1::2], strict=False))
     return {"0": False, "1": True}.get(events.get("populated", ""))
 
@@ -177,16 +180,39 @@ def children_of(cgroup: Path) -> list[Path]:
     except FileNotFoundError:
         return []
     except OSError as exc:
-        raise Unreadable(f"{cgroup} cannot be read: {exc.strerror or exc}.") from exc
+        raise unreadable(cgroup, exc) from exc
 
 
 def cgroups_in(cgroup: Path) -> Iterator[Path]:
-    """``cgroup`` and all below it."""
-    waiting = [cgroup]
-    while waiting:
-        directory = waiting.pop()
-        yield directory
-        waiting += children_of(directory)
+    """``cgroup`` and all below it, however deep. Each path is good until the next one is asked for."""
+    waiting: list[Path | int] = [cgroup]
+    try:
+        while waiting:
+            directory = waiting.pop()
+            if isinstance(directory, int):
+                os.close(directory)
+                continue
+            if len(os.fsencode(directory)) > _LONG:
+                descriptor = _opened(directory)
+                if descriptor is None:
+                    continue
+                waiting.append(descriptor)  # everything below it is visited before it is closed
+                directory = Path(f"/proc/self/fd/{descriptor}")
+            yield directory
+            waiting += children_of(directory)
+    finally:
+        for each in waiting:
+            if isinstance(each, int):
+                os.close(each)
+
+
+def _opened(directory: Path) -> int | None:
+    try:
+        return os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError as exc:
+        raise unreadable(directory, exc) from exc
 
 
 def listed(cgroup: Path, count: Callable[[Sequence[int]], None] = lambda _: None) -> list[int] | None:
@@ -215,7 +241,7 @@ def listed(cgroup: Path, count: Callable[[Sequence[int]], None] = lambda _: None
             return []  # removed while it was read, and only an empty cgroup can be removed
         if exc.errno == errno.EOPNOTSUPP:
             return None
-        raise Unreadable(f"{cgroup}/cgroup.procs cannot be read: {exc.strerror or exc}.") from exc
+        raise unreadable(f"{cgroup}/cgroup.procs", exc) from exc
     return pids
 
 

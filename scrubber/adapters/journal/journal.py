@@ -21,6 +21,7 @@ from scrubber.ports.journal import Event
 __all__ = ["StructlogJournal"]
 
 _LEVELS: Final[Mapping[str, int]] = {
+    "certificate.voided": logging.WARNING,
     "device.touched": logging.WARNING,
     "eraser.orphan": logging.WARNING,
     "handover.refused": logging.WARNING,
@@ -29,7 +30,11 @@ _LEVELS: Final[Mapping[str, int]] = {
     "health.recovery-failed": logging.WARNING,
     "health.suspect": logging.WARNING,
     "leftover.ended": logging.WARNING,
+    "leftover.pod-ended": logging.WARNING,
     "operator.quarantined": logging.WARNING,
+    "policy.rejected": logging.ERROR,
+    "stranger.ended": logging.WARNING,
+    "use.ungranted": logging.WARNING,
 }
 """What is louder than a note. Every other event, one with an unknown name included, is told at INFO."""
 

@@ -174,6 +174,11 @@ class Metrics:
         self._abandoned = Counter(
             "scrubber_children_abandoned", "Child processes that SIGKILL did not end in time.", registry=registry
         )
+        self._policy_rejected = Gauge(
+            "scrubber_policy_rejected",
+            "1 while the policy's file is refused and an older one is in force.",
+            registry=registry,
+        )
         self._told_abandoned = 0
         for cause in sorted(_CAUSES | {OTHER}):
             self._quarantines.labels(cause)
@@ -205,6 +210,8 @@ class Metrics:
                 self._handover(event, _one_of(_REFUSALS, event.fields.get("code")))
             case "scrub.finished":
                 self._scrub(event)
+            case "policy.rejected" | "policy.accepted":
+                self._policy_rejected.set(int(event.name == "policy.rejected"))
             case "use.ungranted":
                 self._ungranted.labels(_one_of(_USES, event.fields.get("use"))).inc()
             case "leftover.ended":

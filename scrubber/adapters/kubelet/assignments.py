@@ -16,6 +16,7 @@ from scrubber.adapters.kubelet.corroboration import (
     shares_of,
     spent_among,
     unconfirmed_by,
+    unexplained_among,
 )
 from scrubber.adapters.kubelet.freshness import SharedAnswer
 from scrubber.adapters.kubelet.naming import Alias, Naming
@@ -138,12 +139,14 @@ class KubeletAssignments:
             assignments=assignments,
             hinted=hints_of(assignments, checkpoint, logs, ours, active_only=trusted),
             at=seen.at,
+            done=self._clock.monotonic(),
             detail="" if trusted else " ".join((verdict.detail, *remarks)),
             init_containers_known=not doubt,
             spent=frozenset() if doubt or not trusted else spent_among(listed or (), checkpoint, logs),
             remarks=remarks,
             unproved=frozenset(pod for pod in unlisted if not {pod, replace(pod, uid=None)} & self._listed),
             shares=shares_of(listed or (), checkpoint, logs, ours),
+            unexplained=unexplained_among(listed or (), checkpoint, logs, ours),
             kubelet="" if seen.socket is None or listed is None else f"{seen.socket.inode}:{seen.socket.changed_ns}",
         )
 

@@ -20,6 +20,7 @@ __all__ = [
     "shares_of",
     "spent_among",
     "unconfirmed_by",
+    "unexplained_among",
 ]
 
 ResourceDevice = tuple[str, str]
@@ -183,6 +184,27 @@ def spent_among(listed: Iterable[ListedPod], checkpoint: Checkpoint, logs: PodLo
     have_something = {entry.pod_uid for entry in checkpoint.entries}
     pods = (Pod(each.namespace, each.name, _uid_of(each, {}, logs)) for each in listed if each.has_nothing)
     return frozenset(pod for pod in pods if pod.uid is not None and pod.uid not in have_something)
+
+
+def unexplained_among(
+    listed: Iterable[ListedPod], checkpoint: Checkpoint, logs: PodLogs, ours: Naming
+) -> frozenset[Pod]:
+    """Pods that have something, by the list or the checkpoint, that is none of our devices as far as its id says."""
+    named = _uids_by_device(checkpoint)
+    found = {
+        Pod(each.namespace, each.name, _uid_of(each, named, logs))
+        for each in listed
+        if any(ours.device(*device) is None for held in each.containers.values() for device in held)
+        or any(
+            not ours.claimed(claim.driver, claim.name, claim.cdi_names)
+            for claims in each.claims.values()
+            for claim in claims
+        )
+    }
+    for entry in checkpoint.entries:
+        if any(ours.device(entry.resource, device) is None for device in entry.devices):
+            found |= {Pod(*name, entry.pod_uid) for name in logs.claimants(entry.pod_uid)}
+    return frozenset(found)
 
 
 def _uids_by_device(checkpoint: Checkpoint) -> Mapping[tuple[str, str, str], frozenset[str]]:

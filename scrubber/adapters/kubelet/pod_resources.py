@@ -98,8 +98,9 @@ class PodResources:
 
         Raises:
             Busy: it turned every question down until the deadline.
-            Away: whoever owns it cannot be the kubelet and was asked nothing; or no answer within the deadline, or one that makes no sense. The channel is given up, so that the next
-                question does not wait for a back-off; only a kubelet that is merely busy keeps its channel.
+            Away: whoever owns it cannot be the kubelet and was asked nothing; or no answer within the deadline, or one that
+                makes no sense. The channel is given up, so that the next question does not wait for a back-off; only a
+                kubelet that is merely busy keeps its channel.
         """
         channel = await self._channel_to(identity)
         # Decoded here and not by the channel: grpc.aio turns an answer that cannot be decoded into None.

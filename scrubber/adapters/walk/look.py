@@ -1,7 +1,9 @@
 """One process, looked into: its threads' descriptors and its memory map, for as long as it may take.
 
 Every thread's descriptors are looked at, because a process whose first thread has ended shows an empty ``fd`` of its own
-while the others live on, and a thread may have a table of descriptors to itself.
+while the others live on, and a thread may have a table of descriptors to itself. Threads that each make the next one and end are
+in no list that is still true when it is used. So a process is looked through only when a list of them had nobody new, and
+whether it lives is the kernel's count of threads to say.
 
 A descriptor opened with ``O_PATH`` holds nothing: it can neither read nor map, and a container needs no right to the
 device to open one.
@@ -38,6 +40,7 @@ _MAPS_CHUNK = 1 << 16
 _EVERY = 256
 """Entries between two looks at the clock; each costs some microseconds."""
 _MOST_SETTLED = 100_000
+_MOST_LISTS = 16  # of one process's threads, in one look
 
 _FILE_MAPPED = re.compile(rb"^(\S+) \S+ \S+ (\S+ [1-9]\d*)", re.MULTILINE)
 """A line of ``maps`` with an inode: addresses, and the file by device and inode. A name's line break is written as
@@ -109,31 +112,65 @@ class Look:
         if stat is None or stat.kernel_thread:
             return None
         self.started = stat.started
-        threads = _threads(self.pid)
         try:
-            self._look(threads)
+            self._look(stat.threads)
         except PermissionError:
             self.closed = True
         except _Late:
             self.cut = self.at
         if not (self.parts or always):
             return None
-        states = _living_threads(self.pid, threads)
-        if not states:
+        now = read_stat(f"/proc/{self.pid}/stat")
+        if now is None or now.over:
             return None
-        hung = self.pid not in states or "D" in states.values()
+        if now.started != stat.started:  # its PID is another process's, which nobody has looked at
+            self.cut, self.parts = "state", set()
+            return None
+        hung = now.dead or "D" in _states_of_threads(self.pid)
         return Found(self.pid, stat.started, command_of(self.pid), hung, tuple(sorted(self.parts)))
 
-    def _look(self, threads: Sequence[int]) -> None:
-        self.at = "threads"
-        for thread in own_tables(threads, self._check):
+    def _look(self, threads: int) -> None:
+        """Look through everything. ``threads``: how many there were a moment ago."""
+        known: set[int] = set()
+        tables: list[int] = []
+        if threads == 1:  # as most have: no need to list them
+            known.add(self.pid)
+            self._look_at(known, tables)
+        if not (self._target.all_in(self.parts) or (known and self._is_whole([self.pid]))):
+            self._look_at_all(known, tables)
+        if not self._target.all_in(self.parts):
+            self._mapped()
+
+    def _look_at_all(self, known: set[int], tables: list[int]) -> None:
+        for _ in range(_MOST_LISTS):
+            self.at = "threads"
+            threads = _threads(self.pid)
+            fresh = sorted(set(threads) - known)
+            known.update(fresh)
+            any_own = self._look_at(fresh, tables)
+            if self._target.all_in(self.parts):
+                return
+            # One that ends shares its lack of a table with all that have ended, and may have made another before.
+            if not any_own and self._is_whole(threads) and all(self._ends(thread) is False for thread in fresh):
+                return
+        raise _Late
+
+    def _is_whole(self, threads: Sequence[int]) -> bool:
+        """Whether a list of the threads lacks nobody: it breaks off, and passes over one, where one goes meanwhile."""
+        last = read_stat(f"/proc/{self.pid}/task/{threads[-1]}/stat") if threads else None
+        return not threads or (last is not None and last.threads <= len(threads))
+
+    def _look_at(self, threads: Iterable[int], tables: list[int]) -> bool:
+        """Look at those of ``threads`` that share their descriptors with none of ``tables``; whether there were any."""
+        any_own = False
+        for thread in own_tables(threads, self._check, tables):
+            any_own = True
             self.at = "descriptors"
             self._open(f"/proc/{self.pid}/task/{thread}")
             if self._target.all_in(self.parts):
-                return
+                break
             self.at = "threads"
-        self.at = "mappings"
-        self._mapped(threads)
+        return any_own
 
     def _check(self) -> None:
         if self._late():
@@ -186,12 +223,26 @@ class Look:
 
     # --- mappings
 
-    def _mapped(self, threads: Iterable[int]) -> None:
+    def _mapped(self) -> None:
         """Add what of the target is in the memory map; threads share one, so the first that still has one is asked."""
-        for thread in threads:
+        self.at = "mappings"
+        for _ in range(_MOST_LISTS):
             self._check()
-            if self._map_of(f"/proc/{self.pid}/task/{thread}/maps"):
+            if self._map_of(f"/proc/{self.pid}/maps"):
                 return
+            threads = _threads(self.pid)
+            for thread in threads:
+                self._check()
+                if self._map_of(f"/proc/{self.pid}/task/{thread}/maps"):
+                    return
+            if self._is_whole(threads) and all(self._ends(thread) for thread in threads):
+                return  # what is stuck at its end has no map, and may stay for long
+        raise _Late
+
+    def _ends(self, thread: int) -> bool | None:
+        """Whether a thread is dead, or about to be; None when it is gone."""
+        stat = read_stat(f"/proc/{self.pid}/task/{thread}/stat")
+        return None if stat is None else stat.dead or stat.exiting
 
     def _map_of(self, path: str) -> bool:
         """Look through one memory map; False when there is none any more."""
@@ -288,12 +339,17 @@ def _path_only(place: str, name: str) -> bool:
     return bool(told(f"{place}/fdinfo/{name}")[0] & os.O_PATH)
 
 
-def own_tables(threads: Iterable[int], check: Callable[[], None] = lambda: None) -> Iterator[int]:
+def own_tables(
+    threads: Iterable[int], check: Callable[[], None] = lambda: None, found: list[int] | None = None
+) -> Iterator[int]:
     """One of ``threads`` for each table of descriptors: nearly always they share one, and some have a thousand.
 
     The kernel puts tables into an order, so a thread is compared with few of those that were found before.
+
+    Args:
+        found: those of an earlier call, which are not answered again; what is found now is added.
     """
-    ordered: list[int] = []
+    ordered = [] if found is None else found
     for number, thread in enumerate(threads):
         if not number % _EVERY:
             check()
@@ -307,7 +363,10 @@ def own_tables(threads: Iterable[int], check: Callable[[], None] = lambda: None)
                 high = middle
             elif order == _GREATER:
                 low = middle + 1
-            else:  # one of them is over, or nobody may know: then it is looked at for itself
+            elif _order_of_tables(thread, thread) == _SAME:
+                del ordered[middle]  # that one is over
+                high -= 1
+            else:  # this one is over, or nobody may know: then it is looked at for itself
                 yield thread
                 break
         else:
@@ -323,23 +382,21 @@ def _order_of_tables(one: int, other: int) -> int:
 
 
 def _threads(pid: int) -> list[int]:
-    """The first thread first: the others have higher numbers, unless they began again from below."""
+    """In the kernel's order, the first thread first."""
     try:
-        threads = [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+        return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
     except (FileNotFoundError, ProcessLookupError):
         return []
-    return sorted(threads, key=lambda thread: (thread != pid, thread))
 
 
-def _living_threads(pid: int, threads: Iterable[int] | None = None) -> dict[int, str]:
-    """The state of each thread of ``pid`` that still runs.
+def _states_of_threads(pid: int) -> set[str]:
+    """Of those that are there to be asked.
 
     Raises:
         PermissionError: this user may not know.
     """
-    everybody = _threads(pid) if threads is None else threads
-    stats = {thread: read_stat(f"/proc/{pid}/task/{thread}/stat") for thread in everybody}
-    return {thread: stat.state for thread, stat in stats.items() if stat is not None and not stat.dead}
+    stats = (read_stat(f"/proc/{pid}/task/{thread}/stat") for thread in _threads(pid))
+    return {stat.state for stat in stats if stat is not None}
 
 
 def start_time(pid: int) -> int | None:
@@ -355,13 +412,13 @@ def start_time(pid: int) -> int | None:
 def living_since(pid: int) -> int | None:
     """As :func:`start_time`; None also for a zombie without a living thread. A process cannot keep the answer waiting."""
     stat = read_stat(f"/proc/{pid}/stat")
-    return None if stat is None or (stat.dead and not _living_threads(pid)) else stat.started
+    return None if stat is None or stat.over else stat.started
 
 
 def start_of_user_process(pid: int) -> int | None:
-    """As :func:`start_time`; None also for a thread of the kernel's."""
+    """As :func:`living_since`; None also for a thread of the kernel's."""
     stat = read_stat(f"/proc/{pid}/stat")
-    return None if stat is None or stat.kernel_thread else stat.started
+    return None if stat is None or stat.over or stat.kernel_thread else stat.started
 
 
 def command_of(pid: int) -> str:

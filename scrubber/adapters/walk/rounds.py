@@ -192,7 +192,7 @@ class _Rounds:
         _hanging[look.pid] = (look.started or 0, looker)
         self._cut[look.pid] = (f"the look at its {look.at} does not come back from the kernel", tuple(look.parts))
         self._looker = self._look = None
-        if len(_hanging) >= _MOST_HANGING:
+        if sum(thread.is_alive() for _, thread in _hanging.values()) >= _MOST_HANGING:
             self._end = self._clock()
 
     def _go_on(self) -> None:

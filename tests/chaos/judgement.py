@@ -1,0 +1,384 @@
+"""What the soak's reader makes of what it heard: every breach is a sentence, and no sentence means that there was none.
+
+Three records that do not know of each other are held against each other: what tenants said of themselves (:class:`Heard`),
+what the soak and its emulated kubelet say that they did (:class:`Facts`), and the ledger's own tables, read as a stranger
+would. Standard library only: the judge shares no code with whom it judges.
+
+One thing is not the service's: between a restart of the kubelet and the next registration of its plugin the kubelet starts
+containers that it asks nobody about. Whom such a start harms it harms by itself; those starts are told apart and counted.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.ledger_tables import LedgerTables
+
+__all__ = ["Event", "Facts", "Heard", "PodFacts", "Stranger", "Verdict", "judge", "read_facts"]
+
+SLACK = 5.0
+"""Seconds that a container may take from the kubelet's decision to start it to its first word."""
+MEANWHILE = 0.5
+"""Seconds by which a view of the service may be older than its reader believes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """One thing said, with who said it; ``ended`` is the reader's own word. ``at`` is on the monotonic clock.
+
+    ``what``: ``hello``, ``came`` (what was found on a device), ``wrote``, ``damaged``, ``signalled``, ``left`` (it is about
+    to end by itself), ``ended``, ``beside`` (somebody of another pod has its device).
+    """
+
+    what: str
+    at: float
+    number: int
+    pid: int
+    role: str
+    name: str
+    uid: str
+    run: str
+    devices: tuple[str, ...]
+    facts: Mapping[str, str]
+
+    @property
+    def who(self) -> str:
+        return f"{self.name} ({self.role}, PID {self.pid})"
+
+    @property
+    def container(self) -> tuple[str, str]:
+        return self.uid, self.name.rpartition("/")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What the emulated kubelet recorded of itself."""
+
+    at: float
+    name: str
+    outcome: str
+    duration: float
+    devices: tuple[str, ...]
+    uid: str
+    container: str
+
+    @property
+    def over(self) -> float:
+        return self.at + self.duration
+
+
+@dataclass(frozen=True, slots=True)
+class PodFacts:
+    """What the soak asked of a pod, and when the kubelet had it no longer. None: never."""
+
+    uid: str
+    name: str
+    created: float
+    deleted: float | None = None
+    grace: float = 0.0
+    forced: float | None = None
+    dying_for: float = 0.0
+    left: float | None = None
+    turned_away: bool = False
+    leave_children: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stranger:
+    """A process of the node that opened a device which the service had called clean, at ``clean_at``."""
+
+    pid: int
+    device: str
+    clean_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """The soak's own account.
+
+    Attributes:
+        soak_pid: who alone may signal a tenant: the kubelet is emulated in that process.
+        dying_grace: of the policy, seconds.
+        wall: what to add to the monotonic clock to get the ledger's.
+        devices: id → name in a container.
+        kubelet_starts: when each life of the kubelet began.
+        orders: processes that the soak itself was about to kill, and when.
+        exits: daemon → exit codes of its lives.
+        waited: pods that waited for ever, in a sentence each.
+        unsettled: what did not come to rest in the end, in a sentence each.
+        assigned: at a roll-call, device → UID of the pod that the kubelet's checkpoint names.
+        granted: at the same, device → name of the pod that the service names.
+        ledger: a copy of the ledger's database.
+    """
+
+    soak_pid: int
+    dying_grace: float
+    wall: float
+    devices: Mapping[str, str] = field(default_factory=dict)
+    events: Sequence[Event] = ()
+    pods: Mapping[str, PodFacts] = field(default_factory=dict)
+    kubelet_starts: Sequence[float] = ()
+    orders: Sequence[tuple[int, float]] = ()
+    strangers: Sequence[Stranger] = ()
+    exits: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    waited: Sequence[str] = ()
+    unsettled: Sequence[str] = ()
+    assigned: Mapping[str, str] = field(default_factory=dict)
+    granted: Mapping[str, str] = field(default_factory=dict)
+    ledger: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Sentences, and what was counted on the way."""
+
+    breaches: list[str]
+    counts: dict[str, int]
+
+
+def read_facts(path: Path) -> Facts:
+    """What :func:`dataclasses.asdict` and JSON made of :class:`Facts`."""
+    document: dict[str, Any] = json.loads(path.read_text())
+    document["events"] = [Event(**{**each, "devices": tuple(each["devices"])}) for each in document["events"]]
+    document["pods"] = {uid: PodFacts(**each) for uid, each in document["pods"].items()}
+    document["strangers"] = [Stranger(**each) for each in document["strangers"]]
+    document["orders"] = [(pid, at) for pid, at in document["orders"]]
+    return Facts(**document)
+
+
+def judge(heard: Sequence[Heard], facts: Facts) -> Verdict:
+    """Everything against everything."""
+    case = _Case(heard, facts)
+    ledger = LedgerTables(facts.ledger) if facts.ledger else None
+    breaches = [
+        *case.foreign_bytes(),
+        *case.touched_memory(),
+        *case.company(),
+        *case.starts_without_the_gate(),
+        *case.ends_that_nobody_ordered(),
+        *case.signals_of_strangers(),
+        *case.tenants_that_said_nothing(),
+        *case.whoever_lives_on(),
+        *case.daemons_that_ended_by_themselves(),
+        *(f"waits for ever: {each}" for each in facts.waited),
+        *(f"unsettled: {each}" for each in facts.unsettled),
+        *case.two_accounts_of_one_device(),
+        *(ledger.breaches(case.gated_starts(), facts.wall) if ledger else ()),
+    ]
+    return Verdict(breaches, {**case.counts(), **(ledger.counts() if ledger else {})})
+
+
+class _Case:
+    """What was heard, sorted by who said it and about what."""
+
+    def __init__(self, heard: Sequence[Heard], facts: Facts) -> None:
+        self.facts = facts
+        self._said: defaultdict[str, list[Heard]] = defaultdict(list)
+        for each in heard:
+            self._said[each.what].append(each)
+        self._events: defaultdict[str, list[Event]] = defaultdict(list)
+        for event in sorted(facts.events, key=lambda event: event.at):
+            self._events[event.name].append(event)
+        self._passes: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+        for event in self._events["PreStartContainer"]:
+            if event.outcome == "OK":
+                self._passes[event.uid, event.container].append(event.over)
+        for passes in self._passes.values():
+            passes.sort()
+        self._first_deaths = {
+            each.run: each.at for what in ("left", "ended") for each in self._said[what] if each.role == "main"
+        }
+        for each in self._said["left"]:
+            if each.role == "main":
+                self._first_deaths[each.run] = min(self._first_deaths[each.run], each.at)
+        self._left = {each.number for each in self._said["left"]}
+        self._born = {each.number: each.at for each in self._said["hello"]}
+        self._mains = sorted((each for each in self._said["hello"] if each.role == "main"), key=lambda each: each.at)
+        self._ungated = list(self._starts_past_the_gate())
+        self._holes = {each.number: each for each in self._ungated if self._in_the_kubelets_own_hole(each.at)}
+
+    # -- bytes -----------------------------------------------------------------------------------------------------
+
+    def foreign_bytes(self) -> Iterator[str]:
+        """Whoever starts finds zeros, or what the very same container left."""
+        for each in self._said["came"]:
+            strange = int(each.facts["strange"])
+            if not strange or (each.role == "main" and each.number in self._holes):
+                continue
+            if each.role == "stranger" and self._handed_over_meanwhile(each):
+                continue
+            found = _text(each.facts["found"])
+            yield f"foreign bytes: {each.who} found {strange} on {each.facts['device']} at {each.at:.3f}: {found}"
+
+    def touched_memory(self) -> Iterator[str]:
+        """What a tenant wrote stays as long as somebody of it holds the device."""
+        for each in self._said["damaged"]:
+            device = each.facts["device"]
+            by_the_kubelet = any(
+                device in hole.devices and hole.uid != each.uid and self._born[each.number] <= hole.at <= each.at
+                for hole in self._holes.values()
+            )
+            if not by_the_kubelet:
+                found = _text(each.facts["found"])
+                wrong = each.facts["wrong"]
+                yield f"touched memory: {wrong} bytes of {each.who} on {device} changed by {each.at:.3f}: {found}"
+
+    def company(self) -> Iterator[str]:
+        """Nobody is let start beside somebody of another pod."""
+        for each in self._said["beside"]:
+            if each.number not in self._holes:
+                other, pid = each.facts["other"], each.facts["other_pid"]
+                yield f"two at once: {each.who} has {each.facts['device']} beside {other} (PID {pid}) at {each.at:.3f}"
+
+    def _handed_over_meanwhile(self, stranger: Heard) -> bool:
+        """Whether a tenant may have come between the view in which the device was clean and the stranger's reading."""
+        seen = [each.clean_at for each in self.facts.strangers if each.pid == stranger.pid]
+        begun = min(seen, default=stranger.at) - MEANWHILE
+        device = stranger.facts["device"]
+        return any(device in main.devices and begun <= main.at <= stranger.at + MEANWHILE for main in self._mains)
+
+    # -- starts ----------------------------------------------------------------------------------------------------
+
+    def starts_without_the_gate(self) -> Iterator[str]:
+        for each in self._ungated:
+            if each.number not in self._holes:
+                yield f"no gate: {each.who} started at {each.at:.3f}, and its start was asked about by nobody"
+
+    def _starts_past_the_gate(self) -> Iterator[Heard]:
+        """Containers with a device whose start no answer of the gate came before, since the same container's last."""
+        before: dict[tuple[str, str], float] = {}
+        for each in self._mains:
+            passes = self._passes[each.container]
+            last = before.get(each.container, float("-inf"))
+            if each.devices and bisect.bisect_right(passes, last) == bisect.bisect_right(passes, each.at):
+                yield each
+            before[each.container] = each.at
+
+    def _in_the_kubelets_own_hole(self, at: float) -> bool:
+        """Whether a restarted kubelet did not know its plugin yet when it decided on a start that was heard ``at``."""
+        restarts = self.facts.kubelet_starts[1:]
+        number = bisect.bisect_right(restarts, at)
+        if number == 0:
+            return False
+        restarted = restarts[number - 1]
+        asked = [event.over for event in self._events["GetDevicePluginOptions"] if event.outcome == "OK"]
+        known = next((each for each in asked if each >= restarted), float("inf"))
+        return at - SLACK <= known
+
+    # -- processes -------------------------------------------------------------------------------------------------
+
+    def ends_that_nobody_ordered(self) -> Iterator[str]:
+        """A process that ended without a word was ended: by the soak, by the kubelet, or rightly by the service."""
+        for each in self._said["ended"]:
+            if each.number not in self._left and each.role and (why := self._unlawful(each)):
+                yield f"ended: {each.who} at {each.at:.3f}: {why}"
+
+    def _unlawful(self, end: Heard) -> str:
+        """Why nobody had a right to end this process; empty if somebody had."""
+        if any(pid == end.pid and self._born[end.number] <= at <= end.at for pid, at in self.facts.orders):
+            return ""
+        if end.role == "stranger":
+            return "it is a process of the node, which nobody may end"
+        pod = self.facts.pods.get(end.uid)
+        if pod is None:
+            return "nobody knows its pod"
+        first_death = self._first_deaths.get(end.run, float("inf"))
+        orphaned = end.role != "main" and first_death <= end.at
+        if orphaned and not pod.leave_children:
+            return ""  # the runtime ends a container whole
+        if pod.turned_away and any(pod.created <= each <= end.at for each in self.facts.kubelet_starts[1:]):
+            return ""  # a restarted kubelet would not have it any more, and ended it
+        if pod.deleted is not None and end.role == "main" and end.at >= pod.deleted + pod.grace:
+            return ""
+        gone = min(each for each in (pod.left, pod.forced, float("inf")) if each is not None)
+        if end.at < gone:
+            return "the kubelet still had its pod"
+        by_the_runtime = end.role == "main" or not pod.leave_children
+        if pod.forced is not None and end.at >= pod.forced + pod.dying_for and by_the_runtime:
+            return ""
+        if orphaned or end.at >= gone + self.facts.dying_grace:
+            return ""
+        return f"its pod was gone for {end.at - gone:.3f} s, and the first process of its container was not dead"
+
+    def signals_of_strangers(self) -> Iterator[str]:
+        for each in self._said["signalled"]:
+            sender = int(each.facts["sender"])
+            if sender not in (0, each.pid, self.facts.soak_pid):  # 0 is the kernel
+                yield f"signalled: {each.who} got signal {each.facts['number']} from PID {sender} at {each.at:.3f}"
+
+    def tenants_that_said_nothing(self) -> Iterator[str]:
+        """A reader that hears nothing finds nothing: every container that was started has said what it found."""
+        words = Counter(each.container for each in self._mains)
+        found = Counter(each.number for each in self._said["came"])
+        for key, starts in Counter((event.uid, event.container) for event in self._events["ContainerStarted"]).items():
+            pod = self.facts.pods.get(key[0])
+            cut_short = pod is None or pod.deleted is not None or pod.forced is not None or pod.turned_away
+            if words[key] < starts and not cut_short:
+                yield f"unheard: {key[1]} of {pod.name if pod else key[0]} started {starts} times, {words[key]} were heard"
+        ended = {each.number for each in self._said["ended"]} - self._left
+        for each in self._mains:
+            if found[each.number] < len(each.devices) and each.number not in ended:
+                yield f"unheard: {each.who} did not say what it found"
+        for event in self._events["ContainerDied"]:
+            if event.outcome == "1":
+                yield f"unheard: a tenant of pod {event.uid} failed by itself at {event.at:.3f}"
+
+    def whoever_lives_on(self) -> Iterator[str]:
+        """In the end every pod is gone, and so is everybody of it."""
+        ended = {each.number for each in self._said["ended"]}
+        for each in self._said["hello"]:
+            if each.number not in ended:
+                yield f"lives on: {each.who}"
+
+    def daemons_that_ended_by_themselves(self) -> Iterator[str]:
+        """The weather ends them by SIGKILL and by SIGTERM, which is no news to one that has only just been started."""
+        for daemon, codes in self.facts.exits.items():
+            for code in sorted(set(codes) - {0, -9, -15}):
+                yield f"daemon: {daemon} ended {codes.count(code)} times with status {code}"
+
+    # -- accounts --------------------------------------------------------------------------------------------------
+
+    def two_accounts_of_one_device(self) -> Iterator[str]:
+        """Where everybody is to have a device, the kubelet's checkpoint and the service name the same pods."""
+        for device in sorted({*self.facts.assigned, *self.facts.granted}):
+            uid, granted = self.facts.assigned.get(device), self.facts.granted.get(device)
+            pod = self.facts.pods.get(uid) if uid is not None else None
+            assigned = None if uid is None else uid if pod is None else pod.name
+            if assigned != granted:
+                yield f"accounts: {device} is assigned to {assigned}, and granted to {granted}"
+
+    def gated_starts(self) -> Iterator[tuple[Event, float]]:
+        """Starts that passed the gate, each with the time of the start before it on any of its devices."""
+        of_container: dict[tuple[str, str], float] = {}
+        of_device: dict[str, float] = {}
+        never = float("-inf")
+        for event in self._events["ContainerStarted"]:
+            key = event.uid, event.container
+            passes = self._passes[key]
+            gated = bisect.bisect_right(passes, of_container.get(key, never)) < bisect.bisect_right(passes, event.at)
+            if gated and event.devices:
+                yield event, max(of_device.get(device, never) for device in event.devices)
+            of_container[key] = event.at
+            of_device.update(dict.fromkeys(event.devices, event.at))
+
+    def counts(self) -> dict[str, int]:
+        asked = self._events["PreStartContainer"]
+        started = self._events["ContainerStarted"]
+        return {
+            "pods started": len({event.uid for event in started}),
+            "container starts": len(started),
+            "starts refused": sum(event.outcome not in ("OK", "Canceled") for event in asked),
+            "starts that the kubelet asked nobody about": len(self._holes),
+            "processes heard": len(self._said["hello"]),
+            "processes ended by others": len({each.number for each in self._said["ended"] if each.role} - self._left),
+        }
+
+
+def _text(found: str) -> str:
+    return "" if found == "none" else repr(bytes.fromhex(found).decode(errors="replace"))

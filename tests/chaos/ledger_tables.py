@@ -1,0 +1,88 @@
+"""What the ledger's tables say to somebody who does not know the ledger: plain SQL and JSON, and nobody's codec.
+
+A part of the soak's judge (:mod:`tests.chaos.judgement`); standard library only.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import sqlite3
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+__all__ = ["GatedStart", "LedgerTables"]
+
+
+class GatedStart(Protocol):
+    """A start that the gate let pass; ``at`` is on the monotonic clock."""
+
+    @property
+    def at(self) -> float: ...
+    @property
+    def devices(self) -> tuple[str, ...]: ...
+    @property
+    def uid(self) -> str: ...
+    @property
+    def container(self) -> str: ...
+
+
+class LedgerTables:
+    """Devices, grants, and how many audit rows of each name there are."""
+
+    def __init__(self, path: str) -> None:
+        connection = sqlite3.connect(path)
+        try:
+            self._devices = {
+                row[0]: json.loads(row[1]) for row in connection.execute("SELECT device, document FROM devices")
+            }
+            self._grants: defaultdict[str, list[tuple[int, dict[str, Any]]]] = defaultdict(list)
+            for device, number, document in connection.execute(
+                "SELECT device, sequence, document FROM grants ORDER BY device, sequence"
+            ):
+                self._grants[device].append((number, json.loads(document)))
+            self._audit = Counter(dict(connection.execute("SELECT name, count(*) FROM audit GROUP BY name")))
+        finally:
+            connection.close()
+
+    def breaches(self, starts: Iterable[tuple[GatedStart, float]], wall: float) -> Iterator[str]:
+        """What is not as it should be once everybody is gone.
+
+        Args:
+            starts: each with the time of the start before it on any of its devices.
+            wall: what to add to the monotonic clock to get the ledger's.
+        """
+        for device, record in self._devices.items():
+            out_of_service = record["health"] in ("quarantined", "condemned") and record["cause"] is not None
+            if record["open_grants"]:
+                yield f"leak: {device} has grants open in the end: {record['open_grants']}"
+            if record["hygiene"] != "clean" and not out_of_service:
+                yield f"leak: {device} is {record['hygiene']} and {record['health']} in the end"
+        for device, grants in self._grants.items():
+            if [number for number, _ in grants] != list(range(1, len(grants) + 1)):
+                yield f"ledger: the grants of {device} are not numbered from 1 on without a gap"
+        yield from self._starts_without_a_grant(starts, wall)
+
+    def _starts_without_a_grant(self, starts: Iterable[tuple[GatedStart, float]], wall: float) -> Iterator[str]:
+        times = {device: [grant["at"] for _, grant in grants] for device, grants in self._grants.items()}
+        for start, since in starts:
+            for device in start.devices:
+                at = times.get(device, [])
+                first, last = bisect.bisect_right(at, since + wall), bisect.bisect_right(at, start.at + wall)
+                between = [grant for _, grant in self._grants.get(device, [])[first:last]]
+                uids = {(grant["assignment"] or {"pod": {"uid": None}})["pod"]["uid"] for grant in between}
+                if not uids & {None, start.uid}:
+                    yield f"ledger: {start.container} of pod {start.uid} started on {device}, and no grant says so"
+
+    def counts(self) -> dict[str, int]:
+        names = {
+            "grants": "handover.granted",
+            "scrubs": "scrub.finished",
+            "leftovers ended": "leftover.ended",
+            "quarantines": "health.quarantined",
+            "returns from quarantine": "health.healthy",
+            "uses that nobody granted": "use.ungranted",
+            "pods adopted": "device.adopted",
+        }
+        return {title: self._audit[name] for title, name in names.items()}

@@ -1,0 +1,229 @@
+"""What becomes of the pods of the soak: each life is drawn from the seed and its number alone.
+
+So the same seed makes the same pods, whatever the machine does meanwhile.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from plugin.emulator.pods import ContainerSpec, PodSpec, RestartPolicy
+from plugin.emulator.stage import RESOURCE
+
+__all__ = ["End", "Life", "Lives", "tenant"]
+
+TENANT = Path(__file__).with_name("tenant.py")
+NAMESPACES = ("team-a", "team-b", "team-c", "team-d")
+
+
+class End(StrEnum):
+    """How a pod comes to its end."""
+
+    ITSELF = "by itself"
+    DELETED = "deleted"
+    FORCED = "deleted by force"
+    UNSTARTED = "deleted before it has started"
+    KILLED = "its first process is killed"
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """A pod and what is done to it. Seconds.
+
+    Attributes:
+        after: from its start to its end, where it does not end by itself.
+        grace: of its deletion.
+        dying_for: how long its processes live on after a forced deletion, if nobody ends them.
+        restarts: of its main container, to be waited for first.
+        again: whether a pod of the same name comes after it, while its processes may still live.
+    """
+
+    kind: str
+    spec: PodSpec
+    end: End = End.ITSELF
+    after: float = 0.0
+    grace: float = 2.0
+    dying_for: float = 0.0
+    restarts: int = 0
+    again: bool = False
+
+
+def tenant(reader: Path, name: str, seconds: float | str, **words: str) -> tuple[str, ...]:
+    """The command of a container that runs :mod:`tests.chaos.tenant`."""
+    told = {"reader": str(reader), "name": name, "seconds": str(seconds), **words}
+    return (sys.executable, "-I", "-S", str(TENANT), *(f"{key}={value}" for key, value in told.items()))
+
+
+class Lives:
+    """Pods whose tenants tell ``reader``; at most ``devices`` devices a pod."""
+
+    def __init__(self, reader: Path, seed: int, *, devices: int, shortest: float = 0.15, longest: float = 0.8) -> None:
+        self._reader = reader
+        self._seed = seed
+        self._devices = devices
+        self._shortest, self._longest = shortest, longest
+
+    def life(self, number: int) -> Life:
+        """Life number ``number``: always the same."""
+        draw = _Draw(self, random.Random(f"{self._seed}/{number}"), number)
+        (kind,) = draw.rng.choices(list(_KINDS), weights=[weight for weight, _ in _KINDS.values()])
+        return _KINDS[kind][1](draw, kind)
+
+    def kinds(self) -> Sequence[str]:
+        return tuple(_KINDS)
+
+    # What one draw needs of it
+
+    @property
+    def reader(self) -> Path:
+        return self._reader
+
+    @property
+    def devices(self) -> int:
+        return self._devices
+
+    def stay(self, rng: random.Random) -> float:
+        return round(rng.uniform(self._shortest, self._longest), 3)
+
+
+class _Draw:
+    """One pod in the making."""
+
+    def __init__(self, lives: Lives, rng: random.Random, number: int) -> None:
+        self.rng = rng
+        self._lives = lives
+        self._namespace = rng.choice(NAMESPACES)
+        self._name = f"p{number}"
+
+    def container(
+        self,
+        name: str = "main",
+        *,
+        gpus: int = 1,
+        seconds: str = "",
+        restart: RestartPolicy = RestartPolicy.NEVER,
+        **words: str,
+    ) -> ContainerSpec:
+        full = f"{self._namespace}/{self._name}/{name}"
+        argv = tenant(self._lives.reader, full, seconds or self._lives.stay(self.rng), **words)
+        return ContainerSpec(name, argv, {RESOURCE: gpus}, restart=restart)
+
+    def pod(self, *containers: ContainerSpec, init: Sequence[ContainerSpec] = (), leave: bool = False) -> PodSpec:
+        return PodSpec(self._name, self._namespace, containers, init, leave_children=leave)
+
+    def after(self) -> float:
+        return self._lives.stay(self.rng)
+
+    def several(self) -> int:
+        return min(self._lives.devices, self.rng.choice((2, 2, 2, 2, 3, 4)))
+
+
+def _short(draw: _Draw, kind: str) -> Life:
+    return Life(kind, draw.pod(draw.container(exit=draw.rng.choice(("0", "0", "3", "kill")))))
+
+
+def _deleted(draw: _Draw, kind: str) -> Life:
+    return Life(kind, draw.pod(draw.container(seconds="forever")), End.DELETED, draw.after())
+
+
+def _deaf(draw: _Draw, kind: str) -> Life:
+    grace = draw.rng.choice((0.0, 0.3))
+    return Life(kind, draw.pod(draw.container(seconds="forever", deaf="yes")), End.DELETED, draw.after(), grace)
+
+
+def _held(draw: _Draw, kind: str) -> Life:
+    """By a mapping, or by a descriptor that is nobody's now."""
+    how = draw.rng.choice(("map", "flight"))
+    return Life(kind, draw.pod(draw.container(seconds="forever", hold=how)), End.DELETED, draw.after(), 0.0)
+
+
+def _forced(draw: _Draw, kind: str) -> Life:
+    """Its process lives on beside whoever gets its device next, for longer than the policy's grace or shorter."""
+    main = draw.container(seconds="forever", deaf="yes", hold=draw.rng.choice(("fd", "map")))
+    dying = draw.rng.uniform(0.1, 2.5)
+    return Life(kind, draw.pod(main), End.FORCED, draw.after(), dying_for=dying, again=draw.rng.random() < 0.3)
+
+
+def _forced_with_children(draw: _Draw, kind: str) -> Life:
+    main = draw.container(seconds="forever", deaf="yes", leave=draw.rng.choice(("child", "escaped", "idle")))
+    return Life(kind, draw.pod(main, leave=True), End.FORCED, draw.after(), dying_for=draw.rng.uniform(0.1, 2.5))
+
+
+def _leaves(draw: _Draw, kind: str) -> Life:
+    """Whoever it leaves behind outlives the pod and has to be ended."""
+    whom = draw.rng.choice(("child", "child", "escaped", "escaped,child", "idle", "forker"))
+    return Life(kind, draw.pod(draw.container(leave=whom, exit=draw.rng.choice(("0", "kill"))), leave=True))
+
+
+def _crashes(draw: _Draw, kind: str) -> Life:
+    how = draw.rng.choice(("3", "kill"))
+    main = draw.container(
+        exit=how, seconds="0.15", restart=draw.rng.choice((RestartPolicy.ALWAYS, RestartPolicy.ON_FAILURE))
+    )
+    return Life(kind, draw.pod(main), End.DELETED, 0.1, restarts=draw.rng.choice((1, 2, 3)))
+
+
+def _crashes_beside_a_child(draw: _Draw, kind: str) -> Life:
+    """What an earlier run left is rightfully there while the pod is listed; it ends by itself."""
+    main = draw.container(exit="3", seconds="0.15", leave="child", life="0.8", restart=RestartPolicy.ALWAYS)
+    return Life(kind, draw.pod(main, leave=True), End.DELETED, 0.1, restarts=1)
+
+
+def _killed(draw: _Draw, kind: str) -> Life:
+    restart = draw.rng.choice((RestartPolicy.NEVER, RestartPolicy.ALWAYS))
+    main = draw.container(seconds="forever", restart=restart, leave=draw.rng.choice(("", "child", "escaped")))
+    return Life(kind, draw.pod(main), End.KILLED, draw.after(), restarts=restart is RestartPolicy.ALWAYS)
+
+
+def _init_then_main(draw: _Draw, kind: str) -> Life:
+    init = [draw.container(f"init{number}") for number in range(draw.rng.choice((1, 2)))]
+    return Life(kind, draw.pod(draw.container(), init=init))
+
+
+def _several_devices(draw: _Draw, kind: str) -> Life:
+    end = draw.rng.choice((End.ITSELF, End.DELETED, End.FORCED))
+    seconds = "" if end is End.ITSELF else "forever"
+    main = draw.container(gpus=draw.several(), seconds=seconds)
+    return Life(kind, draw.pod(main), end, draw.after(), dying_for=draw.rng.uniform(0.1, 1.5))
+
+
+def _two_containers(draw: _Draw, kind: str) -> Life:
+    return Life(kind, draw.pod(draw.container(), draw.container("beside")))
+
+
+def _sidecar(draw: _Draw, kind: str) -> Life:
+    side = draw.container("side", seconds="forever", restart=RestartPolicy.ALWAYS)
+    return Life(kind, draw.pod(draw.container(), init=[side]))
+
+
+def _unstarted(draw: _Draw, kind: str) -> Life:
+    end = draw.rng.choice((End.UNSTARTED, End.FORCED))
+    main = draw.container(seconds="forever")
+    if end is End.FORCED:
+        return Life(kind, draw.pod(main), End.FORCED, 0.0, dying_for=draw.rng.uniform(0.0, 0.5))
+    return Life(kind, draw.pod(main), End.UNSTARTED, draw.rng.uniform(0.0, 0.2), 0.0)
+
+
+_KINDS: dict[str, tuple[int, Callable[[_Draw, str], Life]]] = {
+    "ends by itself": (16, _short),
+    "deleted": (10, _deleted),
+    "deaf": (5, _deaf),
+    "mapped or in flight": (6, _held),
+    "deleted by force": (12, _forced),
+    "deleted by force, with children": (5, _forced_with_children),
+    "leaves somebody behind": (10, _leaves),
+    "crashes again and again": (8, _crashes),
+    "crashes beside its child": (3, _crashes_beside_a_child),
+    "killed": (6, _killed),
+    "init containers": (8, _init_then_main),
+    "several devices": (7, _several_devices),
+    "two containers": (4, _two_containers),
+    "sidecar": (4, _sidecar),
+    "deleted before its start": (3, _unstarted),
+}
+"""How often each kind comes, in a hundred or so."""

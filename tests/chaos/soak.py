@@ -1,0 +1,258 @@
+"""The soak: pods by the thousand over a few devices, while everything around them is killed, falls ill and lies.
+
+``python -m tests.chaos.soak --pods 2000 --devices 16 --seed N``
+
+The shipped daemons run over the simulated node under the emulated kubelet. Whatever the pods and the weather do is drawn
+from one seed. An independent reader hears every tenant and judges (:mod:`tests.chaos.reader`); this module only makes
+things happen, and keeps an account of what it did. Exit status 1 on any breach; then logs, facts and ledger are kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from plugin.emulator.pods import Pod, PodOver, PodSpec
+from plugin.emulator.stage import RESOURCE
+from tests.chaos.judgement import Verdict
+from tests.chaos.lives import End, Life, Lives
+from tests.chaos.storm import Supervisor
+from tests.chaos.watched_node import FOR_EVER, WatchedNode, is_under_way, standing
+from tests.chaos.weather import Weather
+
+__all__ = ["Outcome", "main", "report", "soak"]
+
+LULL = 3.0
+"""Seconds after which the weather goes on although no pod has come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a soak came to."""
+
+    seed: int
+    verdict: Verdict
+    weather: Counter[str]
+    kinds: Counter[str]
+    seconds: float
+    processor: tuple[float, float]
+    """Seconds of processor time: of the soak's own process with its kubelet, and of everybody else."""
+
+
+class Lanes:
+    """Pods one after the other, in several lanes, until enough have started."""
+
+    def __init__(
+        self, node: WatchedNode, lives: Lives, wanted: int, rng: random.Random, *, progress: bool = False
+    ) -> None:
+        self._node = node
+        self._lives = lives
+        self._wanted = wanted
+        self._rng = rng
+        self._progress = progress
+        self._scheduler = asyncio.Lock()
+        self.count = 0
+        self.started = 0
+        self.turned_away = 0
+        self.kinds: Counter[str] = Counter()
+
+    async def run(self) -> None:
+        """One lane."""
+        while self.started < self._wanted:
+            self.count += 1
+            life = self._lives.life(self.count)
+            try:
+                await self._live(life)
+            except TimeoutError as error:
+                self._node.waited.append(str(error))
+                return
+            self.kinds[life.kind] += 1
+
+    async def _live(self, life: Life) -> None:
+        node = self._node
+        pod = await self._bind(life.spec)
+        if life.end is End.UNSTARTED or (life.end is End.FORCED and not life.after):
+            await asyncio.sleep(life.after or self._rng.uniform(0.0, 0.3))
+        elif not await self._under_way(pod):
+            return
+        if life.restarts and life.end is not End.KILLED:
+            await self._restarted(pod, life.restarts)
+        if life.end is End.ITSELF:
+            await self._over(pod)
+        elif life.end is not End.UNSTARTED:
+            await asyncio.sleep(life.after)
+        if life.end is End.KILLED:
+            node.kill(pod)
+            await (self._restarted(pod, life.restarts) if life.restarts else self._over(pod))
+        if life.end is End.FORCED:
+            await node.delete_by_force(pod, dying_for=life.dying_for)
+        else:
+            await node.delete(pod, grace=life.grace)
+        if life.again:
+            await self._live(replace(life, again=False))
+
+    async def _bind(self, spec: PodSpec) -> Pod:
+        """As the scheduler does: one pod at a time, and only where there is room."""
+        wanted = spec.request(RESOURCE)
+        async with self._scheduler:
+            await self._node.stage.kubelet.changed(
+                lambda kubelet: min(kubelet.schedulable(RESOURCE), self._node.free()) >= wanted, FOR_EVER
+            )
+            return self._node.create(spec)
+
+    async def _under_way(self, pod: Pod) -> bool:
+        """Whether all of its containers have started once; a pod that the kubelet would not have is deleted."""
+        try:
+            await pod.wait(is_under_way, FOR_EVER)
+        except TimeoutError as error:
+            self._node.waited.append(str(error))
+            await self._node.delete(pod, grace=0.0)
+            return False
+        if pod.reason == "UnexpectedAdmissionError":
+            self.turned_away += 1
+            await self._node.delete(pod, grace=0.0)
+            await asyncio.sleep(self._rng.uniform(0.1, 0.4))
+            return False
+        self.started += 1
+        if self._progress and self.started % 100 == 0:
+            print(f"  {self.started} pods", flush=True)
+        return True
+
+    async def _restarted(self, pod: Pod, times: int) -> None:
+        with suppress(TimeoutError, PodOver):  # the kubelet's back-off, or a kubelet that would not have it any more
+            await pod.wait(lambda status: status.containers["main"].restarts >= times or status.phase.terminal, 10.0)
+
+    async def _over(self, pod: Pod) -> None:
+        try:
+            await pod.wait(lambda status: status.phase.terminal or status.gone, FOR_EVER)
+        except TimeoutError as error:
+            self._node.waited.append(str(error))
+
+
+async def soak(
+    records: Path,
+    *,
+    pods: int,
+    devices: int,
+    seed: int,
+    memory: str = "1MiB",
+    pace: tuple[int, int] = (2, 6),
+    progress: bool = False,
+) -> Outcome:
+    """One soak, from the first pod to the verdict.
+
+    Args:
+        pace: pods between two acts of the weather, at least and at most: a slow machine has no more of it than a fast one.
+    """
+    began = time.monotonic()
+    async with standing(records, devices=devices, memory=memory) as node:
+        kubelet = node.stage.kubelet
+        service, plugin = (
+            Supervisor(each, _chance(seed, each.log.name)) for each in (node.stage.service, node.stage.plugin)
+        )
+        lanes = Lanes(node, Lives(node.socket, seed, devices=devices), pods, _chance(seed, "lanes"), progress=progress)
+        chance = _chance(seed, "weather")
+
+        async def pause() -> None:
+            enough_pods = lanes.count + chance.randint(*pace)
+            with suppress(TimeoutError):
+                await kubelet.changed(lambda _: lanes.count >= enough_pods, LULL)
+
+        weather = Weather(node.stage, service, plugin, chance, node.socket, node.kubelet_restarts, node.strike, pause)
+        node.strangers = weather.strangers
+        supervisors = [asyncio.create_task(each.run()) for each in (service, plugin)]
+        try:
+            await _in_all_weathers(weather, [lanes.run() for _ in range(devices + devices // 2)])
+            await node.settle()
+            await node.roll_call()
+            await node.settle()
+        finally:
+            for each in supervisors:
+                each.cancel()
+            await asyncio.gather(*supervisors, return_exceptions=True)
+        node.exits = {"service": list(service.deaths.elements()), "plugin": list(plugin.deaths.elements())}
+        verdict = await node.judge()
+        verdict.counts["pods that the kubelet would not have"] = lanes.turned_away
+        verdict.counts["lives of the service"], verdict.counts["lives of the plugin"] = service.lives, plugin.lives
+    spent = tuple(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return Outcome(seed, verdict, weather.acts, lanes.kinds, time.monotonic() - began, (spent[0], spent[1]))
+
+
+async def _in_all_weathers(weather: Weather, lanes: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """All lanes to their end; then nothing is ill any more, and nothing happens."""
+    enough = asyncio.Event()
+    blowing = asyncio.create_task(weather.run(enough))
+    try:
+        async with asyncio.TaskGroup() as group:
+            for lane in lanes:
+                group.create_task(lane)
+    finally:
+        enough.set()
+        await blowing
+        await weather.calm()
+
+
+def _chance(seed: int, whose: str) -> random.Random:
+    """One generator each, so that nobody's draws depend on when another one draws."""
+    return random.Random(f"{seed}/{whose}")
+
+
+async def _until_told(work: Coroutine[Any, Any, Outcome]) -> Outcome:
+    """``work``, broken off by SIGTERM as by an interrupt: what it has started ends with it."""
+    task = asyncio.ensure_future(work)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await task
+
+
+def report(outcome: Outcome) -> str:
+    """The summary, for people."""
+    lines = [f"{count:>12,}  {what}" for what, count in outcome.verdict.counts.items()]
+    lines += [f"{count:>12,}  weather: {what}" for what, count in outcome.weather.most_common()]
+    lines += [f"{count:>12,}  pods: {what}" for what, count in outcome.kinds.most_common()]
+    own, others = outcome.processor
+    lines += [
+        f"{outcome.seconds:>12.0f}  seconds; of processor time {own:.0f} (kubelet and soak), {others:.0f} (the others)"
+    ]
+    lines += [f"{len(outcome.verdict.breaches):>12,}  breaches"]
+    lines += [f"  ✗ {each}" for each in outcome.verdict.breaches[:50]]
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Answers the exit status: 0, or 1 on any breach."""
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos.soak", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--pods", type=int, default=2000, help="how many are to start (default 2000)")
+    parser.add_argument("--devices", type=int, default=16, help="simulated GPUs (default 16)")
+    parser.add_argument("--memory", default="1MiB", help="of each device (default 1MiB)")
+    parser.add_argument("--seed", type=int, help="of everything random; printed, and drawn when not given")
+    parser.add_argument("--records", type=Path, metavar="DIR", help="keep logs, facts and ledger here in any case")
+    wanted = parser.parse_args(argv)
+    seed = wanted.seed if wanted.seed is not None else random.SystemRandom().randrange(10**9)
+    print(f"{wanted.pods} pods over {wanted.devices} devices; --seed {seed} makes the same ones again.", flush=True)
+    records = wanted.records or Path(tempfile.mkdtemp(prefix="soak-", dir="/tmp"))
+    records.mkdir(parents=True, exist_ok=True)
+    settings = {"pods": wanted.pods, "devices": wanted.devices, "seed": seed, "memory": wanted.memory}
+    outcome = asyncio.run(_until_told(soak(records, **settings, progress=True)))
+    print(report(outcome))
+    if outcome.verdict.breaches or wanted.records:
+        print(f"Logs, facts and ledger are in {records}.")
+    else:
+        shutil.rmtree(records)
+    return 1 if outcome.verdict.breaches else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,116 @@
+"""The soak, small enough for every run; and the proof that its reader would have said so.
+
+``python -m tests.chaos.soak`` is the same with 2,000 pods over 16 devices (``make soak``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from plugin.emulator.pods import ContainerSpec, ContainerState, Phase, Pod, PodSpec
+from plugin.emulator.stage import RESOURCE
+from plugin.emulator.ungated import UngatedPlugin, devices_below
+from tests.chaos.lives import Lives, tenant
+from tests.chaos.soak import report, soak
+from tests.chaos.staging import SOON
+from tests.chaos.watched_node import WatchedNode, standing
+
+SEED = 20261120
+
+
+@pytest.mark.timeout(300)
+async def test_no_pod_finds_foreign_bytes_and_nobody_is_touched_or_signalled_whatever_dies_meanwhile(
+    tmp_path: Path,
+) -> None:
+    outcome = await soak(tmp_path, pods=50, devices=8, seed=SEED, pace=(1, 3))
+    print(report(outcome))
+    assert outcome.verdict.breaches == []
+    counts = outcome.verdict.counts
+    assert counts["pods started"] >= 50
+    assert counts["processes heard"] > 50
+    assert counts["processes ended by others"] > 0
+    assert counts["lives of the service"] > 1
+    assert counts["leftovers ended"] > 0
+    assert {"service killed", "service terminated", "plugin killed", "kubelet restarted"} <= {*outcome.weather}
+
+
+def test_the_same_seed_makes_the_same_pods() -> None:
+    one, same, other = (Lives(Path("/r"), seed, devices=4) for seed in (1, 1, 2))
+    assert [one.life(number) for number in range(1, 50)] == [same.life(number) for number in range(1, 50)]
+    assert [one.life(number) for number in range(1, 50)] != [other.life(number) for number in range(1, 50)]
+    assert {one.life(number).kind for number in range(1, 2000)} == set(one.kinds())
+
+
+@pytest.mark.timeout(120)
+async def test_the_reader_reports_what_is_done_to_tenants_behind_everybodys_back(tmp_path: Path) -> None:
+    async with standing(tmp_path, devices=3) as node:
+        killed, scribbled, signalled = [await lodging(node, name) for name in ("killed", "scribbled", "signalled")]
+        os.kill(pid_of(killed), signal.SIGKILL)
+        await killed.wait(Phase.FAILED, SOON)
+        memory = os.open(node.stage.device_files()[index_of(scribbled)].parent / "memory", os.O_WRONLY)
+        os.pwrite(memory, b"somebody else's", 4096)
+        os.close(memory)
+        await another_process_sends_sigterm(pid_of(signalled))
+        await signalled.wait(Phase.SUCCEEDED, SOON)
+        # It says so within its next look, and its end waits for a last one.
+        await node.delete(scribbled, grace=2.0)
+        for pod in (killed, signalled):
+            await node.delete(pod, grace=0.0)
+        await node.settle()
+        breaches = (await node.judge()).breaches
+    assert [each.partition(":")[0] for each in breaches] == ["touched memory", "ended", "signalled"]
+    assert "team-a/scribbled/main" in breaches[0]
+    assert "somebody else's" in breaches[0]
+    assert "team-a/killed/main" in breaches[1]
+    assert "team-a/signalled/main" in breaches[2]
+
+
+@pytest.mark.timeout(120)
+async def test_the_reader_reports_a_container_that_starts_on_a_dirty_device_because_nobody_asked_the_gate(
+    tmp_path: Path,
+) -> None:
+    async with standing(tmp_path, devices=1) as node:
+        first = await lodging(node, "first")
+        await node.stage.service.kill()  # nobody clears what it leaves
+        await node.stage.plugin.stop()
+        await node.delete(first, grace=2.0)
+        async with UngatedPlugin(node.stage.kubelet.root, devices_below(node.stage.sim), resource_name=RESOURCE):
+            await node.stage.kubelet.changed(lambda kubelet: kubelet.allocatable(RESOURCE) == 1, SOON)
+            second = await lodging(node, "second")
+            await node.delete(second, grace=2.0)
+        breaches = (await node.judge()).breaches
+    kinds = [each.partition(":")[0] for each in breaches]
+    assert kinds[:2] == ["foreign bytes", "no gate"]
+    assert "team-a/second/main" in breaches[0]
+    assert "team-a/first/main" in breaches[0]  # its bytes
+    assert "leak" in kinds  # the ledger has the first one's grant open
+
+
+async def lodging(node: WatchedNode, name: str) -> Pod:
+    """A pod that has its device, and has written all over it."""
+    command = tenant(node.socket, f"team-a/{name}/main", "forever")
+    pod = node.create(PodSpec(name, "team-a", [ContainerSpec("main", command, {RESOURCE: 1})]))
+    await pod.wait(lambda status: status.containers["main"].state is ContainerState.RUNNING, SOON)
+    await pod.wait(lambda _: "ready" in pod.log("main"), SOON)
+    return pod
+
+
+def pid_of(pod: Pod) -> int:
+    pid = pod.status.containers["main"].pid
+    assert pid is not None
+    return pid
+
+
+def index_of(pod: Pod) -> int:
+    (link,) = (pod.container_root("main") / "dev").iterdir()
+    return int(link.name.removeprefix("simgpu"))
+
+
+async def another_process_sends_sigterm(pid: int) -> None:
+    process = await asyncio.create_subprocess_exec("kill", "-TERM", str(pid))
+    assert await process.wait() == 0

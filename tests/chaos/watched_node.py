@@ -1,0 +1,252 @@
+"""The node of the soak: daemons, kubelet, an independent reader, and the account of what is done to all of them.
+
+Promise: whatever the soak does to a process or a pod is on the account before it is done, so that the reader can tell it
+from what others do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from plugin.emulator.pods import ContainerSpec, ContainerState, Pod, PodSpec, PodStatus, RestartPolicy
+from plugin.emulator.stage import RESOURCE, Stage
+from tests.chaos.judgement import Event, Facts, PodFacts, Stranger, Verdict
+from tests.chaos.lives import tenant
+from tests.chaos.staging import POLICY, SOON, chaos_stage
+
+__all__ = ["FOR_EVER", "WatchedNode", "is_under_way", "standing"]
+
+DYING_GRACE = 1.0
+"""Of the chaos tests' policy (:mod:`tests.chaos.staging`), seconds."""
+FOR_EVER = 90.0
+"""Seconds after which a pod that waits is said to wait for ever. Whatever the weather does passes in a few."""
+TOLD = ("PreStartContainer", "ContainerStarted", "ContainerDied", "GetDevicePluginOptions")
+"""What the reader is told of the kubelet's events."""
+QUICKLY = POLICY.replace("limits:\n", "limits:\n  eraser-slots: 6\n") + "diagnostics:\n  recovery: none\n"
+"""Devices change hands and fall ill all the time here: few slots and a second of diagnostics would be most of the run."""
+CLEAN = 60.0
+"""Seconds within which devices come to rest once nothing happens to them any more."""
+TREE = Path(__file__).resolve().parents[2]
+
+
+class WatchedNode:
+    """A running node with an independent reader, and the account of what is done to it. Made by :func:`standing`."""
+
+    def __init__(self, stage: Stage, reader: asyncio.subprocess.Process, records: Path) -> None:
+        self.stage = stage
+        self.socket = stage.directory / "reader.sock"
+        self._reader = reader
+        self._records = records
+        self._clock = asyncio.get_running_loop().time
+        self._wall = time.time() - self._clock()
+        self._bound: dict[str, tuple[Pod, PodFacts]] = {}
+        self._kubelet_starts = [self._clock()]
+        self._orders: list[tuple[int, float]] = []
+        self._here: dict[str, Pod] = {}
+        self.waited: list[str] = []
+        self.unsettled: list[str] = []
+        self.assigned: dict[str, str] = {}
+        self.granted: dict[str, str] = {}
+        self.exits: dict[str, list[int]] = {}
+        self.strangers: list[Stranger] = []
+
+    # -- pods ------------------------------------------------------------------------------------------------------
+
+    def create(self, spec: PodSpec) -> Pod:
+        pod = self.stage.kubelet.create(spec)
+        facts = PodFacts(pod.uid, pod.full_name, self._clock(), leave_children=spec.leave_children)
+        self._bound[pod.uid] = (pod, facts)
+        self._here[pod.uid] = pod
+        return pod
+
+    async def delete(self, pod: Pod, *, grace: float) -> None:
+        if not pod.gone:
+            self._note(pod, deleted=self._clock(), grace=grace)
+            await self.stage.kubelet.delete(pod, grace=grace)
+
+    async def delete_by_force(self, pod: Pod, *, dying_for: float) -> None:
+        if not pod.gone:
+            self._note(pod, forced=self._clock(), dying_for=dying_for)
+            await self.stage.kubelet.delete(pod, force=True, dying_for=dying_for)
+
+    def kill(self, pod: Pod) -> None:
+        """``kill -9`` of the pod's first container's first process, told beforehand; nothing when it is not there."""
+        pid = next(iter(pod.status.containers.values())).pid
+        if pid is None:
+            return
+        with suppress(OSError):
+            handle = os.pidfd_open(pid)
+            try:
+                if pod.uid.encode() in Path(f"/proc/{pid}/environ").read_bytes():
+                    self._orders.append((pid, self._clock()))
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+            finally:
+                os.close(handle)
+
+    def strike(self) -> None:
+        """Kill somebody who will be started again, if there is one."""
+        for pod in self._here.values():
+            first = pod.spec.all_containers[0]
+            if first.restart is RestartPolicy.ALWAYS and pod.status.containers[first.name].pid is not None:
+                self.kill(pod)
+                return
+
+    async def note_departures(self) -> None:
+        """Note when the kubelet has a pod no longer, until cancelled."""
+
+        def look(_: object) -> bool:
+            for uid, pod in list(self._here.items()):
+                if pod.gone or (pod.phase.terminal and not pod.active):
+                    self._note(pod, left=self._clock(), turned_away=_was_turned_away(pod))
+                    del self._here[uid]
+            return False
+
+        await self.stage.kubelet.changed(look, float("inf"))
+
+    def free(self) -> int:
+        """Devices that the kubelet would give out now, where the scheduler does not know yet of what it has taken back."""
+        kept = sum(pod.spec.request(RESOURCE) for pod in self._here.values())
+        return self.stage.kubelet.allocatable(RESOURCE) - kept
+
+    def kubelet_restarts(self) -> None:
+        self._kubelet_starts.append(self._clock())
+
+    def _note(self, pod: Pod, **changes: Any) -> None:
+        known, facts = self._bound[pod.uid]
+        self._bound[pod.uid] = known, replace(facts, **changes)
+
+    # -- the account -----------------------------------------------------------------------------------------------
+
+    async def roll_call(self) -> None:
+        """Every device in use at once: whom the kubelet and the service say that it is in use by."""
+        kubelet = self.stage.kubelet
+        pods = [self.create(self.guest(number)) for number in range(kubelet.allocatable(RESOURCE))]
+        for pod in pods:
+            try:
+                await pod.wait(is_under_way, FOR_EVER)
+            except TimeoutError as error:
+                self.waited.append(str(error))
+        checkpoint = json.loads((kubelet.device_plugins / "kubelet_internal_checkpoint").read_text())["Data"]
+        for entry in checkpoint["PodDeviceEntries"]:
+            for device in {each for ids in entry["DeviceIDs"].values() for each in ids}:
+                if self.assigned.setdefault(device, entry["PodUID"]) != entry["PodUID"]:
+                    self.unsettled.append(f"the kubelet has given {device} to two pods")
+        answer = await self.stage.command("devices", "-o", "json")
+        for device in json.loads(answer.out or "[]"):
+            if device["hygiene"] == "in-use":
+                self.granted[device["id"]] = f"{device['tenant_namespace']}/{device['pod']}"
+        for pod in pods:
+            await self.delete(pod, grace=2.0)
+
+    def guest(self, number: int) -> PodSpec:
+        name = f"guest{number}"
+        command = tenant(self.socket, f"roll-call/{name}/main", "forever")
+        return PodSpec(name, "roll-call", [ContainerSpec("main", command, {RESOURCE: 1})])
+
+    async def settle(self) -> None:
+        """Wait until every device is clean. What is out of service with a cause may stay so; the ledger says it."""
+        with suppress(TimeoutError):
+            await self.stage.all_clean(CLEAN)
+            wanted = len(self.stage.device_files())
+            await self.stage.devices_are(lambda all_: sum(each.state == "clean" for each in all_) == wanted, CLEAN)
+        answer = await self.stage.command("devices", "-o", "json")
+        for each in json.loads(answer.out or "[]"):
+            out = each["health"] in ("quarantined", "condemned") and each["cause"] is not None
+            if each["state"] != "clean" and not out:
+                self.unsettled.append(f"device {each['index']} is {each['state']}, in use by {each['pod']}")
+        if answer.status != 0:
+            self.unsettled.append(f"the service does not answer: {answer.err.strip()}")
+
+    async def judge(self) -> Verdict:
+        """Stop the daemons, and ask the reader what it makes of everything."""
+        for name, daemon in (("plugin", self.stage.plugin), ("service", self.stage.service)):
+            if daemon.process is not None:
+                self.exits.setdefault(name, []).append(await daemon.stop(SOON))
+        for each in (self.stage.directory / "state").glob("ledger.db*"):
+            shutil.copy(each, self._records / each.name)
+        (self._records / "facts.json").write_text(json.dumps(asdict(self._facts())))
+        assert self._reader.stdin is not None
+        assert self._reader.stdout is not None
+        self._reader.stdin.write(f"judge {self._records / 'facts.json'}\n".encode())
+        answer = json.loads(await self._reader.stdout.readline())
+        (self._records / "verdict.json").write_text(json.dumps(answer, indent=1))
+        return Verdict(**answer)
+
+    def _facts(self) -> Facts:
+        names = {}
+        for path in self.stage.device_files():
+            names[json.loads(path.read_text())["id"]] = f"simgpu{path.parent.name}"
+        events = [
+            Event(each.at, each.name, each.outcome, each.duration, each.devices, each.pod_uid, each.container)
+            for each in self.stage.kubelet.events
+            if each.name in TOLD
+        ]
+        return Facts(
+            soak_pid=os.getpid(),
+            dying_grace=DYING_GRACE,
+            wall=self._wall,
+            devices=names,
+            events=events,
+            # A pod may be deleted by force in the moment in which a restarted kubelet turns it away.
+            pods={
+                uid: replace(facts, turned_away=facts.turned_away or _was_turned_away(pod))
+                for uid, (pod, facts) in self._bound.items()
+            },
+            kubelet_starts=self._kubelet_starts,
+            orders=self._orders,
+            strangers=self.strangers,
+            exits=self.exits,
+            waited=self.waited,
+            unsettled=self.unsettled,
+            assigned=self.assigned,
+            granted=self.granted,
+            ledger=str(self._records / "ledger.db"),
+        )
+
+
+def _was_turned_away(pod: Pod) -> bool:
+    return pod.reason == "UnexpectedAdmissionError"
+
+
+def is_under_way(status: PodStatus) -> bool:
+    """Whether every container of the pod has started once, or the pod is over."""
+    containers = status.containers.values()
+    started = all(each.state is not ContainerState.WAITING or each.exit_code is not None for each in containers)
+    return started or status.phase.terminal or status.gone
+
+
+@asynccontextmanager
+async def standing(records: Path, *, devices: int, memory: str = "1MiB") -> AsyncIterator[WatchedNode]:
+    """A node with both daemons and a reader; what it leaves to be read is in ``records``."""
+    async with chaos_stage(records, devices=devices, memory=memory, policy=QUICKLY) as stage:
+        reader = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tests.chaos.reader", str(stage.directory)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(TREE)},
+            limit=1 << 26,
+        )
+        node = WatchedNode(stage, reader, records)
+        departures = asyncio.create_task(node.note_departures())
+        try:
+            assert reader.stdout is not None
+            await reader.stdout.readline()
+            yield node
+        finally:
+            departures.cancel()
+            with suppress(asyncio.CancelledError):
+                await departures
+            assert reader.stdin is not None
+            reader.stdin.close()
+            await reader.wait()

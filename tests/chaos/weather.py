@@ -1,0 +1,242 @@
+"""What happens to the node of the soak meanwhile: daemons that die, devices that fall ill, strangers that look in.
+
+Everything random comes from one seeded generator; everything that it does to a process of a pod it tells beforehand, and
+whatever it made ill it heals again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from plugin.emulator.stage import Daemon, Stage
+from scrubber.adapters.sim import control
+from scrubber.domain.errors import ScrubberError
+from tests.chaos.children import ERASER, DaemonChild, children_of, parent_of
+from tests.chaos.judgement import Stranger
+from tests.chaos.lives import tenant
+from tests.chaos.storm import Supervisor
+
+__all__ = ["Weather"]
+
+_ILLNESSES: dict[str, tuple[int, dict[str, Any], tuple[str, ...]]] = {
+    "an application's XID": (4, {"xid": 31}, ("xid",)),
+    "an XID that asks for a reset": (5, {"xid": 95}, ()),
+    "ECC errors": (3, {"ecc": 2}, ()),
+    "a ghost": (3, {"ghost": True}, ("ghost",)),
+    "memory that does not clear": (2, {"wont_clear": True}, ("wont-clear",)),
+    "fallen off the bus": (1, {"lost": True}, ("lost",)),
+    "a driver that does not answer": (1, {"stuck": True}, ("stuck",)),
+    "a holder that cannot be ended": (2, {"unkillable": True}, ("unkillable",)),
+    "resets that fail": (1, {"reset": "fail"}, ("reset",)),
+}
+"""Name → how often, the fault, and what is lifted again after a while; the rest is for the service to heal."""
+
+
+@dataclass(slots=True)
+class _Stopped:
+    """A process that stands still, by its pidfd."""
+
+    handle: int
+
+    def go_on(self) -> None:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.handle, signal.SIGCONT)
+        os.close(self.handle)
+
+
+@dataclass(slots=True)
+class Weather:
+    """Acts until it is stopped; :meth:`calm` undoes what lasts.
+
+    Attributes:
+        restarted: called right before the kubelet begins another life.
+        strike: kills a container that is to be started again, if there is one.
+        pause: waits between two acts.
+    """
+
+    stage: Stage
+    service: Supervisor
+    plugin: Supervisor
+    rng: random.Random
+    reader: Path
+    restarted: Callable[[], None]
+    strike: Callable[[], None]
+    pause: Callable[[], Awaitable[None]]
+    acts: Counter[str] = field(default_factory=Counter)
+    strangers: list[Stranger] = field(default_factory=list)
+    _stopped: list[_Stopped] = field(default_factory=list)
+    _later: set[asyncio.Task[None]] = field(default_factory=set)
+    _visits: int = 0
+
+    async def run(self, enough: asyncio.Event) -> None:
+        """Everything once, in any order; then by chance. No act is broken off: it would leave something down."""
+        acts = self._possible()
+        first = list(acts)
+        self.rng.shuffle(first)
+        while not enough.is_set():
+            new = bool(first)
+            name = first.pop() if new else self.rng.choices(list(acts), [each for each, _ in acts.values()])[0]
+            if await acts[name][1]():
+                self.acts[name] += 1
+            elif new:
+                first.insert(0, name)  # whom it concerns was not there: later
+            await self.pause()
+
+    async def calm(self) -> None:
+        """Heal everything, let go on whoever stands still, and see strangers out."""
+        while self._later:
+            await asyncio.wait(self._later)
+        while self._stopped:
+            self._stopped.pop().go_on()
+        control.clear(self.stage.sim)
+
+    def _possible(self) -> dict[str, tuple[int, Callable[[], Awaitable[bool]]]]:
+        acts: dict[str, tuple[int, Callable[[], Awaitable[bool]]]] = {
+            "service killed": (3, partial(self._end, self.service, signal.SIGKILL)),
+            "service terminated": (2, partial(self._end, self.service, signal.SIGTERM)),
+            "service stands still": (1, self._stand_still),
+            "plugin killed": (3, partial(self._end, self.plugin, signal.SIGKILL)),
+            "plugin terminated": (2, partial(self._end, self.plugin, signal.SIGTERM)),
+            "kubelet restarted": (2, partial(self._restart_kubelet, 0.0)),
+            "kubelet restarted while the plugin is down": (2, self._restart_both),
+            "kubelet away": (1, partial(self._restart_kubelet, 1.5)),
+            "eraser killed": (9, partial(self._child, signal.SIGKILL, eraser=True)),
+            "eraser stands still": (2, partial(self._child, signal.SIGSTOP, eraser=True)),
+            "driver's or walker's child killed": (8, partial(self._child, signal.SIGKILL, eraser=False)),
+            "clearing is slow": (5, self._slowness),
+            "a stranger": (5, self._stranger),
+        }
+        for name, (weight, fault, lifted) in _ILLNESSES.items():
+            acts[name] = (weight, partial(self._illness, fault, lifted))
+        return acts
+
+    # -- daemons ---------------------------------------------------------------------------------------------------
+
+    async def _end(self, daemon: Supervisor, number: signal.Signals) -> bool:
+        # Also while it starts; but mostly it should come to do something worth being ended in.
+        up = asyncio.get_running_loop().time() - daemon.up_since
+        await asyncio.sleep(max(0.0, self.rng.choice((0.0, 1.0, 2.0, 3.0)) - up))
+        return _signal(daemon.daemon, number)
+
+    async def _stand_still(self) -> bool:
+        if not _signal(self.service.daemon, signal.SIGSTOP):
+            return False
+        await asyncio.sleep(self.rng.uniform(0.3, 1.5))
+        _signal(self.service.daemon, signal.SIGCONT)
+        return True
+
+    async def _restart_kubelet(self, longest: float) -> bool:
+        await self.stage.kubelet.stop()
+        await asyncio.sleep(self.rng.uniform(0.0, longest))
+        self.restarted()
+        await self.stage.kubelet.start()
+        return True
+
+    async def _restart_both(self) -> bool:
+        """Until the plugin is back the kubelet asks nobody before it starts a container again."""
+        process = self.plugin.daemon.process
+        if process is not None and _signal(self.plugin.daemon, signal.SIGKILL):
+            await process.wait()
+        await self._restart_kubelet(0.0)
+        await asyncio.sleep(self.rng.uniform(0.1, 0.3))  # the pods have arrived, and the plugin has not
+        self.strike()
+        return True
+
+    async def _child(self, number: signal.Signals, *, eraser: bool) -> bool:
+        process = self.service.daemon.process
+        child = None if process is None else await self._one_of(process.pid, eraser=eraser)
+        handle = None if child is None else child.signal_and_keep(number)
+        if handle is None:
+            return False
+        if number is signal.SIGSTOP:
+            self._stopped.append(_Stopped(handle))
+        else:
+            os.close(handle)
+        return True
+
+    async def _one_of(self, daemon: int, *, eraser: bool) -> DaemonChild | None:
+        """Erasers live for a moment only: one is waited for, for another moment."""
+        for _ in range(40):
+            found = [child for child in children_of(daemon) if (child.module == ERASER) is eraser]
+            if found:
+                return self.rng.choice(found)
+            await asyncio.sleep(0.01)
+        return None
+
+    # -- devices ---------------------------------------------------------------------------------------------------
+
+    async def _slowness(self) -> bool:
+        """How long clearing takes from now on, so that ends fall into the middle of it."""
+        control.fault(self.stage.sim, self._any(), slow_clear=self.rng.choice((0.001, 0.001, 0.001, 0.3, 0.8)))
+        return True
+
+    async def _illness(self, fault: dict[str, Any], lifted: tuple[str, ...]) -> bool:
+        device = self._any()
+        control.fault(self.stage.sim, device, **fault)
+        if lifted:
+            self._in_the_background(self._heal(device, lifted))
+        return True
+
+    async def _heal(self, device: str, lifted: tuple[str, ...]) -> None:
+        await asyncio.sleep(self.rng.uniform(0.3, 3.0))
+        control.clear(self.stage.sim, device, lifted)
+
+    async def _stranger(self) -> bool:
+        """A process of the node opens a device that the service calls clean, and reads it."""
+        clean_at = asyncio.get_running_loop().time()
+        try:
+            answer = await self.stage.read.devices()
+        except ScrubberError:
+            await self.stage.read.close()  # it was another life of the service that it knew
+            return False
+        clean = sorted(int(each.index) for each in answer.devices if each.state == "clean")
+        if not clean:
+            return False
+        index = self.rng.choice(clean)
+        self._visits += 1
+        path, name = self.stage.sim / "devices" / str(index) / "memory", f"simgpu{index}"
+        words = {"device": str(path), "as": name}
+        seconds = round(self.rng.uniform(0.3, 2.5), 3)
+        argv = tenant(self.reader, f"node/stranger-{self._visits}/none", seconds, **words)
+        process = await asyncio.create_subprocess_exec(*argv, stdin=asyncio.subprocess.DEVNULL)
+        self.strangers.append(Stranger(process.pid, name, clean_at))
+        self._in_the_background(_see_out(process))
+        return True
+
+    def _any(self) -> str:
+        return str(self.rng.randrange(len(self.stage.device_files())))
+
+    def _in_the_background(self, work: Any) -> None:
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
+        self._later.add(task)
+        task.add_done_callback(self._later.discard)
+
+
+async def _see_out(process: asyncio.subprocess.Process) -> None:
+    await process.wait()
+
+
+def _signal(daemon: Daemon, number: signal.Signals) -> bool:
+    """Signal a daemon that lives; not by its :mod:`subprocess` object, which might reap it and lose how it ended."""
+    process = daemon.process
+    if process is None or process.returncode is not None:
+        return False
+    with suppress(OSError):
+        handle = os.pidfd_open(process.pid)
+        try:
+            if parent_of(process.pid) == os.getpid():
+                signal.pidfd_send_signal(handle, number)
+                return True
+        finally:
+            os.close(handle)
+    return False

@@ -1,0 +1,29 @@
+"""Why the kubelet is not believed is said where a person reads it: starts wait for that, and nobody could act otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+
+from structlog.testing import CapturingLogger
+
+from scrubber.daemon import _tell_of_kubelet
+from scrubber.domain.assignment import Trust
+from tests.world.timeline import in_virtual_time
+from tests.world.world import a_world
+
+
+@in_virtual_time
+async def test_a_kubelet_that_is_not_believed_is_told_of_once_and_when_it_is_again() -> None:
+    async with a_world(devices=1) as world:
+        assert world.service is not None
+        log = CapturingLogger()
+        telling = asyncio.create_task(_tell_of_kubelet(world.service.instruments, log))
+        await world.run(12.0)
+        assert log.calls == []
+        world.kubelet.trust = Trust.UNREADABLE
+        await world.run(20.0)
+        world.kubelet.trust = Trust.TRUSTED
+        await world.run(20.0)
+        telling.cancel()
+        assert [call.args for call in log.calls] == [("kubelet.doubted",), ("kubelet.trusted",)]
+        assert log.calls[0].kwargs["sentence"] == "the kubelet does not answer"
