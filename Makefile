@@ -21,8 +21,8 @@ $(STAMP): pyproject.toml requirements/build.txt requirements/dev.txt scripts/boo
 demo: $(STAMP)  ## the story of a hand-over, on a simulated node
 	@$(BIN)/scrubber demo
 
-test: $(STAMP)  ## all tests but those that ask for a real GPU
-	$(BIN)/python -m pytest
+test: $(STAMP)  ## all tests but those that ask for a real GPU, in two processes
+	@scripts/test.sh $(BIN)/python
 
 test-fast: $(STAMP)  ## the tests that need no daemon
 	$(BIN)/python -m pytest $(wildcard tests/unit tests/property tests/contract)

@@ -121,7 +121,7 @@ class Story:
     async def _leftover_child(self) -> None:
         self._scene("3. A child outlives its pod and holds the device")
         async with self._only_one_device():
-            argv = tenant("--write", SECRET, "--leave-child", "--hold", "0.6")
+            argv = tenant("--write", SECRET, "--leave-child", "--hold", "1.5")
             pod = await self._running(gpu_pod("a", "team-a", argv, leave_children=True))
             await pod.wait(lambda status: status.phase.terminal, 20)
             left = self._stage.processes_of(pod)
@@ -151,7 +151,7 @@ class Story:
 
     async def _restart(self) -> None:
         self._scene("5. The same container restarts")
-        argv = tenant("--write", "its own work", "--hold", "0.1")
+        argv = tenant("--write", "its own work", "--hold", "1.0")
         pod = await self._admitted(gpu_pod("a", "team-a", argv, restart=RestartPolicy.ALWAYS))
         await pod.wait(lambda status: status.containers["main"].restarts >= 2, 30)
         starts = [

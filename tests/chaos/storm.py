@@ -264,6 +264,9 @@ class Hand:
         while self.kills.total() < wanted or not self.kills.keys() | self.others.keys() >= EVERYTHING:
             (act,) = self._rng.choices(list(acts), weights=list(acts.values()))
             act()
+            if act in (self._the_service, self._the_plugin) and self._rng.random() < 0.5:
+                # Kills that follow each other at once leave no pod the time to start, and then break nothing.
+                await until(lambda: self._stage.kubelet.allocatable(RESOURCE) > 0, "a device that can be given out")
             if restarts and self.kills.total() >= restarts[0]:
                 restarts.pop(0)
                 await self._stage.kubelet.restart()
