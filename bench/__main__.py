@@ -46,21 +46,23 @@ class Extent:
     starts: int
     scrubs: int
     releases: int
+    restarts: int
 
 
 FULL = Extent(
     quick=False,
     hand_overs=1000,
     pods=(1, 4, 16),
-    devices=(4, 64, 256),
-    rounds=8,
+    devices=(4, 256),
+    rounds=6,
     crowd=2000,
     allocations=1000,
-    faults=112,
+    faults=64,
     rest=20.0,
     starts=7,
     scrubs=8,
-    releases=30,
+    releases=20,
+    restarts=40,
 )
 QUICK = Extent(
     quick=True,
@@ -75,6 +77,7 @@ QUICK = Extent(
     starts=2,
     scrubs=2,
     releases=3,
+    restarts=8,
 )
 
 
@@ -185,9 +188,10 @@ class Run:
             self.amounts += await footprint.per_call(
                 node,
                 lambda number: node.start_again(pods[number % len(pods)]),
-                calls=self.extent.hand_overs,
+                calls=self.extent.restarts,
+                every=hand_over.pause(pods),
                 name=f"cpu-per-hand-over.devices-{devices}",
-                title=f"restart of a container, {devices} devices",
+                title=f"restart of a container and {hand_over.pause(pods):.2g} s of watching, {devices} devices",
             )
 
     async def _load(self) -> None:

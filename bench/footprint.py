@@ -68,15 +68,17 @@ async def at_rest(node: Node, *, seconds: float, name: str, title: str) -> list[
 
 
 async def per_call(
-    node: Node, call: Callable[[int], Awaitable[object]], *, calls: int, name: str, title: str
+    node: Node, call: Callable[[int], Awaitable[object]], *, calls: int, every: float, name: str, title: str
 ) -> list[Amount]:
-    """Processor time that one ``call`` (given its number) costs each daemon with its children.
+    """Processor time that one ``call`` (given its number), and the ``every`` seconds before it, cost each daemon with its
+    children.
 
     Other work on the machine lengthens a call and leaves this nearly as it is: the figure to watch on a busy one.
     """
     families = _families(node)
     before = [family.cpu_seconds() for family in families]
     for number in range(calls):
+        await asyncio.sleep(every)
         await call(number)
     after = [family.cpu_seconds() for family in families]
     return [

@@ -24,8 +24,8 @@ _FAST_PATH = (
     "questions to the kubelet (80 a second; the kubelet allows the whole node 100), and a start may wait for its "
     "turn: with 16 pods p99 is 19.1 ms with the spacing and 12.1 ms without it (quick runs, 100 samples). The "
     "commit before the NVIDIA backend gave 8.3 ms, so the rest came with something else, which was not looked "
-    "for. The medians differ because restarts are now measured 20 ms apart: back to back, without the spacing, "
-    "they are 7.9 echoes, and were 8.1"
+    "for. Since then a pod is restarted once in 1.5 s only, because no exception rests on a run that nobody saw, so rows "
+    "have fewer samples and are not to be compared with those of before"
 )
 
 CAUSES: Mapping[str, str] = {
