@@ -68,7 +68,8 @@ class Container:
         """Signal the first process, as the runtime does; nothing to do when it has ended."""
         if self.exit_code is None:
             try:
-                self.process.send_signal(number)
+                # Not by ``send_signal``: it reaps a child that has just ended, and asyncio then never learns its exit code.
+                os.kill(self.process.pid, number)
             except ProcessLookupError:
                 return
 
