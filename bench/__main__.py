@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench import allocation, clearing, fault, footprint, hand_over, machine, release, starting
+from bench import allocation, clearing, fault, footprint, hand_over, machine, recovery, release, starting, storm
 from bench.echo import Echo
 from bench.figures import Amount, Timing
 from bench.node import Node, other_processes
@@ -27,6 +27,7 @@ from scrubber import __version__
 HERE = Path(__file__).parent
 _GPU_MEMORY = "256MiB"
 _LOADED_DEVICES = 4
+_STORMY_DEVICES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,10 @@ class Extent:
     scrubs: int
     releases: int
     restarts: int
+    recoveries: int
+    """Of each way back."""
+    storm: float
+    """Seconds of restarts without and with it."""
 
 
 FULL = Extent(
@@ -63,6 +68,8 @@ FULL = Extent(
     scrubs=8,
     releases=20,
     restarts=40,
+    recoveries=5,
+    storm=60.0,
 )
 QUICK = Extent(
     quick=True,
@@ -78,6 +85,8 @@ QUICK = Extent(
     scrubs=2,
     releases=3,
     restarts=8,
+    recoveries=1,
+    storm=5.0,
 )
 
 
@@ -100,6 +109,8 @@ class Run:
         for devices in self.extent.devices:
             await self._number_of_devices(devices, fault.quick_recovery(scratch))
         await self._load()
+        await self._recoveries()
+        await self._storm()
 
     async def _starts(self) -> None:
         self.say("the service starts, 16 devices")
@@ -207,6 +218,20 @@ class Run:
             )
             self.timings += [loaded, timing]
             self.amounts += [share, *rates]
+
+    async def _recoveries(self) -> None:
+        samples = self.extent.recoveries
+        self.say("ways out of service and back, default policy")
+        async with Node.running(3 * samples) as node:
+            self.timings += await recovery.recoveries(node, samples=samples)
+        self.amounts += recovery.pauses()
+
+    async def _storm(self) -> None:
+        self.say(f"a storm of XIDs on one of {_STORMY_DEVICES} devices")
+        async with Node.running(_STORMY_DEVICES) as node, _echo(node) as echo:
+            timings, amounts = await storm.xids(node, echo, restarts=self.extent.storm, alone=self.extent.rest)
+        self.timings += timings
+        self.amounts += amounts
 
     def _count_processes(self, name: str, when: str) -> None:
         count = sum(name.isdigit() for name in os.listdir("/proc"))

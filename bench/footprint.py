@@ -16,7 +16,7 @@ from pathlib import Path
 from bench.figures import Amount
 from bench.node import Node
 
-__all__ = ["at_rest", "per_call"]
+__all__ = ["at_rest", "cpu_of_service", "per_call", "written_by_service"]
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -90,6 +90,18 @@ async def per_call(
         )
         for family, first, last in zip(families, before, after, strict=True)
     ]
+
+
+def cpu_of_service(node: Node) -> float:
+    """Seconds of processor time that the service and its children have used so far."""
+    service, _ = _families(node)
+    return sum(service.cpu_seconds().values())
+
+
+def written_by_service(node: Node) -> int:
+    """Bytes that the service itself has passed to ``write`` so far: ledger and log lines (proc(5), ``wchar``)."""
+    lines = Path(f"/proc/{node.stage.service.pid}/io").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("wchar:"))
 
 
 def _families(node: Node) -> tuple[_Family, _Family]:

@@ -25,10 +25,12 @@ _SPACING = 0.02
 _SEEN = 1.5
 """Seconds between two restarts of the same pod: no exception rests on a run that the watch has not seen."""
 _BUDGET = 15.0
-"""Seconds that the restarts of one row may take; there are fewer samples where a pod is restarted alone."""
+"""Seconds that the restarts of one row may take by default; there are fewer samples where a pod is restarted alone."""
 
 
-async def same_container(node: Node, echo: Echo, pods: list[Pod], *, name: str, title: str, samples: int) -> Timing:
+async def same_container(
+    node: Node, echo: Echo, pods: list[Pod], *, name: str, title: str, samples: int, budget: float = _BUDGET
+) -> Timing:
     """``PreStartContainer`` for the containers of ``pods`` by turns, no more often than the kubelet may be asked.
 
     Back to back they would be more than the service asks the kubelet in a second, and that wait would be measured.
@@ -48,7 +50,7 @@ async def same_container(node: Node, echo: Echo, pods: list[Pod], *, name: str, 
         start_again,
         echo,
         message,
-        samples=min(samples, int(_BUDGET / spacing)),
+        samples=min(samples, int(budget / spacing)),
         warm_up=8,
     )
 

@@ -88,6 +88,16 @@ def judge(timings: Sequence[Timing], amounts: Sequence[Amount]) -> tuple[Target,
     if faults:
         slowest = max(each.measured.p99 for each in faults)
         add("fault", "fault → ListAndWatch: p99", 100.0, 1000 * slowest, "ms")
+    pair = [times.get(f"{_SAME}.others-{each}") for each in ("calm", "storm")]
+    if (grown := _grown(*pair)) is not None:
+        tails_grown, medians_grown = grown
+        sentence = (
+            "1,000 XIDs a second on one device, hand-over of the others: p99 in echoes' medians, to that without "
+            f"(medians: {medians_grown:.2f} times)"
+        )
+        add("storm", sentence, 1.5, tails_grown, "times")
+    if "storm.rows.bound" in values:
+        add("storm.rows", "the same: rows in the ledger, by code and minute", 1.0, values["storm.rows.bound"], "rows")
     if "idle.cpu" in values:
         add("idle.cpu", "processor time at rest, 16 devices", 1.0, values["idle.cpu"], "% of a core")
         add("idle.pss", "memory at rest (PSS), 16 devices", 150.0, values["idle.pss"], "MB")
@@ -96,6 +106,17 @@ def judge(timings: Sequence[Timing], amounts: Sequence[Amount]) -> tuple[Target,
 
 def _growth(sizes: Sequence[float], durations: Sequence[float]) -> float:
     return max(0.0, growth_exponent(sizes, durations))
+
+
+def _grown(before: Timing | None, after: Timing | None) -> tuple[float, float] | None:
+    """How much worse ``after`` is than ``before``, each in medians of its own echo: its p99, its median.
+
+    The echo's own p99 rests on the three worst of some hundred samples. Between two rows it would be most of the answer.
+    """
+    if before is None or after is None or before.reference is None or after.reference is None:
+        return None
+    machine = after.reference.p50 / before.reference.p50
+    return after.measured.p99 / before.measured.p99 / machine, after.measured.p50 / before.measured.p50 / machine
 
 
 def _sizes(times: Mapping[str, Timing], prefix: str) -> list[int]:

@@ -8,6 +8,8 @@ stops placing pods here at once, and the process exits with 0.
 from __future__ import annotations
 
 import asyncio
+import os
+import random
 import secrets
 import signal
 import time
@@ -19,6 +21,8 @@ from typing import NoReturn
 from plugin.announcements import Announce, Announcements
 from plugin.board import Board
 from plugin.cdi import Publisher
+from plugin.cluster.credentials import settle
+from plugin.cluster.telling import ClosableCluster, ClusterTimes, Telling
 from plugin.gate import Gate, GateTimes
 from plugin.kubelet import KubeletPlaces, Registrar, Registration, RegistrationTimes
 from plugin.logs import Log, logger
@@ -42,6 +46,7 @@ class PluginTimes:
     registration: RegistrationTimes = field(default_factory=RegistrationTimes)
     watch: WatchTimes = field(default_factory=WatchTimes)
     behind: BehindTimes = field(default_factory=BehindTimes)
+    cluster: ClusterTimes = field(default_factory=ClusterTimes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,8 @@ class PluginSettings:
         log_level: ``debug``, ``info``, ``warning`` or ``error``.
         nvidia: what concerns GPUs of NVIDIA's only.
         upstream_dir: where vendors' own plugins register, to stand behind this one; None: this plugin is the only one.
+        cluster: ``auto`` (the cluster is told of this node where there are credentials) or ``off``.
+        node_name: this node's name in the cluster; without it the cluster is told nothing.
     """
 
     kubelet_dir: Path = Path("/var/lib/kubelet")
@@ -68,6 +75,8 @@ class PluginSettings:
     log_level: str = "info"
     nvidia: NvidiaSettings = field(default_factory=NvidiaSettings)
     upstream_dir: Path | None = None
+    cluster: str = "auto"
+    node_name: str = ""
     times: PluginTimes = field(default_factory=PluginTimes)
 
 
@@ -82,6 +91,7 @@ async def run(settings: PluginSettings) -> int:
     nvidia = settings.nvidia
     for resource in _possible_resources(settings):
         _places(settings, resource).check()
+    telling = _telling(settings, log)
     client = PluginClient(settings.socket.absolute())
     announcements = Announcements(client, log=log)
     behind = _behind(settings, announcements.announce, log)
@@ -98,6 +108,7 @@ async def run(settings: PluginSettings) -> int:
         log=log,
         clock=time.monotonic,
         by_envvar=nvidia.injection.by_envvar,
+        listen=telling.heard if telling else None,
     )
 
     def registrar(resource: str, board: Board) -> Registrar:
@@ -126,6 +137,8 @@ async def run(settings: PluginSettings) -> int:
 
     stop = _stop_signals()
     log.info("Device plugin started", kubelet=str(settings.kubelet_dir), service=str(settings.socket))
+    if telling:
+        telling.start()
     try:
         async with asyncio.TaskGroup() as tasks:
             service = tasks.create_task(watch.run(), name="service snapshots")
@@ -146,6 +159,8 @@ async def run(settings: PluginSettings) -> int:
         raise error from group
     finally:
         await client.close()
+        if telling:  # last: the kubelet's streams have ended by now
+            await telling.stop()
     log.info("Device plugin stopped")
     return 0
 
@@ -200,6 +215,37 @@ def _behind(settings: PluginSettings, announce: Announce, log: Log) -> Behind | 
         announce=announce,
         log=log,
         clock=time.monotonic,
+    )
+
+
+def _telling(settings: PluginSettings, log: Log) -> Telling | None:
+    """Who tells the cluster of this node; None where that is not wanted, or by no right.
+
+    Raises:
+        BadConfiguration: ``cluster`` is no word for it, or ``node_name`` no name.
+    """
+    credentials, reason = settle(settings.cluster, settings.node_name, os.environ)
+    if credentials is None:
+        log.info("The cluster is told nothing of this node", reason=reason)
+        return None
+    times = settings.times.cluster
+    found = credentials
+
+    def connect() -> ClosableCluster:
+        from plugin.cluster.client import ApiServer
+
+        return ApiServer(found, settings.node_name, deadline=times.deadline)
+
+    log.info("The cluster is told of this node", node=settings.node_name, credentials=str(credentials))
+    return Telling(
+        connect,
+        settings.node_name,
+        times=times,
+        log=log,
+        clock=time.monotonic,
+        wall=time.time,
+        spread=random.random,
+        by_envvar=settings.nvidia.injection.by_envvar,
     )
 
 

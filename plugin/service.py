@@ -130,6 +130,7 @@ class ServiceWatch:
 
     Args:
         by_envvar: containers are told of their devices by an environment variable; see :func:`sighting`.
+        listen: is passed each snapshot, and None when no service that is ready was there for the grace period.
         clock: monotonic seconds.
     """
 
@@ -142,12 +143,14 @@ class ServiceWatch:
         log: Log,
         clock: Callable[[], float],
         by_envvar: bool = False,
+        listen: Callable[[pb.Snapshot | None], None] | None = None,
     ) -> None:
         self._service = service
         self._board = board
         self._times = times
         self._clock = clock
         self._by_envvar = by_envvar
+        self._listen = listen or (lambda _: None)
         self._log = log
         self._reminder = Reminder(log, every=times.remind, clock=clock)
         self._availability = Availability(grace=times.grace)
@@ -211,6 +214,7 @@ class ServiceWatch:
             )
         self._forgeable = forgeable
         await self._show()
+        self._listen(snapshot)
 
     async def _show(self) -> None:
         before = {offer.id: offer.healthy for offer in self._board.offers}
@@ -234,3 +238,4 @@ class ServiceWatch:
                 if self._availability.falls_in(self._clock()) is None:
                     self._log.error("The scrub service stayed away: no device is offered until it is back")
                     await self._show()
+                    self._listen(None)

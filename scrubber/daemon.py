@@ -45,6 +45,7 @@ from scrubber.domain.device import Device, NodeIdentity
 from scrubber.domain.errors import Away, BadConfiguration, ScrubberError
 from scrubber.domain.policy import Policy
 from scrubber.domain.resources import Meaning
+from scrubber.engine.breaker import watch_breaker
 from scrubber.engine.instruments import Instruments
 from scrubber.engine.node import Node
 from scrubber.engine.pods import PodWatch
@@ -219,6 +220,7 @@ async def _run_tasks(
         group.create_task(tend_all(node, instruments=instruments), name="tending")
         group.create_task(_show_states(node, backend, journal), name="states")
         group.create_task(_watch_driver(backend, instruments, log), name="driver")
+        group.create_task(watch_breaker(node.fuse, instruments=instruments), name="breaker")
         group.create_task(following, name="policy")
         group.create_task(_tell_of_kubelet(instruments, log), name="kubelet")
         group.create_task(_keep_alive(supervisor, instruments.clock), name="watchdog")
@@ -230,6 +232,9 @@ async def _show_states(node: Node, backend: DeviceBackend, journal: StructlogJou
         journal.ledger(view.ledger == "ok")
         journal.children(backend.children.abandoned_total)
         journal.devices((each.device.id, each.record.hygiene.value, each.record.health.value) for each in view.devices)
+        journal.enforcement(
+            (each.device.id, each.policy.enforcement.value, each.record.glass is not None) for each in view.devices
+        )
         view = await node.changed(view.version)
 
 
@@ -284,8 +289,10 @@ async def _keep_alive(supervisor: sdnotify.SystemdNotifier, clock: Clock) -> Non
 
 def _adjusted(policy: Policy, settings: ServiceSettings, log: structlog.typing.FilteringBoundLogger) -> Policy:
     """The policy as this start wants it, for this backend."""
-    impossible = refusals(policy.settings) if settings.backend is Backend.NVIDIA else ()
-    if impossible:
+    policy = policy.on(settings.node_name)
+    everyone = (policy, *(each.policy for each in policy.overrides))
+    impossible = [why for one in everyone for why in refusals(one.settings)]
+    if impossible and settings.backend is Backend.NVIDIA:
         raise BadConfiguration(f"{settings.policy}: settings: {' '.join(impossible)}")
     if not settings.disabled_healthchecks:
         return policy

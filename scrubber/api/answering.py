@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import grpc
 import structlog
 
+from scrubber.api.frontdoor import caller_of
 from scrubber.api.sockets import Purpose
 from scrubber.api.status import status_of
 from scrubber.domain.errors import InvalidRequest, NotPermitted, ScrubberError
@@ -116,7 +117,8 @@ class Answering(grpc.aio.ServerInterceptor):
     async def _refuse(self, method: str, error: Exception, context: Context) -> None:
         if isinstance(error, ScrubberError):
             # The plugin's socket tells its caller the public sentence only; this line has the other one.
-            self._log.info("api.refused", method=method, error=type(error).__name__, code=error.code, why=str(error))
+            kind, caller = type(error).__name__, caller_of(context.peer())
+            self._log.info("api.refused", method=method, error=kind, code=error.code, why=str(error), caller=caller)
         else:
             self._log.error("api.failed", method=method, exc_info=error)
         told = status_of(error, public=self._purpose is Purpose.PLUGIN)

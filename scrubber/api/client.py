@@ -254,6 +254,19 @@ class AdminClient(_Client):
         call: Awaitable[pb.DeviceAnswer] = self._stub.Unquarantine(request, timeout=_ANSWER_SECONDS)
         return await self._answer(call)
 
+    async def break_glass(self, device: str, seconds: float, reason: str) -> pb.DeviceAnswer:
+        """For ``seconds`` from now refuse nothing for ``device``, whatever is known of it; 0 ends that at once.
+
+        A time that is running already is replaced. It is on the audit, and told of until it ends.
+
+        Raises:
+            InvalidRequest: no such device, no reason, a longer time than the policy allows, or a device that a person
+                quarantined.
+        """
+        request = pb.BreakGlassRequest(device=device, reason=reason, seconds=seconds)
+        call: Awaitable[pb.DeviceAnswer] = self._stub.BreakGlass(request, timeout=_ANSWER_SECONDS)
+        return await self._answer(call)
+
 
 def _unanswered(path: Path, code: grpc.StatusCode) -> ScrubberError:
     """Why nobody answered on ``path``, as far as the path itself tells."""

@@ -27,7 +27,7 @@ import structlog
 
 from scrubber.domain.errors import NotPermitted
 
-__all__ = ["FrontDoor", "Peer", "actor_of", "admits", "peer_of"]
+__all__ = ["FrontDoor", "Peer", "actor_of", "admits", "caller_of", "peer_of"]
 
 CONNECTIONS = 64
 CONNECTIONS_PER_UID = 16
@@ -65,6 +65,13 @@ def peer_of(connection: socket.socket | asyncio.trsock.TransportSocket) -> Peer:
 def admits(peer: Peer, *, own_uid: int, operators: int | None) -> bool:
     """Whether ``peer`` may act on devices: root, the service's own user, and members of the operators' group."""
     return peer.uid in (0, own_uid) or (operators is not None and operators in peer.gids)
+
+
+def caller_of(peer: str) -> str:
+    """Who asked, for the log: as :func:`actor_of`, also of one who may not; empty where nobody looked."""
+    scheme, _, path = peer.partition(":")
+    named = _NAME.search(unquote(path)) if scheme == "unix" else None
+    return "" if named is None else f"uid:{named['uid']}"
 
 
 def actor_of(peer: str) -> str:

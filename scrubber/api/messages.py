@@ -15,17 +15,20 @@ from scrubber.domain.errors import InvalidRequest
 from scrubber.domain.evidence import Certificate, Evidence, Finding, Path, ScrubRecord, StepResult
 from scrubber.domain.health import Cause
 from scrubber.domain.hygiene import Hygiene
+from scrubber.domain.record import Glass
 from scrubber.domain.reset import ResetPlan
-from scrubber.engine.views import DeviceView, Granted, HandOverCall, NodeView, ScrubNews, ServiceView
+from scrubber.engine.views import DeviceView, Granted, HandOverCall, NodeView, PodNotice, ScrubNews, ServiceView
 from scrubber.ports import HistoryEntry
 
 __all__ = [
+    "LONGEST_GLASS",
     "LONGEST_REASON",
     "LONGEST_WAIT",
     "PluginPart",
     "certificate_message",
     "device_list",
     "device_message",
+    "glass_seconds",
     "granted_message",
     "hand_over_call",
     "history_entry",
@@ -44,6 +47,8 @@ LONGEST_REASON = 500
 """Characters of a reason: it is kept in the audit for good."""
 LONGEST_WAIT = 3600.0
 """Seconds that a hand-over may ask to wait."""
+LONGEST_GLASS = 7 * 24 * 3600.0
+"""Seconds for which a glass may be asked to be broken; how many are granted, the policy says."""
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------
@@ -86,7 +91,7 @@ def path_of(name: str) -> Path:
         raise InvalidRequest(f"There is no path {name!r}; there are: {', '.join(Path)}.") from None
 
 
-def reason_of(request: pb.QuarantineRequest) -> str:
+def reason_of(request: pb.QuarantineRequest | pb.BreakGlassRequest) -> str:
     """Why a person acts, for the audit; raises :class:`InvalidRequest` for none, or one too long to keep."""
     reason: str = request.reason.strip()
     if not reason:
@@ -96,18 +101,29 @@ def reason_of(request: pb.QuarantineRequest) -> str:
     return reason
 
 
+def glass_seconds(request: pb.BreakGlassRequest) -> float:
+    """How long the glass is to be broken; 0 ends it. Raises :class:`InvalidRequest` for an impossible time."""
+    seconds: float = request.seconds
+    if not 0 <= seconds <= LONGEST_GLASS:  # NaN is neither
+        raise InvalidRequest(
+            f"A glass is broken for a time between 0 (which ends it) and {LONGEST_GLASS:.0f} seconds, not {seconds}."
+        )
+    return seconds
+
+
 # -- for the plugin ----------------------------------------------------------------------------------------------------
 
-PluginPart = tuple[bool, str, bool, tuple[tuple[object, ...], ...]]
+PluginPart = tuple[bool, str, bool, tuple[tuple[object, ...], ...], tuple[PodNotice, ...]]
 """What of a node concerns the plugin; two equal ones need no second snapshot."""
 
 
 def plugin_part(view: NodeView) -> PluginPart:
-    """Everything that changes what the kubelet is told or a container is given, and nothing else."""
+    """Everything that changes what the kubelet or a pod's owner is told, or a container is given, and nothing else."""
     devices = tuple(
-        (each.device, each.record.advertised, _certified(each), _scrubbing(each), each.refusal) for each in view.devices
+        (each.device, each.offered, each.record.health, _certified(each), _scrubbing(each), _refusal(each))
+        for each in view.devices
     )
-    return (view.ready, view.epoch, view.envvar_refused, devices)
+    return (view.ready, view.epoch, view.envvar_refused, devices, view.notices)
 
 
 def snapshot(view: NodeView) -> pb.Snapshot:
@@ -118,6 +134,20 @@ def snapshot(view: NodeView) -> pb.Snapshot:
         ready=view.ready,
         epoch=view.epoch,
         envvar_refused=view.envvar_refused,
+        notices=[_notice(each) for each in view.notices],
+    )
+
+
+def _notice(notice: PodNotice) -> pb.PodNotice:
+    return pb.PodNotice(
+        namespace=notice.pod.namespace,
+        name=notice.pod.name,
+        uid=notice.pod.uid or "",
+        devices=notice.devices,
+        reason=notice.reason,
+        sentence=_text(notice.sentence),
+        since=notice.since,
+        evict=notice.evict,
     )
 
 
@@ -125,7 +155,7 @@ def _snapshot_device(view: DeviceView) -> pb.SnapshotDevice:
     return pb.SnapshotDevice(
         id=view.device.id,
         index=view.device.index,
-        advertised=view.record.advertised,
+        advertised=view.offered,
         certified=_certified(view),
         scrubbing=_scrubbing(view),
         state=view.record.state,
@@ -133,10 +163,15 @@ def _snapshot_device(view: DeviceView) -> pb.SnapshotDevice:
         peers=sorted(view.device.peers),
         parent=view.device.parent or "",
         access=[_access(each) for each in view.device.access],
-        refusal=view.refusal,
+        refusal=_refusal(view),
         profile=view.device.profile or "",
         pci_address=dict(view.device.traits).get("pci_address", ""),
     )
+
+
+def _refusal(view: DeviceView) -> str:
+    """What a pod's status says of the device; nothing while it is offered, whatever is known of it."""
+    return "" if view.offered else view.refusal
 
 
 def _access(access: Access) -> pb.Access:
@@ -198,7 +233,16 @@ def device_message(view: DeviceView) -> pb.Device:
         traits={name: _text(value) for name, value in device.traits},
         retry_at=record.retry_at or 0.0,
         kind="" if record.last_grant is None else record.last_grant.kind.value,
+        offered=view.offered,
+        policy=view.policy.name,
+        enforcement=view.policy.enforcement.value,
+        glass=None if record.glass is None else _glass(record.glass),
+        failures=record.failures,
     )
+
+
+def _glass(glass: Glass) -> pb.Glass:
+    return pb.Glass(until=glass.until, reason=_text(glass.reason), actor=glass.actor)
 
 
 def _cause(cause: Cause) -> pb.Cause:
@@ -326,6 +370,13 @@ def service_info(info: ServiceView) -> pb.ServiceInfo:
         enforcement=info.policy.enforcement.value,
         ledger=_text(info.ledger),
         epoch=info.epoch,
+        breaker=pb.Breaker(
+            resets=_text(info.breaker.resets),
+            resets_until=info.breaker.resets_until or 0.0,
+            soft=_text(info.breaker.soft),
+            waiting=sorted(info.breaker.waiting),
+            spared=sorted(info.breaker.spared),
+        ),
     )
 
 

@@ -50,19 +50,41 @@ class GetSnapshotRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class PodNotice(_message.Message):
+    __slots__ = ("namespace", "name", "uid", "devices", "reason", "sentence", "since", "evict")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SENTENCE_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    EVICT_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    name: str
+    uid: str
+    devices: _containers.RepeatedScalarFieldContainer[str]
+    reason: str
+    sentence: str
+    since: float
+    evict: bool
+    def __init__(self, namespace: _Optional[str] = ..., name: _Optional[str] = ..., uid: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., sentence: _Optional[str] = ..., since: _Optional[float] = ..., evict: _Optional[bool] = ...) -> None: ...
+
 class Snapshot(_message.Message):
-    __slots__ = ("version", "devices", "ready", "epoch", "envvar_refused")
+    __slots__ = ("version", "devices", "ready", "epoch", "envvar_refused", "notices")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ENVVAR_REFUSED_FIELD_NUMBER: _ClassVar[int]
+    NOTICES_FIELD_NUMBER: _ClassVar[int]
     version: int
     devices: _containers.RepeatedCompositeFieldContainer[SnapshotDevice]
     ready: bool
     epoch: str
     envvar_refused: bool
-    def __init__(self, version: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[SnapshotDevice, _Mapping]]] = ..., ready: _Optional[bool] = ..., epoch: _Optional[str] = ..., envvar_refused: _Optional[bool] = ...) -> None: ...
+    notices: _containers.RepeatedCompositeFieldContainer[PodNotice]
+    def __init__(self, version: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[SnapshotDevice, _Mapping]]] = ..., ready: _Optional[bool] = ..., epoch: _Optional[str] = ..., envvar_refused: _Optional[bool] = ..., notices: _Optional[_Iterable[_Union[PodNotice, _Mapping]]] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
     __slots__ = ("device_ids", "resource")
@@ -185,7 +207,7 @@ class Certificate(_message.Message):
     def __init__(self, id: _Optional[str] = ..., node: _Optional[str] = ..., boot: _Optional[str] = ..., driver: _Optional[str] = ..., device: _Optional[str] = ..., sequence: _Optional[int] = ..., previous_grant: _Optional[int] = ..., next_grant: _Optional[int] = ..., path: _Optional[str] = ..., scrub: _Optional[str] = ..., covered: _Optional[_Iterable[str]] = ..., not_covered: _Optional[_Iterable[str]] = ..., policy: _Optional[str] = ..., policy_digest: _Optional[str] = ..., issued_at: _Optional[float] = ..., rests_on: _Optional[str] = ...) -> None: ...
 
 class Device(_message.Message):
-    __slots__ = ("id", "index", "model", "memory_bytes", "state", "hygiene", "health", "cause", "certificate", "tenant_namespace", "pod", "container", "grants", "scrub", "parent", "numa_node", "retry_at", "kind", "profile", "peers", "traits")
+    __slots__ = ("id", "index", "model", "memory_bytes", "state", "hygiene", "health", "cause", "certificate", "tenant_namespace", "pod", "container", "grants", "scrub", "parent", "numa_node", "retry_at", "kind", "profile", "peers", "traits", "offered", "policy", "enforcement", "glass", "failures")
     class TraitsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -214,6 +236,11 @@ class Device(_message.Message):
     PROFILE_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     TRAITS_FIELD_NUMBER: _ClassVar[int]
+    OFFERED_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    ENFORCEMENT_FIELD_NUMBER: _ClassVar[int]
+    GLASS_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
     id: str
     index: str
     model: str
@@ -235,7 +262,22 @@ class Device(_message.Message):
     profile: str
     peers: _containers.RepeatedScalarFieldContainer[str]
     traits: _containers.ScalarMap[str, str]
-    def __init__(self, id: _Optional[str] = ..., index: _Optional[str] = ..., model: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., state: _Optional[str] = ..., hygiene: _Optional[str] = ..., health: _Optional[str] = ..., cause: _Optional[_Union[Cause, _Mapping]] = ..., certificate: _Optional[_Union[Certificate, _Mapping]] = ..., tenant_namespace: _Optional[str] = ..., pod: _Optional[str] = ..., container: _Optional[str] = ..., grants: _Optional[int] = ..., scrub: _Optional[str] = ..., parent: _Optional[str] = ..., numa_node: _Optional[int] = ..., retry_at: _Optional[float] = ..., kind: _Optional[str] = ..., profile: _Optional[str] = ..., peers: _Optional[_Iterable[str]] = ..., traits: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    offered: bool
+    policy: str
+    enforcement: str
+    glass: Glass
+    failures: int
+    def __init__(self, id: _Optional[str] = ..., index: _Optional[str] = ..., model: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., state: _Optional[str] = ..., hygiene: _Optional[str] = ..., health: _Optional[str] = ..., cause: _Optional[_Union[Cause, _Mapping]] = ..., certificate: _Optional[_Union[Certificate, _Mapping]] = ..., tenant_namespace: _Optional[str] = ..., pod: _Optional[str] = ..., container: _Optional[str] = ..., grants: _Optional[int] = ..., scrub: _Optional[str] = ..., parent: _Optional[str] = ..., numa_node: _Optional[int] = ..., retry_at: _Optional[float] = ..., kind: _Optional[str] = ..., profile: _Optional[str] = ..., peers: _Optional[_Iterable[str]] = ..., traits: _Optional[_Mapping[str, str]] = ..., offered: _Optional[bool] = ..., policy: _Optional[str] = ..., enforcement: _Optional[str] = ..., glass: _Optional[_Union[Glass, _Mapping]] = ..., failures: _Optional[int] = ...) -> None: ...
+
+class Glass(_message.Message):
+    __slots__ = ("until", "reason", "actor")
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ACTOR_FIELD_NUMBER: _ClassVar[int]
+    until: float
+    reason: str
+    actor: str
+    def __init__(self, until: _Optional[float] = ..., reason: _Optional[str] = ..., actor: _Optional[str] = ...) -> None: ...
 
 class ListDevicesRequest(_message.Message):
     __slots__ = ()
@@ -294,7 +336,7 @@ class GetServiceInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ServiceInfo(_message.Message):
-    __slots__ = ("version", "backend", "node", "boot", "driver", "policy", "policy_digest", "enforcement", "ledger", "epoch")
+    __slots__ = ("version", "backend", "node", "boot", "driver", "policy", "policy_digest", "enforcement", "ledger", "epoch", "breaker")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     BACKEND_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
@@ -305,6 +347,7 @@ class ServiceInfo(_message.Message):
     ENFORCEMENT_FIELD_NUMBER: _ClassVar[int]
     LEDGER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    BREAKER_FIELD_NUMBER: _ClassVar[int]
     version: str
     backend: str
     node: str
@@ -315,7 +358,22 @@ class ServiceInfo(_message.Message):
     enforcement: str
     ledger: str
     epoch: str
-    def __init__(self, version: _Optional[str] = ..., backend: _Optional[str] = ..., node: _Optional[str] = ..., boot: _Optional[str] = ..., driver: _Optional[str] = ..., policy: _Optional[str] = ..., policy_digest: _Optional[str] = ..., enforcement: _Optional[str] = ..., ledger: _Optional[str] = ..., epoch: _Optional[str] = ...) -> None: ...
+    breaker: Breaker
+    def __init__(self, version: _Optional[str] = ..., backend: _Optional[str] = ..., node: _Optional[str] = ..., boot: _Optional[str] = ..., driver: _Optional[str] = ..., policy: _Optional[str] = ..., policy_digest: _Optional[str] = ..., enforcement: _Optional[str] = ..., ledger: _Optional[str] = ..., epoch: _Optional[str] = ..., breaker: _Optional[_Union[Breaker, _Mapping]] = ...) -> None: ...
+
+class Breaker(_message.Message):
+    __slots__ = ("resets", "resets_until", "soft", "waiting", "spared")
+    RESETS_FIELD_NUMBER: _ClassVar[int]
+    RESETS_UNTIL_FIELD_NUMBER: _ClassVar[int]
+    SOFT_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    SPARED_FIELD_NUMBER: _ClassVar[int]
+    resets: str
+    resets_until: float
+    soft: str
+    waiting: _containers.RepeatedScalarFieldContainer[str]
+    spared: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, resets: _Optional[str] = ..., resets_until: _Optional[float] = ..., soft: _Optional[str] = ..., waiting: _Optional[_Iterable[str]] = ..., spared: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GetResetPlanRequest(_message.Message):
     __slots__ = ("device",)
@@ -444,6 +502,16 @@ class QuarantineRequest(_message.Message):
     device: str
     reason: str
     def __init__(self, device: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class BreakGlassRequest(_message.Message):
+    __slots__ = ("device", "reason", "seconds")
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    device: str
+    reason: str
+    seconds: float
+    def __init__(self, device: _Optional[str] = ..., reason: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class DeviceAnswer(_message.Message):
     __slots__ = ("device",)

@@ -549,6 +549,11 @@ class AdminStub:
                 request_serializer=scrubber_dot_api_dot_scrubber__pb2.QuarantineRequest.SerializeToString,
                 response_deserializer=scrubber_dot_api_dot_scrubber__pb2.DeviceAnswer.FromString,
                 _registered_method=True)
+        self.BreakGlass = channel.unary_unary(
+                '/scrubber.v1.Admin/BreakGlass',
+                request_serializer=scrubber_dot_api_dot_scrubber__pb2.BreakGlassRequest.SerializeToString,
+                response_deserializer=scrubber_dot_api_dot_scrubber__pb2.DeviceAnswer.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -574,6 +579,13 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def BreakGlass(self, request, context):
+        """For a time the device is handed out whatever is known of it. On the audit, and told of until it ends.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -590,6 +602,11 @@ def add_AdminServicer_to_server(servicer, server):
             'Unquarantine': grpc.unary_unary_rpc_method_handler(
                     servicer.Unquarantine,
                     request_deserializer=scrubber_dot_api_dot_scrubber__pb2.QuarantineRequest.FromString,
+                    response_serializer=scrubber_dot_api_dot_scrubber__pb2.DeviceAnswer.SerializeToString,
+            ),
+            'BreakGlass': grpc.unary_unary_rpc_method_handler(
+                    servicer.BreakGlass,
+                    request_deserializer=scrubber_dot_api_dot_scrubber__pb2.BreakGlassRequest.FromString,
                     response_serializer=scrubber_dot_api_dot_scrubber__pb2.DeviceAnswer.SerializeToString,
             ),
     }
@@ -674,6 +691,33 @@ class Admin:
             target,
             '/scrubber.v1.Admin/Unquarantine',
             scrubber_dot_api_dot_scrubber__pb2.QuarantineRequest.SerializeToString,
+            scrubber_dot_api_dot_scrubber__pb2.DeviceAnswer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BreakGlass(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scrubber.v1.Admin/BreakGlass',
+            scrubber_dot_api_dot_scrubber__pb2.BreakGlassRequest.SerializeToString,
             scrubber_dot_api_dot_scrubber__pb2.DeviceAnswer.FromString,
             options,
             channel_credentials,

@@ -144,6 +144,12 @@ class AdminServicer(scrubber_pb2_grpc.AdminServicer):
         view = await self._service.unquarantine(device, reason, actor_of(context.peer()))
         return pb.DeviceAnswer(device=messages.device_message(view))
 
+    async def BreakGlass(self, request: pb.BreakGlassRequest, context: Context) -> pb.DeviceAnswer:
+        reason, seconds = messages.reason_of(request), messages.glass_seconds(request)
+        device = _named(self._service, request.device)
+        view = await self._service.break_glass(device, seconds, reason, actor_of(context.peer()))
+        return pb.DeviceAnswer(device=messages.device_message(view))
+
     def _update(self, news: ScrubNews) -> pb.ScrubUpdate:
         if news.finished is None:
             return pb.ScrubUpdate(progress=messages.progress_message(news))

@@ -12,7 +12,7 @@ import typer
 
 from scrubber.cli.asking import run
 from scrubber.cli.options import OutputOption, SocketOption, seconds
-from scrubber.cli.output import Answer, Output, emit
+from scrubber.cli.output import Answer, Output, emit, utc
 
 if TYPE_CHECKING:
     from scrubber.api import scrubber_pb2 as pb
@@ -39,6 +39,10 @@ LimitOption = Annotated[
     int,
     typer.Option("--limit", envvar="SCRUBBER_LIMIT", min=1, max=10_000, help="At most so many entries, the newest."),
 ]
+
+
+_MOMENTS = ("retry_at", "since", "until")
+"""Fields of events that are seconds since the epoch."""
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -99,7 +103,7 @@ def answer(entries: Sequence[pb.HistoryEntry]) -> Answer:
 def _row(entry: pb.HistoryEntry) -> Sequence[str]:
     return (
         str(entry.sequence),
-        datetime.fromtimestamp(entry.at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        utc(entry.at),
         entry.name,
         entry.device or "-",
         entry.scrub_id or "-",
@@ -114,4 +118,10 @@ def _details(fields_json: str) -> str:
     fields = embedded(fields_json)
     if not isinstance(fields, dict):
         return str(fields)
-    return " ".join(f"{name}={value}" for name, value in fields.items() if value not in ("", None)) or "-"
+    sentence = str(fields.pop("sentence", None) or "")
+    facts = " ".join(f"{name}={_fact(name, value)}" for name, value in fields.items() if value not in ("", None))
+    return ": ".join(part for part in (facts, sentence) if part) or "-"
+
+
+def _fact(name: str, value: object) -> str:
+    return utc(value) if name in _MOMENTS and isinstance(value, int | float) else str(value)

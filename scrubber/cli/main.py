@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import typer
 
-from scrubber.cli import devices, doctor, history, policy, reset, scrub, serve, sim
+from scrubber.cli import break_glass, devices, doctor, history, policy, reset, scrub, serve, sim
 from scrubber.cli.exits import Exit, exit_for
 from scrubber.cli.options import OutputOption, new_app
 from scrubber.cli.output import Answer, Output, complain, emit
@@ -26,7 +26,7 @@ app = new_app(
     "Exit codes: 0 ok; 1 a negative verdict, or none; 2 usage; 3 refused by policy, or busy; "
     "4 the wait was over first, the operation still runs; 5 warnings only; 130 interrupted."
 )
-for group in (serve, devices, scrub, reset, history, doctor):
+for group in (serve, devices, break_glass, scrub, reset, history, doctor):
     group.add_commands(app)
 app.add_typer(sim.app, name="sim")
 app.add_typer(policy.app, name="policy")

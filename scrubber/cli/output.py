@@ -9,10 +9,11 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, TextIO
 
-__all__ = ["Answer", "Output", "binary_size", "complain", "emit", "plain"]
+__all__ = ["Answer", "Output", "binary_size", "complain", "emit", "plain", "utc"]
 
 _COLOURS = {
     "clean": "32",
@@ -46,6 +47,7 @@ class Answer:
         header: the table's columns; empty for a list of properties.
         rows: the table's cells.
         empty: what a person is told instead of a table without rows.
+        notes: what a person is told besides the table, on standard error: whole sentences.
     """
 
     data: Any
@@ -53,6 +55,7 @@ class Answer:
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     empty: str = ""
+    notes: Sequence[str] = ()
 
 
 def emit(answer: Answer, output: Output) -> None:
@@ -88,6 +91,8 @@ def _write(answer: Answer, output: Output) -> None:
                 print(answer.empty, file=sys.stderr)
             else:
                 _table(answer.header, answer.rows)
+            for note in answer.notes:
+                print(f"Note: {plain(note)}", file=sys.stderr)
 
 
 def complain(text: str) -> None:
@@ -109,6 +114,14 @@ def binary_size(count: int) -> str:
         count //= 1024
         power += 1
     return f"{count} {units[power]}"
+
+
+def utc(at: float) -> str:
+    """Seconds since the epoch as ISO 8601 in UTC, to the second; a number that no calendar knows stays a number."""
+    try:
+        return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except (OverflowError, ValueError, OSError):
+        return repr(at)
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -15,6 +15,8 @@ from typer.core import TyperCommand, TyperOption
 __all__ = [
     "AnnotationPrefixOption",
     "CdiDirOption",
+    "ClusterChoice",
+    "ClusterOption",
     "ConfigFileOption",
     "DevRootOption",
     "DriverRootOption",
@@ -29,6 +31,7 @@ __all__ = [
     "MigChoice",
     "MigStrategyOption",
     "MofedOption",
+    "NodeNameOption",
     "PassDeviceSpecsOption",
     "PluginCommand",
 ]
@@ -43,6 +46,11 @@ class MigChoice(StrEnum):
 class IdChoice(StrEnum):
     UUID = "uuid"
     INDEX = "index"
+
+
+class ClusterChoice(StrEnum):
+    AUTO = "auto"
+    OFF = "off"
 
 
 class PluginCommand(TyperCommand):
@@ -184,6 +192,26 @@ ConfigFileOption = Annotated[
         envvar="CONFIG_FILE",
         metavar="FILE",
         help="NVIDIA's configuration file: flags and variables win over it, and shared devices are written there only.",
+        show_default="none",
+    ),
+]
+
+
+ClusterOption = Annotated[
+    ClusterChoice,
+    typer.Option(
+        "--cluster",
+        envvar="SCRUBBER_CLUSTER",
+        help="Tell the API server of this node's GPUs: auto: where there are credentials (KUBECONFIG, or a pod's own).",
+    ),
+]
+NodeNameOption = Annotated[
+    str,
+    typer.Option(
+        "--node-name",
+        envvar="SCRUBBER_NODE_NAME",
+        metavar="NAME",
+        help="This node's name in the cluster; without it, --cluster tells nothing.",
         show_default="none",
     ),
 ]

@@ -5,16 +5,15 @@ Nothing here asks the service: a policy is judged before a node has it, by the v
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
-from enum import StrEnum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from scrubber.cli.exits import Exit
 from scrubber.cli.options import OutputOption, new_app
 from scrubber.cli.output import Answer, Output, complain, emit
+from scrubber.config.quantities import write_seconds
 from scrubber.domain import evidence
 from scrubber.domain.admission import Answer as Verdict
 from scrubber.domain.admission import Decision, may_be_handed_over
@@ -24,8 +23,12 @@ from scrubber.domain.errors import BadConfiguration
 from scrubber.domain.handover import HandOver
 from scrubber.domain.health import Cause, Health, WayBack
 from scrubber.domain.hygiene import Hygiene
-from scrubber.domain.policy import Policy
+from scrubber.domain.policy import News, Override, Policy, XidClass
 from scrubber.domain.record import DeviceRecord, Grant
+from scrubber.domain.signals import SOFT, XIDS, way_back
+
+if TYPE_CHECKING:
+    from scrubber.config.xid_file import XidRow
 
 __all__ = ["app"]
 
@@ -63,13 +66,52 @@ def check(
 
 
 @app.command()
-def show(policy: PolicyArgument = "default", output: OutputOption = Output.YAML) -> None:
-    """Show every value that is in force under a policy, those included that its file leaves out."""
+def show(
+    policy: PolicyArgument = "default",
+    all_xids: Annotated[
+        bool,
+        typer.Option(
+            "--all-xids",
+            envvar="SCRUBBER_ALL_XIDS",
+            help="Write every XID out, and not only those whose class is not the shipped table's.",
+        ),
+    ] = False,
+    output: OutputOption = Output.YAML,
+) -> None:
+    """Write a policy out with every value that is in force under it, those included that its file leaves out."""
     from scrubber.config.policy_file import load_policy
+    from scrubber.config.policy_written import as_yaml, written
+    from scrubber.config.xid_file import load_xids
 
     found = load_policy(policy)
-    values = _plain(dataclasses.asdict(found))
+    table = {} if all_xids else {code: row.kind for code, row in load_xids().items()}
+    values = written(found, table)
+    if output is Output.YAML:
+        digests = [f"# digest of {each.name}: {each.digest}" for each in (found, *_overriding(found))]
+        lines = [*digests, *as_yaml(values).splitlines()]
+        emit(Answer(None, (), (), [(line,) for line in lines]), Output.TABLE)
+        return
+    overrides = zip(values["overrides"], _overriding(found), strict=True)
+    values["overrides"] = [{**each, "digest": of.digest} for each, of in overrides]
+    values["digest"] = found.digest
     emit(Answer(values, [found.name], (), list(_flat(values))), output)
+
+
+def _overriding(policy: Policy) -> list[Policy]:
+    return [each.policy for each in policy.overrides]
+
+
+@app.command()
+def xids(policy: PolicyArgument = "default", output: OutputOption = Output.TABLE) -> None:
+    """List what each XID means under a policy, and where that comes from. A code that is not listed is unknown."""
+    from scrubber.config.policy_file import load_policy
+    from scrubber.config.xid_file import load_xids
+
+    found, table = load_policy(policy), load_xids()
+    data = [_xid(code, found, table) for code in sorted(found.xids)]
+    rows = [(str(each["code"]), each["class"], each["source"], each["note"]) for each in data]
+    names = [str(each["code"]) for each in data]
+    emit(Answer(data, names, ("CODE", "CLASS", "SOURCE", "NOTE"), rows), output)
 
 
 @app.command()
@@ -98,17 +140,67 @@ def explain(
             help="Whether the last pod was seen to run, and nobody else can have had the device since it was clean.",
         ),
     ] = True,
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model",
+            envvar="SCRUBBER_MODEL",
+            metavar="NAME",
+            help="The device's model, which may have an override.",
+            show_default=False,
+        ),
+    ] = "",
+    resource: Annotated[
+        str,
+        typer.Option(
+            "--resource",
+            envvar="SCRUBBER_RESOURCE",
+            metavar="NAME",
+            help="The resource that it is handed out under, which may have an override: nvidia.com/gpu.",
+            show_default=False,
+        ),
+    ] = "",
+    node_name: Annotated[
+        str,
+        typer.Option(
+            "--node-name", envvar="SCRUBBER_NODE_NAME", help="The node's name, for overrides that name nodes."
+        ),
+    ] = "",
+    xid: Annotated[
+        int | None,
+        typer.Option(
+            "--xid",
+            envvar="SCRUBBER_XID",
+            metavar="CODE",
+            min=1,
+            help="Say what follows when the device reports this XID.",
+        ),
+    ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Say which path a hand-over takes under a policy, and why."""
+    """Say which path a hand-over takes under a policy, and why; what follows from faults, and the way back."""
     from scrubber.config.policy_file import load_policy
+    from scrubber.config.policy_written import short_name
+    from scrubber.config.xid_file import load_xids
 
-    found = load_policy(policy)
+    file = load_policy(policy)
+    node = file.on(node_name)
+    resources = [resource] if resource else []
+    override = next((each for each in node.overrides if each.fits(model, resources)), None)
+    found = node.of(model, resources)
     decision = may_be_handed_over(_record(found, hygiene, health, watched), kind, found, _NODE, ran=watched)
-    rows = list(_explained(found, kind, decision))
+    of_xid = None if xid is None else _xid(xid, found, load_xids())
+    rows = [
+        *_fitting(node, override),
+        *_elsewhere(file, node),
+        *_explained(found, kind, decision),
+        *_health(found),
+        *_of_xid(of_xid),
+    ]
     data = {
         "policy": found.name,
         "digest": found.digest,
+        "override": None if override is None else short_name(override),
         "kind": kind.value,
         "hygiene": hygiene.value,
         "health": health.value,
@@ -117,6 +209,8 @@ def explain(
         "reason": decision.reason,
         "exception": decision.exception,
         "sentence": _SENTENCES[decision.answer],
+        "sustained": {code: found.health.sustained.get(code) for code in sorted(SOFT)},
+        "xid": of_xid,
     }
     emit(Answer(data, [decision.answer.value], (), rows), output)
 
@@ -179,26 +273,87 @@ def _explained(policy: Policy, kind: HandOver, decision: Decision) -> Iterator[t
         yield ("observing", "nothing is refused and nobody is ended; what would have been is recorded")
 
 
-def _plain(value: Any) -> Any:
-    """What JSON and YAML can carry, keys as a policy's file spells them."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _plain(dataclasses.asdict(value))
-    if isinstance(value, Mapping):
-        return {_key(each): _plain(below) for each, below in value.items()}
-    if isinstance(value, frozenset | set):
-        return sorted(_plain(each) for each in value)
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return value.value if isinstance(value, StrEnum) else value
+def _fitting(node: Policy, override: Override | None) -> Iterator[tuple[str, str]]:
+    from scrubber.config.policy_written import short_name
+
+    if override is not None:
+        patterns = [*override.nodes, *override.models, *override.resources]
+        yield ("override", f"{short_name(override)} is the first that fits ({', '.join(patterns)})")
+    elif node.overrides:
+        yield ("override", f"none of {', '.join(short_name(each) for each in node.overrides)} fits")
 
 
-def _key(key: object) -> Any:
-    return key if isinstance(key, int) else str(key).replace("_", "-")
+def _elsewhere(file: Policy, node: Policy) -> Iterator[tuple[str, str]]:
+    from scrubber.config.policy_written import short_name
+
+    for override in file.overrides:
+        if override not in node.overrides:
+            named = ", ".join(override.nodes)
+            yield (
+                "elsewhere",
+                f"{short_name(override)} is for other nodes ({named}); --node-name says which one this is",
+            )
+
+
+def _health(policy: Policy) -> Iterator[tuple[str, str]]:
+    rule = policy.health
+    yield (
+        "a soft condition",
+        f"makes the device suspect at once: it starts by certificate only; over when not seen for {write_seconds(rule.calm)}",
+    )
+    for seconds in sorted(set(rule.sustained.values())):
+        codes = sorted(code for code, each in rule.sustained.items() if each == seconds)
+        yield (f"lasting {write_seconds(seconds)}", f"takes the device out of service: {', '.join(codes)}")
+    never = sorted(SOFT - rule.sustained.keys())
+    if never:
+        yield ("for however long", f"leaves the device suspect: {', '.join(never)}")
+    hears = "at once" if rule.news is News.AT_ONCE else "once the pod that has the device has given it back"
+    yield ("the kubelet hears", f"that a device is out of service {hears}")
+
+
+def _xid(code: int, policy: Policy, table: Mapping[int, XidRow]) -> dict[str, Any]:
+    """What an XID means under a policy: where the policy says so, ``policy`` is the source, else what the table names."""
+    kind, row = policy.xid_class(code), table.get(code)
+    source = row.source if row is not None and row.kind is kind else "policy" if code in policy.xids else "none"
+    found: dict[str, Any] = {"code": code, "class": kind.value, "source": source, "note": row.note if row else ""}
+    severity = XIDS[kind].severity
+    if severity is evidence.Severity.FAULT:
+        back = way_back(f"xid-{code}", policy)
+        sentence = Cause("example", "", back, 0.0).return_sentence
+        return {**found, "follows": "the device is out of service", "way_back": back.value, "sentence": sentence}
+    warns = severity is evidence.Severity.WARNING
+    follows = "the device is suspect when the code is new" if warns else "nothing: it is recorded"
+    return {**found, "follows": follows, "way_back": None, "sentence": ""}
+
+
+def _of_xid(found: dict[str, Any] | None) -> Iterator[tuple[str, str]]:
+    if found is None:
+        return
+    note = f": {found['note']}" if found["note"] else ""
+    yield (f"xid {found['code']}", f"{found['class']} (source: {found['source']}){note}")
+    said = "where the driver itself asks for something, that decides"
+    if found["class"] == XidClass.CONTEXT.value:
+        said = "where the driver says itself what the device needs, even if that is nothing, the code is only recorded"
+    yield ("what follows", f"{found['follows']}; {said}")
+    if found["way_back"] is not None:
+        yield ("way back", f"{found['way_back']}: {found['sentence']}")
 
 
 def _flat(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+    """Names with dots, each with its value."""
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
             yield from _flat(value, f"{above}{name}.")
+        elif name == "overrides":
+            for each in value:
+                yield from _flat(each, f"{name}.{each['name']}.")
         else:
-            yield (f"{above}{name}", "" if value is None else str(value))
+            yield (f"{above}{name}", _cell(value))
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "/".join(map(str, value.values()))
+    if isinstance(value, list):
+        return ", ".join(_cell(each) for each in value)
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -234,6 +234,8 @@ def plugin(
             show_default="none",
         ),
     ] = None,
+    cluster: flags.ClusterOption = flags.ClusterChoice.AUTO,
+    node_name: flags.NodeNameOption = "",
     log_format: LogFormatOption = LogFormat.AUTO,
     log_level: LogLevelOption = LogLevel.INFO,
 ) -> None:
@@ -269,6 +271,8 @@ def plugin(
             disabled_health_checks=os.environ.get("DP_DISABLE_HEALTHCHECKS", ""),
         ),
         upstream_dir=upstream_dir.absolute() if upstream_dir else None,
+        cluster=cluster.value,
+        node_name=node_name,
     )
     raise typer.Exit(asyncio.run(run(settings)))
 

@@ -38,7 +38,7 @@ def certificate(message: pb.Certificate) -> dict[str, Any]:
 
 
 def device(message: pb.Device) -> dict[str, Any]:
-    """One device. ``state`` sums ``hygiene`` and ``health`` up in one word."""
+    """One device. ``state`` sums ``hygiene`` and ``health`` up in one word; ``offered`` is what the kubelet is told."""
     return {
         "id": message.id,
         "index": message.index,
@@ -61,6 +61,11 @@ def device(message: pb.Device) -> dict[str, Any]:
         "profile": message.profile or None,
         "peers": list(message.peers),
         "traits": dict(sorted(message.traits.items())),
+        "offered": message.offered,
+        "policy": message.policy or None,
+        "enforcement": message.enforcement or None,
+        "glass": _glass(message.glass) if message.HasField("glass") else None,
+        "failures": message.failures,
     }
 
 
@@ -104,6 +109,10 @@ def _cause(message: pb.Cause) -> dict[str, Any]:
         "since": message.since,
         "actor": message.actor,
     }
+
+
+def _glass(message: pb.Glass) -> dict[str, Any]:
+    return {"until": message.until, "reason": message.reason, "actor": message.actor}
 
 
 def _step(message: pb.StepResult) -> dict[str, Any]:

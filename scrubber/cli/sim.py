@@ -143,10 +143,51 @@ def fault(
     temperature: Annotated[
         int | None, typer.Option(envvar="SCRUBBER_SIM_TEMPERATURE", metavar="N", help="In degrees Celsius.")
     ] = None,
+    recovery: Annotated[
+        str | None,
+        typer.Option(
+            envvar="SCRUBBER_SIM_RECOVERY",
+            metavar="ACTION",
+            help="What the driver itself asks for: none, reset, reboot, drain-p2p, drain-and-reset, imex, bus-reset, "
+            "system-reboot; absent: it is too old to say.",
+        ),
+    ] = None,
+    condition: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="SCRUBBER_SIM_CONDITION",
+            metavar="CODE[=READ]",
+            help="What the driver says while it lasts, and what is read: pcie-width='x8 of x16'. Several times if need be.",
+        ),
+    ] = None,
+    counter: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="SCRUBBER_SIM_COUNTER",
+            metavar="NAME=N",
+            help="Set what the device counts over its life, such as retired_pages. It outlives resets and sim clear.",
+        ),
+    ] = None,
+    repeat: Annotated[
+        int,
+        typer.Option(
+            envvar="SCRUBBER_SIM_REPEAT", metavar="N", min=1, max=10_000_000, help="How often the XID is raised."
+        ),
+    ] = 1,
+    rate: Annotated[
+        float,
+        typer.Option(
+            envvar="SCRUBBER_SIM_RATE", metavar="N", min=0.001, max=100_000, help="Of repeated XIDs, a second."
+        ),
+    ] = 1000.0,
 ) -> None:
     """Break a device, or the node's driver, while everything runs."""
     from scrubber.adapters.sim import control
+    from scrubber.adapters.sim.storm import storm
+    from scrubber.domain.errors import InvalidRequest
 
+    if repeat > 1 and (xid is None or device is None):
+        raise InvalidRequest("--repeat is how often an XID is raised: name the device and the XID too.")
     control.fault(
         directory,
         device,
@@ -161,7 +202,26 @@ def fault(
         ghost=ghost,
         unkillable=unkillable,
         temperature=temperature,
+        recovery=recovery,
+        conditions=dict(_pair(each) for each in condition or ()),
+        counters=dict(_count(each) for each in counter or ()),
     )
+    if repeat > 1 and xid is not None and device is not None:
+        storm(directory, device, [xid], repeat=repeat - 1, rate=rate)
+
+
+def _pair(written: str) -> tuple[str, str]:
+    """``CODE`` or ``CODE=READ``."""
+    code, _, read = written.partition("=")
+    return code, read
+
+
+def _count(written: str) -> tuple[str, int]:
+    """``NAME=N``."""
+    name, _, number = written.partition("=")
+    if not (number.isascii() and number.isdecimal()):
+        raise typer.BadParameter(f'"{written}" is no counter: write it as retired_pages=3.', param_hint="'--counter'")
+    return name, int(number)
 
 
 @app.command()
@@ -173,7 +233,8 @@ def clear(
         typer.Option(
             envvar="SCRUBBER_SIM_CONDITION",
             metavar="NAME",
-            help="Lift this one only, named like the flag of sim fault: xid, lost, ... May be given several times.",
+            help="Lift this one only, named like the flag of sim fault (xid, lost, ...) or by its code (pcie-width, ...). "
+            "May be given several times.",
             show_default="all of them",
         ),
     ] = None,

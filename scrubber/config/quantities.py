@@ -1,15 +1,27 @@
 """Times, sizes and number ranges as people write them, for policy files and the command line alike.
 
-Everything here raises :class:`ValueError` with a sentence that says what to write instead; whoever reads the file or
-the flag adds where it stood.
+What parses raises :class:`ValueError` with a sentence that says what to write instead; whoever reads the file or the flag
+adds where it stood. What writes answers with what a person would have written, and parsing that gives the same value again.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 
-__all__ = ["parse_codes", "parse_rate", "parse_seconds", "parse_size"]
+__all__ = [
+    "parse_codes",
+    "parse_rate",
+    "parse_seconds",
+    "parse_size",
+    "parse_window",
+    "write_codes",
+    "write_rate",
+    "write_seconds",
+    "write_size",
+    "write_window",
+]
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _BYTES: dict[str, int] = {
@@ -18,9 +30,13 @@ _BYTES: dict[str, int] = {
     **{unit: 1024**power for power, letter in enumerate("kmgt", 1) for unit in (f"{letter}i", f"{letter}ib")},
     **{f"{letter}b": 1000**power for power, letter in enumerate("kmgt", 1)},
 }
-_NUMBER = r"([0-9]{1,18}(?:\.[0-9]{1,9})?)"
+_DIGITS = 18
+_LARGEST = 1 << 100
+"""Bytes; more than any number of :data:`_DIGITS` digits with any unit."""
+_NUMBER = rf"([0-9]{{1,{_DIGITS}}}(?:\.[0-9]{{1,9}})?)"
 _DURATION = re.compile(rf"{_NUMBER}\s*(ms|s|m|h)", re.ASCII)
 _SIZE = re.compile(rf"{_NUMBER}\s*([A-Za-z]{{0,3}})", re.ASCII)
+_WINDOW = re.compile(r"([0-9]{1,2}):([0-9]{2})\s*-\s*([0-9]{1,2}):([0-9]{2})", re.ASCII)
 _RANGE = re.compile(r"([0-9]{1,9})\s*-\s*([0-9]{1,9})", re.ASCII)
 
 
@@ -33,31 +49,63 @@ def parse_seconds(written: object) -> float:
         raise ValueError(
             f'"{written}" is not a time; write seconds as a number, or a time such as 500ms, 25s, 2m or 1h'
         )
-    if isinstance(written, bool) or not isinstance(written, int | float) or not math.isfinite(written):
+    try:
+        seconds = math.nan if isinstance(written, bool) or not isinstance(written, int | float) else float(written)
+    except OverflowError:  # of a whole number with hundreds of digits
+        seconds = math.inf
+    if not math.isfinite(seconds):
         raise ValueError("this is not a time; write seconds as a number, or a time such as 500ms, 25s, 2m or 1h")
-    if written < 0:
+    if seconds < 0:
         raise ValueError(f"a time cannot be negative ({written})")
-    return float(written)
+    return abs(seconds)  # there is one zero
+
+
+def parse_window(written: object) -> tuple[float, float]:
+    """Seconds of the day, from and until, of ``"02:00-05:00"``; the second may be the earlier one: ``"22:00-04:00"``."""
+    match = _WINDOW.fullmatch(written.strip()) if isinstance(written, str) else None
+    if match is None:
+        raise ValueError(f"{_quoted(written)} is no time of the day; write from and until, such as 02:00-05:00")
+    hours, minutes = (int(match[1]), int(match[3])), (int(match[2]), int(match[4]))
+    if any(minute > 59 or hour * 60 + minute > 24 * 60 for hour, minute in zip(hours, minutes, strict=True)):
+        raise ValueError(f'"{written}" is no time of the day; a day has hours from 00:00 to 24:00')
+    begin, end = (float(hour * 3600 + minute * 60) for hour, minute in zip(hours, minutes, strict=True))
+    if begin % 86400 == end % 86400:
+        raise ValueError(f'"{written}" begins when it ends; write two different times')
+    return begin, end
 
 
 def parse_size(written: object) -> int:
     """Bytes of ``1048576``, ``"256MiB"``, ``"1.5GiB"`` or ``"100MB"`` (MiB = 2^20, MB = 10^6); at least 1."""
-    if isinstance(written, bool) or not isinstance(written, int | str):
-        raise ValueError("this is not a size; write bytes as a number, or a size such as 256MiB or 1GiB")
-    match = _SIZE.fullmatch(str(written).strip())
-    scale = None if match is None else _BYTES.get(match[2].lower())
-    if match is None or scale is None:
-        raise ValueError(f'"{written}" is not a size; write bytes as a number, or a size such as 256MiB or 1GiB')
-    number = match[1]
-    size = int(number) * scale if "." not in number else round(float(number) * scale)
+    size = _size(written)
+    if size is None:
+        raise ValueError(f"{_quoted(written)} is not a size; write bytes as a number, or a size such as 256MiB or 1GiB")
     if size < 1:
-        raise ValueError(f'"{written}" is less than one byte')
+        raise ValueError(f"{_quoted(written)} is less than one byte")
     return size
 
 
 def parse_rate(written: object) -> int:
-    """Bytes per second of ``"64MiB/s"`` or ``"64MiB"``; at least 1."""
-    return parse_size(written.removesuffix("/s") if isinstance(written, str) else written)
+    """What is done within a second, of ``"64MiB/s"``, ``"64MiB"`` or ``67108864``; at least 1."""
+    rate = _size(written.strip().removesuffix("/s") if isinstance(written, str) else written)
+    if rate is None:
+        raise ValueError(
+            f"{_quoted(written)} is not a rate; write bytes (or operations) per second as a number, or a rate such as "
+            "64MiB/s or 20GB/s"
+        )
+    if rate < 1:
+        raise ValueError(f"{_quoted(written)} is too slow a rate; write at least 1")
+    return rate
+
+
+def _size(written: object) -> int | None:
+    if isinstance(written, int) and not isinstance(written, bool):
+        return written if abs(written) <= _LARGEST else None
+    match = _SIZE.fullmatch(written.strip()) if isinstance(written, str) else None
+    scale = None if match is None else _BYTES.get(match[2].lower())
+    if match is None or scale is None:
+        return None
+    number = match[1]
+    return int(number) * scale if "." not in number else round(float(number) * scale)
 
 
 def parse_codes(written: object, highest: int) -> tuple[int, ...]:
@@ -76,5 +124,48 @@ def parse_codes(written: object, highest: int) -> tuple[int, ...]:
     return tuple(range(first, last + 1))
 
 
+def write_seconds(seconds: float) -> str | float:
+    """The shortest of ``"1h"``, ``"2m"``, ``"2.5s"`` and ``"50ms"``; the number itself where no such time is exactly that."""
+    texts = [f"{seconds / _SECONDS[unit]:.0f}{unit}" for unit in ("s", "m", "h", "ms")]
+    texts.append(f"{seconds:.9f}".rstrip("0") + "s")
+    exact = (
+        text for text in texts if len(text) <= _DIGITS and _DURATION.fullmatch(text) and parse_seconds(text) == seconds
+    )
+    return min(exact, key=len, default=seconds)
+
+
+def write_window(window: tuple[float, float]) -> str:
+    """``"02:00-05:00"`` of seconds of the day, which are whole minutes."""
+    begin, end = (f"{int(each) // 3600:02}:{int(each) // 60 % 60:02}" for each in window)
+    return f"{begin}-{end}"
+
+
+def write_size(size: int) -> str | int:
+    """The shortest of ``"256MiB"``, ``"20GB"`` and the number itself."""
+    scales = [(f"{letter}{rest}", _BYTES[f"{letter}{rest}".lower()]) for rest in ("iB", "B") for letter in "KMGT"]
+    texts = [f"{size // scale}{unit}" for unit, scale in scales if size % scale == 0]
+    best = min((text for text in texts if len(text) <= _DIGITS), key=len, default="")
+    return best if 0 < len(best) < len(str(size)) else size
+
+
+def write_rate(rate: int) -> str | int:
+    """As :func:`write_size`, with ``/s``."""
+    written = write_size(rate)
+    return written if isinstance(written, int) else f"{written}/s"
+
+
+def write_codes(codes: Iterable[int]) -> list[int | str]:
+    """``[79, "110-112"]``: numbers, and ranges of those that follow each other; in order."""
+    spans: list[list[int]] = []
+    for code in sorted(codes):
+        if spans and code == spans[-1][1] + 1:
+            spans[-1][1] = code
+        else:
+            spans.append([code, code])
+    return [first if first == last else f"{first}-{last}" for first, last in spans]
+
+
 def _quoted(written: object) -> str:
-    return f'"{written}"' if isinstance(written, str) else "this" if isinstance(written, list | dict) else str(written)
+    if isinstance(written, str):
+        return f'"{written}"'
+    return str(written) if isinstance(written, int | float) and not isinstance(written, bool) else "this"

@@ -126,10 +126,12 @@ class DisabledHealthchecks:
         return cls(everything, frozenset(int(word) for word in codes))
 
     def applied_to(self, policy: Policy) -> Policy:
-        """``policy``, with these XIDs ignored."""
+        """``policy`` and its overrides, with these XIDs ignored."""
+        overrides = tuple(replace(each, policy=self.applied_to(each.policy)) for each in policy.overrides)
         if self.everything:
-            return replace(policy, xids={}, unlisted_xid=XidClass.IGNORE)
-        return replace(policy, xids={**policy.xids, **dict.fromkeys(sorted(self.codes), XidClass.IGNORE)})
+            return replace(policy, xids={}, unlisted_xid=XidClass.IGNORE, overrides=overrides)
+        xids = {**policy.xids, **dict.fromkeys(sorted(self.codes), XidClass.IGNORE)}
+        return replace(policy, xids=xids, overrides=overrides)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

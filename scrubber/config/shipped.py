@@ -1,4 +1,4 @@
-"""Finds a policy: one that ships with the program by its name, one of the administrator's by its path.
+"""Finds a policy: one that ships with the program by its name, one of the administrator's by its path; and the XIDs.
 
 Shipped policies lie inside the package once installed and at the top of the tree in an editable checkout. A name that
 nothing ships under is refused with what there is; it is never quietly taken for a path.
@@ -12,10 +12,12 @@ from pathlib import Path
 import scrubber
 from scrubber.domain.errors import BadConfiguration
 
-__all__ = ["find_policy", "shipped_policies"]
+__all__ = ["find_policy", "shipped_policies", "shipped_xids"]
 
 _PACKAGE = Path(scrubber.__file__).parent
 _SUFFIXES = (".yaml", ".yml")
+_XIDS = "xid.yaml"
+"""Lies beside the policies, and is none."""
 
 
 def shipped_policies() -> dict[str, Path]:
@@ -24,9 +26,22 @@ def shipped_policies() -> dict[str, Path]:
     Raises:
         BadConfiguration: the installation is incomplete.
     """
+    return {path.stem: path for path in sorted(_directory().glob("*.yaml")) if path.name != _XIDS}
+
+
+def shipped_xids() -> Path:
+    """The table of XIDs that ships with the program.
+
+    Raises:
+        BadConfiguration: the installation is incomplete.
+    """
+    return _directory() / _XIDS
+
+
+def _directory() -> Path:
     for directory in (_PACKAGE / "_policies", _PACKAGE.parent / "policies"):
         if directory.is_dir():
-            return {path.stem: path for path in sorted(directory.glob("*.yaml"))}
+            return directory
     raise BadConfiguration(
         f"The policies that ship with scrubber are missing beside {_PACKAGE}; install it again, "
         "or name a policy file of your own with --policy FILE."

@@ -19,7 +19,7 @@ import yaml
 
 from scrubber.domain.errors import BadConfiguration
 
-__all__ = ["MAX_BYTES", "Located", "Location", "Scalar", "Value", "file_content", "read_yaml"]
+__all__ = ["MAX_BYTES", "Located", "Location", "Scalar", "Value", "file_content", "is_word", "read_yaml"]
 
 Scalar = str | int | float | bool | None
 Value = Scalar | list["Value"] | dict[str, "Value"]
@@ -186,6 +186,11 @@ class _Reading:
             self.key_lines[inner] = line
             found[key] = self.value(value_node, inner)
         return found
+
+
+def is_word(text: str) -> bool:
+    """Whether ``text`` stays a word when it is written without quotes, as far as numbers and the like are concerned."""
+    return not any(pattern.match(text) for pattern, _ in _PLAIN)
 
 
 def _scalar(node: yaml.Node) -> Scalar:

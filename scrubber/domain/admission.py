@@ -11,9 +11,9 @@ from scrubber.domain.handover import HandOver
 from scrubber.domain.health import Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Enforcement, Policy, Proof
-from scrubber.domain.record import DeviceRecord
+from scrubber.domain.record import BREAK_GLASS, OBSERVED, DeviceRecord
 
-__all__ = ["Answer", "Decision", "certificate_flaw", "may_be_handed_over"]
+__all__ = ["Answer", "Decision", "certificate_flaw", "may_be_handed_over", "unjudged"]
 
 
 class Answer(StrEnum):
@@ -62,18 +62,24 @@ def may_be_handed_over(
     """Judge one device by its record alone; the fast path's checks come on top of every "go".
 
     No device leaves quarantine through here, whatever its bytes, and none is granted without a certificate issued
-    since its last grant, unless the policy names the exception. In observe mode the answer is always "go", with what
-    would have been refused as its reason.
+    since its last grant, unless the policy names the exception. Where the policy observes the answer is always "go", with
+    what would have been refused as its reason; only what a person took out is refused. The same holds for a device whose
+    glass a person broke.
 
     Args:
         ran: the pod of the last grant was seen to run since: no exception rests on a run that nobody saw.
     """
     decision = _judge(record, kind, policy, node, ran)
-    if policy.enforcement is Enforcement.OBSERVE and not decision.go:
-        if record.hygiene is Hygiene.SCRUBBING:
-            return Decision(Answer.WAIT_FOR_SCRUB, decision.reason)
-        return Decision(Answer.GO_BY_EXCEPTION, decision.reason, exception="observe")
-    return decision
+    if policy.enforcement is not Enforcement.OBSERVE or decision.go or record.ordered_out_by_person:
+        return decision
+    if record.hygiene is Hygiene.SCRUBBING:
+        return Decision(Answer.WAIT_FOR_SCRUB, decision.reason)
+    return Decision(Answer.GO_BY_EXCEPTION, decision.reason, exception=unjudged(record))
+
+
+def unjudged(record: DeviceRecord) -> str:
+    """What to call the exception by which a device is handed over whatever is known of it."""
+    return OBSERVED if record.glass is None else BREAK_GLASS
 
 
 def _judge(record: DeviceRecord, kind: HandOver, policy: Policy, node: NodeIdentity, ran: bool) -> Decision:
@@ -86,7 +92,22 @@ def _judge(record: DeviceRecord, kind: HandOver, policy: Policy, node: NodeIdent
         if flaw is None:
             return Decision(Answer.GO_ON_CERTIFICATE, "certified since the last grant")
         return Decision(Answer.SCRUB, f"its certificate does not count: {flaw}")
-    exempt = policy.proof_for(kind) is Proof.CHECKS and kind is not HandOver.UNKNOWN and record.previous is not None
-    if exempt and ran and record.hygiene in (Hygiene.IN_USE, Hygiene.DIRTY) and record.health is Health.HEALTHY:
-        return Decision(Answer.GO_BY_EXCEPTION, f"the policy lets {kind.value} start on checks", exception=kind.value)
-    return Decision(Answer.SCRUB, f"the device is {record.hygiene.value}")
+    if policy.proof_for(kind) is not Proof.CHECKS or kind is HandOver.UNKNOWN:
+        return Decision(Answer.SCRUB, f"the device is {record.hygiene.value}")
+    missing = _missing(record, ran)
+    if missing is not None:
+        return Decision(Answer.SCRUB, f"the policy lets {kind.value} start on checks, but {missing}")
+    return Decision(Answer.GO_BY_EXCEPTION, f"the policy lets {kind.value} start on checks", exception=kind.value)
+
+
+def _missing(record: DeviceRecord, ran: bool) -> str | None:
+    """What an exception of the policy's lacks; None when it may stand in for a certificate."""
+    if record.previous is None:
+        return "somebody else may have used the device since it was last clean"
+    if not ran:
+        return "no run of the last pod was seen since its grant"
+    if record.health is not Health.HEALTHY:
+        return f"the device is {record.health.value}"
+    if record.hygiene not in (Hygiene.IN_USE, Hygiene.DIRTY):
+        return f"the device is {record.hygiene.value}"
+    return None

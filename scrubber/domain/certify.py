@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from scrubber.domain.device import NodeIdentity
-from scrubber.domain.evidence import Certificate, Path, ScrubRecord, Step, StepResult, Verdict
+from scrubber.domain.evidence import Certificate, Path, ScrubRecord, Severity, Step, StepResult, Verdict
 from scrubber.domain.policy import Policy
-from scrubber.domain.record import DeviceRecord
+from scrubber.domain.record import BREAK_GLASS, OBSERVED, UNJUDGED, DeviceRecord
 
 __all__ = ["certify"]
 
+_LET_GO = {
+    BREAK_GLASS: "because a person broke the glass",
+    OBSERVED: "because the policy only observes",
+}
 _UNCLAIMED = {
     Verdict.NOT_COVERED: "could not be done",
     Verdict.FAILED: "did not pass, and was let go by an exception",
@@ -37,7 +41,8 @@ def _claim(result: StepResult) -> str:
         case Step.SETTINGS:
             return "settings: as wanted"
         case Step.HEALTH:
-            return "health: no fault"
+            warned = sorted({each.code for each in result.findings if each.severity is Severity.WARNING})
+            return f"health: no fault; it warns of {', '.join(warned)}" if warned else "health: no fault"
         case _:
             return f"{result.step.value}: done"
 
@@ -84,7 +89,7 @@ def certify(
         if step is Step.MEMORY and rests_on is not None and exception is None:
             why = f"proved by {rests_on}, not looked at again"
         elif step is Step.MEMORY and exception is not None:
-            why = f"left as it was: the policy's exception {exception}"
+            why = f"left as it was, {_LET_GO.get(exception, f'as the policy lets {exception}')}"
         missing.append(f"{step.value}: {why}")
     return Certificate(
         id=certificate_id,
@@ -101,5 +106,5 @@ def certify(
         policy=policy.name,
         policy_digest=policy.digest,
         issued_at=now,
-        rests_on=rests_on if scrub.path is Path.FAST else None,
+        rests_on=rests_on if scrub.path is Path.FAST and exception not in UNJUDGED else None,
     )

@@ -52,6 +52,8 @@ class Occasion(StrEnum):
     RECOVERY = "recovery"
     ON_DEMAND = "on-demand"
     SCHEDULE = "schedule"
+    VOID = "void"
+    """What was proved counts no more: the policy or the driver is another one."""
 
 
 class Severity(StrEnum):

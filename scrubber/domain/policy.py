@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from fnmatch import fnmatchcase
 
 from scrubber.domain.diagnosis import Level
 from scrubber.domain.evidence import Occasion, Path, Step
 from scrubber.domain.handover import HandOver
 
 __all__ = [
+    "BreakerRule",
     "DiagnosticsRule",
     "Enforcement",
+    "HealthRule",
     "Infrastructure",
     "Limits",
+    "MaintenanceRule",
     "MemoryRule",
+    "News",
+    "Override",
     "Plan",
     "Policy",
     "Proof",
     "RecoveryRule",
     "ResetUse",
     "Sharing",
+    "StuckRule",
     "Ungranted",
     "XidClass",
 ]
@@ -64,6 +71,14 @@ class Enforcement(StrEnum):
     """Judge and record everything; refuse nothing, end nobody."""
 
 
+class News(StrEnum):
+    """When the kubelet hears that a device which a pod uses is out of service."""
+
+    AT_ONCE = "at-once"
+    AT_RELEASE = "at-release"
+    """Once the pod has given it back. The kubelet counts a device that turns unhealthy in use twice, until then."""
+
+
 class XidClass(StrEnum):
     """What an XID means for the device."""
 
@@ -90,6 +105,7 @@ class Limits:
         dying_grace: how long the processes of a pod that is gone may live on before they are leftovers.
         settle: for a pod of unknown UID: how long nobody must hold the device before the pod counts as over.
         eraser_slots: erasers at once on the node.
+        break_glass: the longest that a person may have a device handed out whatever is known of it.
     """
 
     hand_over: float = 25.0
@@ -101,6 +117,7 @@ class Limits:
     dying_grace: float = 30.0
     settle: float = 5.0
     eraser_slots: int = 2
+    break_glass: float = 4 * 3600.0
 
     def memory_deadline(self, memory_bytes: int) -> float:
         """Seconds an eraser may take for a device of ``memory_bytes``."""
@@ -139,10 +156,6 @@ class DiagnosticsRule:
     recovery: Level = Level.QUICK
     floors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
-    def level(self, *, recovering: bool) -> Level:
-        both = (self.slow_path, self.recovery) if recovering else (self.slow_path,)
-        return max(both, key=lambda level: level.seconds)
-
 
 @dataclass(frozen=True, slots=True)
 class Infrastructure:
@@ -157,13 +170,86 @@ class Infrastructure:
     pods: frozenset[tuple[str, str]] = frozenset()
 
 
+_SUSTAINED: tuple[str, ...] = (
+    "hw-slowdown",
+    "hw-thermal-slowdown",
+    "nvlink-down",
+    "pcie-width",
+    "power-brake",
+    "too-hot",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HealthRule:
+    """What lasts, and what comes again. Times in seconds.
+
+    Attributes:
+        sustained: by code of a soft condition, how long it may last before it takes the device out of service; one that
+            is not listed leaves the device suspect for as long as it lasts.
+        calm: a condition that was not seen for this long is over.
+        news: when the kubelet hears of a device that turns unhealthy in use.
+        blame: quarantines within a day that came while one tenant had the device, after which that tenant is told of.
+    """
+
+    sustained: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(_SUSTAINED, 600.0))
+    calm: float = 60.0
+    news: News = News.AT_ONCE
+    blame: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerRule:
+    """What the service does by itself on one node, at most. It never stops a scrub, and lets no device in.
+
+    Attributes:
+        resets: resets for recoveries on the node within ``window`` seconds.
+        soft_percent: of the node's devices, how many soft signals may have out of service at the same time; one at least.
+    """
+
+    resets: int = 8
+    window: float = 3600.0
+    soft_percent: int = 25
+
+
+@dataclass(frozen=True, slots=True)
+class MaintenanceRule:
+    """When devices that nobody uses are scrubbed anew, so that what is called clean was proved not long ago.
+
+    Attributes:
+        every: seconds since the last proof; None: never.
+        between: seconds of the day, in UTC, from and until which it may begin; the first may be the later one. None: always.
+        diagnostics: how thoroughly devices are tried out then.
+    """
+
+    every: float | None = None
+    between: tuple[float, float] | None = None
+    diagnostics: Level = Level.NONE
+
+
+@dataclass(frozen=True, slots=True)
+class StuckRule:
+    """Pods whose starts are refused again and again. Times in seconds since the first refusal.
+
+    Attributes:
+        tell_after: an event is written on the pod, by a plugin that has credentials.
+        evict_after: the pod is evicted; None: never.
+    """
+
+    tell_after: float = 60.0
+    evict_after: float | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class RecoveryRule:
     """The way back. Times in seconds.
 
     Attributes:
-        backoff_initial: pause before the first attempt; doubled after each failure up to ``backoff_max``.
+        backoff_initial: pause before the first attempt; doubled after each failure, and with each quarantine of the same
+            day, up to ``backoff_max``.
         attempts: failed attempts (relapses included) after which the device is condemned.
+        attempts_per_day, resets_per_day: what one device gets within 24 hours; then it is condemned, or waits for the
+            day's end where all its faults came while the same tenant had it.
         probation_scrubs: clean slow paths in a row that end the probation.
         probation_interval: pause between them.
     """
@@ -171,6 +257,8 @@ class RecoveryRule:
     backoff_initial: float = 1.0
     backoff_max: float = 3600.0
     attempts: int = 5
+    attempts_per_day: int = 24
+    resets_per_day: int = 6
     probation_scrubs: int = 2
     probation_interval: float = 5.0
 
@@ -212,7 +300,11 @@ class Policy:
     ungranted: Ungranted = Ungranted.REFUSE
     limits: Limits = field(default_factory=Limits)
     memory: MemoryRule = field(default_factory=MemoryRule)
+    health: HealthRule = field(default_factory=HealthRule)
     recovery: RecoveryRule = field(default_factory=RecoveryRule)
+    breaker: BreakerRule = field(default_factory=BreakerRule)
+    maintenance: MaintenanceRule = field(default_factory=MaintenanceRule)
+    stuck: StuckRule = field(default_factory=StuckRule)
     diagnostics: DiagnosticsRule = field(default_factory=DiagnosticsRule)
     infrastructure: Infrastructure = field(default_factory=Infrastructure)
     envvar_refused: bool = False
@@ -221,7 +313,20 @@ class Policy:
     """Values that win over the driver's defaults when settings are brought back."""
     xids: Mapping[int, XidClass] = field(default_factory=dict)
     unlisted_xid: XidClass = XidClass.UNKNOWN
+    xid_notes: Mapping[int, str] = field(default_factory=dict)
+    """What an XID says, in a few words; for sentences, decides nothing."""
     max_temperature_celsius: int = 95
+    overrides: tuple[Override, ...] = ()
+    """For some devices another policy, the first that fits."""
+
+    def on(self, node: str) -> Policy:
+        """The policy as it is in force on ``node``: without the overrides for other nodes."""
+        here = (each for each in self.overrides if not each.nodes or any(fnmatchcase(node, one) for one in each.nodes))
+        return replace(self, overrides=tuple(here))
+
+    def of(self, model: str, resources: Collection[str]) -> Policy:
+        """The policy of a device of ``model`` that is handed out under ``resources``."""
+        return next((each.policy for each in self.overrides if each.fits(model, resources)), self)
 
     def proof_for(self, kind: HandOver) -> Proof:
         """What ``kind`` must rest on; a kind that the policy does not name needs a certificate."""
@@ -236,12 +341,17 @@ class Policy:
 
         A reset and diagnostics come before the memory, because what they leave behind is audited and cleared like
         everything else: nothing touches the memory once it was verified. A reset is part of a plan when a recovery
-        needs it (``must_reset``) or the policy requires it; ``recovering`` is the scrub that ends a quarantine.
+        needs it (``must_reset``) or the policy requires it, and never of one that only observes; ``recovering`` is the
+        scrub that ends a quarantine.
         """
         if path is Path.FAST:
             return Plan(path, occasion, (Step.HOLDERS, Step.SETTINGS, Step.HEALTH), 5 * self.limits.question)
         wanted = self.reset is ResetUse.REQUIRED or (must_reset and self.reset is ResetUse.BEST_EFFORT)
-        level = self.diagnostics.level(recovering=recovering)
+        wanted = wanted and self.enforcement is Enforcement.ENFORCE
+        levels = [self.diagnostics.slow_path]
+        levels += [self.diagnostics.recovery] if recovering else []
+        levels += [self.maintenance.diagnostics] if occasion is Occasion.SCHEDULE else []
+        level = max(levels, key=lambda each: each.seconds)
         steps = (
             Step.HOLDERS,
             *((Step.RESET,) if wanted else ()),
@@ -254,3 +364,23 @@ class Policy:
         return Plan(
             path, occasion, steps, self.limits.slow_path, self.reset if wanted else ResetUse.NEVER, diagnostics=level
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """A policy of its own for some devices: all its values, those included that it shares with the node's.
+
+    Attributes:
+        nodes: patterns of names of nodes (``gpu-test-*``); empty: every node.
+        models: patterns of model names (``NVIDIA H200*``); empty: every model.
+        resources: names of resources of the kubelet's; empty: every one.
+    """
+
+    policy: Policy
+    models: tuple[str, ...] = ()
+    resources: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+
+    def fits(self, model: str, resources: Collection[str]) -> bool:
+        right_model = not self.models or any(fnmatchcase(model, each) for each in self.models)
+        return right_model and (not self.resources or any(each in resources for each in self.resources))

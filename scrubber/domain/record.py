@@ -6,7 +6,7 @@ transaction with its audit rows, and only then the keeper believes it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from scrubber.domain.assignment import Assignment, Pod, Process
@@ -14,8 +14,13 @@ from scrubber.domain.evidence import Certificate
 from scrubber.domain.handover import HandOver
 from scrubber.domain.health import ADVERTISED, HEALTH, Cause, Health, HealthEvent, WayBack
 from scrubber.domain.hygiene import HYGIENE, Hygiene, HygieneEvent
+from scrubber.domain.tally import Attempt, Strike, kept
 
-__all__ = ["DeviceRecord", "Grant"]
+__all__ = ["BREAK_GLASS", "OBSERVED", "UNJUDGED", "DeviceRecord", "Glass", "Grant", "Lasting"]
+
+OBSERVED, BREAK_GLASS = "observe", "break-glass"
+UNJUDGED = frozenset({OBSERVED, BREAK_GLASS})
+"""Exceptions by which a device is handed over whatever is known of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +34,8 @@ class Grant:
         at: wall-clock seconds.
         boot: nothing of an earlier boot lives on.
         certificate: the certificate it used up; None for an exception.
-        exception: the policy rule that stood in for a certificate (``"same-container"``, ``"observe"``, ``"adopted"``).
+        exception: the policy rule that stood in for a certificate (``"same-container"``, ``"observe"``,
+            ``"break-glass"``, ``"adopted"``).
         baseline: processes of the pod that stood there before its first grant.
     """
 
@@ -48,6 +54,27 @@ class Grant:
 
 
 @dataclass(frozen=True, slots=True)
+class Lasting:
+    """A warning that stands, and since when (wall-clock seconds)."""
+
+    code: str
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class Glass:
+    """A person's order that the device be handed out whatever is known of it, until ``until`` (wall-clock seconds)."""
+
+    until: float
+    reason: str
+    actor: str
+
+
+_MOST_LASTING = 32
+"""Warnings that a record keeps: a driver may say anything."""
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceRecord:
     """Both states of a device and everything that a decision about it rests on.
 
@@ -63,12 +90,18 @@ class DeviceRecord:
             nobody looked.
         certificates: how many were ever issued for the device.
         failures: failed attempts at recovery since the device was last healthy.
+        waits: attempts that met something that has to end by itself: they are no failures, and make the pauses longer.
         clean_scrubs: clean slow paths on the probation under way.
         retry_at: wall-clock seconds before which recovery does not try again.
         must_reset: a fault asked for a reset that has not happened yet.
         watched: nothing but the last grant's pod can have touched the device since it was last clean. Only then may
             the policy's exceptions let its residue stand; an adopted, touched or unwatched device has none.
         tainted: somebody without a grant was seen to use it since it was last clean: whose bytes are on it nobody knows.
+        lasting: warnings that stand, each since when.
+        strikes: quarantines of the last day.
+        attempts: recoveries of the last day.
+        forgiven: wall-clock seconds of a person's last release: the device's own limits count from there.
+        glass: set while a person has the device handed out whatever is known of it.
     """
 
     device: str
@@ -82,6 +115,7 @@ class DeviceRecord:
     open_grants: tuple[Grant, ...] = ()
     certificates: int = 0
     failures: int = 0
+    waits: int = 0
     clean_scrubs: int = 0
     retry_at: float | None = None
     must_reset: bool = False
@@ -89,11 +123,22 @@ class DeviceRecord:
     tainted: bool = False
     boot: str = ""
     lifetime: tuple[tuple[str, int], ...] = ()
+    lasting: tuple[Lasting, ...] = ()
+    strikes: tuple[Strike, ...] = ()
+    attempts: tuple[Attempt, ...] = ()
+    forgiven: float | None = None
+    glass: Glass | None = None
 
     @property
     def previous(self) -> Assignment | None:
         """Whose bytes may be on the device; None when that is not certain."""
         return self.last_grant.assignment if self.watched and self.last_grant is not None else None
+
+    @property
+    def tenant(self) -> str | None:
+        """The only tenant who has, or had, the device since it was last clean; None when that is not certain."""
+        named = {grant.pod.tenant if grant.pod is not None else None for grant in self.open_grants}
+        return named.pop() if len(named) == 1 and not self.tainted else None
 
     @property
     def grants(self) -> int:
@@ -104,6 +149,11 @@ class DeviceRecord:
     def advertised(self) -> bool:
         """Whether the kubelet is told ``Healthy``."""
         return self.health in ADVERTISED
+
+    @property
+    def ordered_out_by_person(self) -> bool:
+        """Whether a person took the device out: that holds whatever the policy enforces."""
+        return self.health is Health.QUARANTINED and self.cause is not None and self.cause.by_person
 
     @property
     def state(self) -> str:
@@ -130,6 +180,8 @@ class DeviceRecord:
             open_grants=still_open,
             watched=False,
             boot=boot,
+            # Drivers and whoever listens to them count XIDs anew.
+            lifetime=self.listing_xids(()).lifetime,
         )
 
     def adopted(self, grant: Grant | None) -> DeviceRecord:
@@ -209,7 +261,7 @@ class DeviceRecord:
             last_grant=grant,
             open_grants=(*others, grant),
             certificates=self.certificates if fast is None else fast.sequence,
-            watched=self.watched and certain and grant.exception != "observe",
+            watched=self.watched and certain and grant.exception not in UNJUDGED,
         )
 
     # -- health ----------------------------------------------------------------------------------------------------
@@ -217,6 +269,19 @@ class DeviceRecord:
     def noted(self, counters: Mapping[str, int]) -> DeviceRecord:
         """The device's own counters, as they are now."""
         return self._next(lifetime=tuple(sorted({**dict(self.lifetime), **counters}.items())))
+
+    def listing_xids(self, listed: Collection[int]) -> DeviceRecord:
+        """Without the counts of XIDs that are not ``listed``: whoever counts them begins anew."""
+        names = {f"xid-{code}" for code in listed}
+        left = tuple(pair for pair in self.lifetime if not pair[0].startswith("xid-") or pair[0] in names)
+        return self if left == self.lifetime else self._next(lifetime=left)
+
+    def warned(self, codes: Collection[str], now: float) -> DeviceRecord:
+        """The warnings that stand are ``codes``: those that are new stand from ``now`` on."""
+        known = {each.code: each for each in self.lasting}
+        standing = tuple(known.get(code, Lasting(code, now)) for code in sorted(codes))
+        standing = tuple(sorted(standing, key=lambda each: (each.since, each.code)))[:_MOST_LASTING]
+        return self if standing == self.lasting else self._next(lasting=standing)
 
     def suspected(self, cause: Cause) -> DeviceRecord:
         return self._next(health=HEALTH(self.health, HealthEvent.SOFT_SIGNAL), cause=cause)
@@ -231,6 +296,8 @@ class DeviceRecord:
             counts: the device failed on its way back, so this is a failed attempt.
         """
         keep = self.cause is not None and self.cause.by_person and self.health is Health.QUARANTINED
+        strike = Strike(cause.since, cause.code, self.tenant)
+        struck = self.health not in (Health.QUARANTINED, Health.RECOVERING)
         return self._next(
             health=HEALTH(self.health, HealthEvent.FAULT),
             cause=self.cause if keep else cause,
@@ -238,24 +305,41 @@ class DeviceRecord:
             failures=self.failures + (1 if counts else 0),
             retry_at=retry_at,
             must_reset=self.must_reset or cause.way_back is WayBack.RESET,
+            strikes=kept(self.strikes, strike) if struck else self.strikes,
         )
 
     def ordered_out(self, cause: Cause) -> DeviceRecord:
-        """Quarantined by a person."""
+        """Quarantined by a person, whatever another one ordered before."""
         return self._next(
-            health=HEALTH(self.health, HealthEvent.ORDERED_OUT), cause=cause, clean_scrubs=0, retry_at=None
+            health=HEALTH(self.health, HealthEvent.ORDERED_OUT), cause=cause, clean_scrubs=0, retry_at=None, glass=None
         )
 
-    def recovery_started(self) -> DeviceRecord:
-        return self._next(health=HEALTH(self.health, HealthEvent.RECOVERY_STARTED))
-
-    def recovery_failed(self, *, retry_at: float, counts: bool = True) -> DeviceRecord:
-        """Back to quarantine; ``counts`` is False when the attempt could not be made (the device was not free)."""
+    def recovery_started(self, attempt: Attempt) -> DeviceRecord:
         return self._next(
-            health=HEALTH(self.health, HealthEvent.RECOVERY_FAILED),
-            failures=self.failures + (1 if counts else 0),
-            retry_at=retry_at,
+            health=HEALTH(self.health, HealthEvent.RECOVERY_STARTED), attempts=kept(self.attempts, attempt)
         )
+
+    def recovery_failed(self, *, retry_at: float) -> DeviceRecord:
+        """Back to quarantine, without a failure: nothing was found."""
+        return self._next(health=HEALTH(self.health, HealthEvent.RECOVERY_FAILED), retry_at=retry_at)
+
+    def attempted(self, *, made: bool, reset: bool) -> DeviceRecord:
+        """What the recovery under way came to; it was begun as one that makes what its plan says.
+
+        Args:
+            made: whether it was an attempt, and counts for the day's limits.
+            reset: whether the device was reset, or may have been.
+        """
+        if not self.attempts:
+            return self
+        if not made:
+            return self._next(attempts=self.attempts[:-1])
+        *earlier, last = self.attempts
+        return self if last.reset is reset else self._next(attempts=(*earlier, replace(last, reset=reset)))
+
+    def has_to_wait(self, cause: Cause, *, retry_at: float) -> DeviceRecord:
+        """The recovery, or the probation after it, met something that has to end by itself."""
+        return replace(self.faulted(cause, retry_at=retry_at, counts=False), waits=self.waits + 1)
 
     def recovered(self, *, retry_at: float) -> DeviceRecord:
         """One clean slow path after the fault: on probation from here."""
@@ -271,6 +355,7 @@ class DeviceRecord:
             cause=None,
             clean_scrubs=0,
             failures=0,
+            waits=0,
             retry_at=None,
             must_reset=False,
         )
@@ -280,7 +365,25 @@ class DeviceRecord:
         return self._next(health=HEALTH(self.health, HealthEvent.EXHAUSTED), cause=cause, retry_at=None)
 
     def released_by_person(self, *, retry_at: float) -> DeviceRecord:
-        """On probation by a person's word; it still has to prove itself clean."""
+        """On probation by a person's word; it still has to prove itself clean.
+
+        What it did is forgiven and not forgotten: the node's breaker and the tenants' counts go on.
+        """
         return self._next(
-            health=HEALTH(self.health, HealthEvent.RELEASED_BY_PERSON), clean_scrubs=0, failures=0, retry_at=retry_at
+            health=HEALTH(self.health, HealthEvent.RELEASED_BY_PERSON),
+            clean_scrubs=0,
+            failures=0,
+            waits=0,
+            retry_at=retry_at,
+            forgiven=retry_at,
         )
+
+    # -- a person's emergency --------------------------------------------------------------------------------------
+
+    def glass_broken(self, glass: Glass) -> DeviceRecord:
+        """Handed out whatever is known of it, for a time."""
+        return self._next(glass=glass)
+
+    def glass_mended(self) -> DeviceRecord:
+        """Judged as ever again. What it was given meanwhile was given on nothing."""
+        return self._next(glass=None)

@@ -1,123 +1,187 @@
-"""From what the driver says to findings: one table for codes, one function for snapshots."""
+"""From what the driver says to findings: one table of what can go wrong, one function for snapshots."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from scrubber.domain.errors import DeviceFault
-from scrubber.domain.evidence import Finding, Severity, Step
+from scrubber.domain.evidence import Evidence, Finding, Severity, Step
 from scrubber.domain.health import WayBack
 from scrubber.domain.policy import Policy, XidClass
 from scrubber.domain.telemetry import Snapshot
 
-__all__ = ["fault_finding", "lifetime_findings", "settings_off", "snapshot_findings", "wanted_settings", "way_back"]
+__all__ = [
+    "SIGNALS",
+    "SOFT",
+    "XIDS",
+    "Meaning",
+    "fault_finding",
+    "lifetime_findings",
+    "settings_off",
+    "snapshot_findings",
+    "wanted_settings",
+    "way_back",
+    "xid_of",
+]
 
-_XID: Mapping[XidClass, tuple[Severity, str]] = {
-    XidClass.IGNORE: (Severity.NOTE, "is informational"),
-    XidClass.APPLICATION: (Severity.NOTE, "is the application's own fault"),
-    XidClass.RESET: (Severity.FAULT, "asks for a reset of the GPU"),
-    XidClass.REBOOT: (Severity.FAULT, "asks for a reboot of the node"),
-    XidClass.CONTEXT: (Severity.WARNING, "depends on its context"),
-    XidClass.SERVICE: (Severity.FAULT, "asks for hardware service"),
-    XidClass.UNKNOWN: (Severity.WARNING, "is in no table"),
-}
 
-_CONDITIONS: Mapping[str, tuple[Severity, str]] = {
-    "reset-required": (Severity.FAULT, "the driver refuses to work with it until it is reset"),
-    "row-remap-pending": (Severity.FAULT, "rows of its memory wait for a reset to be remapped"),
-    "row-remap-failure": (Severity.FAULT, "rows of its memory are broken and could not be remapped"),
-    "page-retirement-pending": (Severity.FAULT, "pages of its memory wait for a reset to be retired"),
-    "page-retirement-limit": (Severity.FAULT, "it has retired as many pages of its memory as it can"),
-    "fabric-failed": (Severity.FAULT, "it could not join the NVLink fabric"),
-    "inforom-corrupt": (Severity.WARNING, "its InfoROM does not check out"),
-    "hw-slowdown": (Severity.WARNING, "the hardware has slowed it down"),
-    "hw-thermal-slowdown": (Severity.WARNING, "the hardware has slowed it down because it is too hot"),
-    "power-brake": (Severity.WARNING, "a power brake slows it down"),
-    "pcie-width": (Severity.WARNING, "its PCIe link is narrower than it should be"),
-    "pcie-generation": (Severity.WARNING, "its PCIe link is slower than it should be"),
-    "nvlink-down": (Severity.WARNING, "NVLinks are down"),
-    "ecc-mode-pending": (Severity.WARNING, "a change of its ECC mode waits for a reset"),
-    "mig-mode-pending": (Severity.WARNING, "a change of its MIG mode waits for a reset"),
-    "events-unheard": (Severity.WARNING, "what its driver reports by itself, XIDs among it, may go unseen"),
-    "scrub-on-free-disabled": (Severity.NOTE, "the driver was told not to clear memory that is freed"),
-}
-"""What lasts until something is done about it, by code of :attr:`~scrubber.domain.telemetry.Snapshot.conditions`."""
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What a code means for its device.
 
-_LIFETIME: Mapping[str, tuple[Severity, str]] = {
-    "ecc_uncorrected_aggregate": (Severity.FAULT, "uncorrected ECC errors"),
-    "remapped_rows_uncorrectable": (Severity.FAULT, "rows remapped after uncorrectable errors"),
-    "retired_pages": (Severity.WARNING, "retired pages"),
-}
-"""Counters that the device itself keeps, over resets and reloads of its driver."""
+    Attributes:
+        severity: ``FAULT`` takes the device out at once; ``WARNING`` makes it suspect, and where it is one of :data:`SOFT`
+            takes it out once it has lasted for as long as the policy says.
+        way_back: how a device that was taken out for it can return.
+        sentence: what it says about the device; empty where whoever finds it writes the sentence.
+    """
 
-_WAYS: Mapping[str, WayBack] = {
-    "driver-stuck": WayBack.WAIT,
-    "unreadable": WayBack.WAIT,
-    "lost": WayBack.RESET,
-    "ecc-uncorrected": WayBack.RESET,
-    "recovery-reset": WayBack.RESET,
-    "recovery-reboot": WayBack.REBOOT,
-    "recovery-service": WayBack.PERSON,
-    "too-hot": WayBack.WAIT,
-    "ghost": WayBack.RESET,
-    "ungranted-use": WayBack.WAIT,
-    "unkillable": WayBack.WAIT,
-    "eraser-unkillable": WayBack.WAIT,
-    "erase-timeout": WayBack.SCRUB,
-    "verification-failed": WayBack.RESET,
-    "not-all-cleared": WayBack.SCRUB,
-    "settings-stay": WayBack.RESET,
-    "reset-failed": WayBack.RESET,
-    "reset-unavailable": WayBack.PERSON,
-    "scrub-overdue": WayBack.SCRUB,
-    "memory-not-back": WayBack.RESET,
-    "on-chip-failed": WayBack.RESET,
-    "diagnostics-failed": WayBack.RESET,
-    "diagnostics-slow": WayBack.RESET,
-    "reset-required": WayBack.RESET,
-    "row-remap-pending": WayBack.RESET,
-    "row-remap-failure": WayBack.PERSON,
-    "page-retirement-pending": WayBack.RESET,
-    "page-retirement-limit": WayBack.PERSON,
-    "fabric-failed": WayBack.RESET,
-    "lifetime-ecc-uncorrected-aggregate": WayBack.RESET,
-    "lifetime-remapped-rows-uncorrectable": WayBack.RESET,
-}
+    severity: Severity
+    way_back: WayBack
+    sentence: str = ""
 
-_XID_WAYS: Mapping[XidClass, WayBack] = {
-    XidClass.RESET: WayBack.RESET,
-    XidClass.REBOOT: WayBack.REBOOT,
-    XidClass.SERVICE: WayBack.PERSON,
+
+_FAULT, _WARNING, _NOTE = Severity.FAULT, Severity.WARNING, Severity.NOTE
+_SCRUB, _RESET, _WAIT, _REBOOT, _PERSON = (
+    WayBack.SCRUB,
+    WayBack.RESET,
+    WayBack.WAIT,
+    WayBack.REBOOT,
+    WayBack.PERSON,
+)
+
+SIGNALS: Mapping[str, Meaning] = {
+    # What the driver says while it lasts: :attr:`~scrubber.domain.telemetry.Snapshot.conditions`.
+    "reset-required": Meaning(_FAULT, _RESET, "the driver refuses to work with it until it is reset"),
+    "row-remap-pending": Meaning(_FAULT, _RESET, "rows of its memory wait for a reset to be remapped"),
+    "row-remap-failure": Meaning(_FAULT, _PERSON, "rows of its memory are broken and could not be remapped"),
+    "page-retirement-pending": Meaning(_FAULT, _RESET, "pages of its memory wait for a reset to be retired"),
+    "page-retirement-limit": Meaning(_FAULT, _PERSON, "it has retired as many pages of its memory as it can"),
+    "fabric-failed": Meaning(_FAULT, _RESET, "it could not join the NVLink fabric"),
+    "hw-slowdown": Meaning(_WARNING, _WAIT, "the hardware has slowed it down"),
+    "hw-thermal-slowdown": Meaning(_WARNING, _WAIT, "the hardware has slowed it down because it is too hot"),
+    "power-brake": Meaning(_WARNING, _WAIT, "a power brake slows it down"),
+    "pcie-width": Meaning(_WARNING, _RESET, "its PCIe link is narrower than it should be"),
+    "pcie-generation": Meaning(_WARNING, _RESET, "its PCIe link is slower than it should be"),
+    "nvlink-down": Meaning(_WARNING, _RESET, "NVLinks are down"),
+    "inforom-corrupt": Meaning(_WARNING, _PERSON, "its InfoROM does not check out"),
+    "ecc-mode-pending": Meaning(_WARNING, _RESET, "a change of its ECC mode waits for a reset"),
+    "mig-mode-pending": Meaning(_WARNING, _RESET, "a change of its MIG mode waits for a reset"),
+    "events-unheard": Meaning(_WARNING, _WAIT, "what its driver reports by itself, XIDs among it, may go unseen"),
+    "scrub-on-free-disabled": Meaning(_NOTE, _PERSON, "the driver was told not to clear memory that is freed"),
+    # What else a snapshot shows.
+    "too-hot": Meaning(_WARNING, _WAIT),
+    "ecc-uncorrected": Meaning(_FAULT, _RESET),
+    "recovery-reset": Meaning(_FAULT, _RESET),
+    "recovery-reboot": Meaning(_FAULT, _REBOOT),
+    "recovery-service": Meaning(_FAULT, _PERSON),
+    # Counters that the device itself keeps, over resets and reloads of its driver.
+    "lifetime-ecc-uncorrected-aggregate": Meaning(_FAULT, _RESET, "uncorrected ECC errors"),
+    "lifetime-remapped-rows-uncorrectable": Meaning(_FAULT, _RESET, "rows remapped after uncorrectable errors"),
+    "lifetime-retired-pages": Meaning(_WARNING, _RESET, "retired pages"),
+    # A device that gives no answer, or the wrong one.
+    "device-fault": Meaning(_FAULT, _PERSON),
+    "driver-stuck": Meaning(_FAULT, _WAIT),
+    "lost": Meaning(_FAULT, _RESET),
+    "unreadable": Meaning(_FAULT, _WAIT),
+    # What a scrub meets.
+    "diagnostics-failed": Meaning(_FAULT, _RESET),
+    "diagnostics-slow": Meaning(_FAULT, _RESET),
+    "erase-timeout": Meaning(_FAULT, _SCRUB),
+    "eraser-unkillable": Meaning(_FAULT, _WAIT),
+    "ghost": Meaning(_FAULT, _RESET),
+    "memory-not-back": Meaning(_FAULT, _RESET),
+    "not-all-cleared": Meaning(_FAULT, _SCRUB),
+    "on-chip-failed": Meaning(_FAULT, _RESET),
+    "reset-failed": Meaning(_FAULT, _RESET),
+    "reset-unavailable": Meaning(_FAULT, _PERSON),
+    "scrub-overdue": Meaning(_FAULT, _SCRUB),
+    "settings-stay": Meaning(_FAULT, _RESET),
+    "unkillable": Meaning(_FAULT, _WAIT),
+    "verification-failed": Meaning(_FAULT, _RESET),
+    # Use without a grant, where the policy takes the device out for it.
+    "ungranted-use": Meaning(_FAULT, _WAIT),
 }
+"""The one table of what is known to go wrong, XIDs apart: their classes are the policy's."""
+
+SOFT: frozenset[str] = frozenset(
+    code for code, meaning in SIGNALS.items() if meaning.severity is _WARNING and not code.startswith("lifetime-")
+)
+"""Conditions that may pass by themselves: a policy says how long each may last."""
+
+XIDS: Mapping[XidClass, Meaning] = {
+    XidClass.IGNORE: Meaning(_NOTE, _PERSON, "is informational"),
+    XidClass.APPLICATION: Meaning(_NOTE, _PERSON, "is the application's own fault"),
+    XidClass.RESET: Meaning(_FAULT, _RESET, "asks for a reset of the GPU"),
+    XidClass.REBOOT: Meaning(_FAULT, _REBOOT, "asks for a reboot of the node"),
+    XidClass.CONTEXT: Meaning(_WARNING, _PERSON, "depends on its context"),
+    XidClass.SERVICE: Meaning(_FAULT, _PERSON, "asks for hardware service"),
+    XidClass.UNKNOWN: Meaning(_WARNING, _PERSON, "is in no table"),
+}
+"""What an XID means, by its class. One that only warns is an event: it makes the device suspect when it is new."""
+
+_UNHEARD_OF = Meaning(Severity.WARNING, WayBack.PERSON, "this condition is in no table")
+_LIFETIME = ("ecc_uncorrected_aggregate", "remapped_rows_uncorrectable", "retired_pages")
 
 
 def way_back(code: str, policy: Policy) -> WayBack:
     """How a device that was quarantined for ``code`` can return; for a code in no table only a person knows."""
-    if code.startswith("xid-"):
-        return _XID_WAYS.get(policy.xid_class(int(code.removeprefix("xid-"))), WayBack.PERSON)
-    return _WAYS.get(code, WayBack.PERSON)
+    xid = xid_of(code)
+    if xid is not None:
+        return XIDS[policy.xid_class(xid)].way_back
+    return SIGNALS.get(code, _UNHEARD_OF).way_back
 
 
-def snapshot_findings(snapshot: Snapshot, policy: Policy) -> tuple[Finding, ...]:
-    """What a snapshot means for its device. An absent value is not applicable and makes no finding."""
-    found: list[Finding] = []
-    for code, times in sorted(snapshot.xids.items()):
-        severity, meaning = _XID[policy.xid_class(code)]
-        sentence = f"XID {code} stands: it {meaning}."
-        found.append(Finding(Step.HEALTH, f"xid-{code}", severity, sentence, {"xid": code, "count": times}))
+def xid_of(code: str) -> int | None:
+    """The number in ``xid-95``; None for any other code."""
+    number = code.removeprefix("xid-")
+    return int(number) if number != code and number.isdecimal() else None
+
+
+def snapshot_findings(
+    snapshot: Snapshot, policy: Policy, known: Mapping[str, int] | None = None
+) -> tuple[Finding, ...]:
+    """What a snapshot means for its device. An absent value is not applicable and makes no finding.
+
+    Args:
+        known: how often each XID (``xid-95``) had been seen when that was last recorded.
+    """
+    found = [_xid(code, times, snapshot, policy, known or {}) for code, times in sorted(snapshot.xids.items())]
     if snapshot.ecc_uncorrected:
         sentence = f"{snapshot.ecc_uncorrected} uncorrected ECC errors since the driver was loaded."
-        evidence = {"errors": snapshot.ecc_uncorrected}
-        found.append(Finding(Step.HEALTH, "ecc-uncorrected", Severity.FAULT, sentence, evidence))
+        found.append(_found("ecc-uncorrected", sentence, {"errors": snapshot.ecc_uncorrected}))
     if snapshot.recovery not in (None, "none"):
-        asked = _asked_for(str(snapshot.recovery))
-        found.append(Finding(Step.HEALTH, asked, Severity.FAULT, f"The driver asks for: {snapshot.recovery}."))
+        found.append(_found(_asked_for(str(snapshot.recovery)), f"The driver asks for: {snapshot.recovery}."))
     found += [_condition(code, read) for code, read in sorted(snapshot.conditions.items())]
     heat = snapshot.temperature_celsius
     if heat is not None and heat > policy.max_temperature_celsius:
         sentence = f"{heat} °C is above the policy's {policy.max_temperature_celsius} °C."
-        found.append(Finding(Step.HEALTH, "too-hot", Severity.WARNING, sentence, {"celsius": heat}))
+        found.append(_found("too-hot", sentence, {"celsius": heat}))
     return tuple(found)
+
+
+def _found(code: str, sentence: str, evidence: Evidence | None = None) -> Finding:
+    return Finding(Step.HEALTH, code, SIGNALS[code].severity, sentence, evidence or {})
+
+
+def _xid(code: int, times: int, snapshot: Snapshot, policy: Policy, known: Mapping[str, int]) -> Finding:
+    """The driver's own word on what the device needs decides, where there is one; without it the table of XIDs does.
+
+    A driver lists an XID until the device is reset. One that takes nobody out is news once, and then a note.
+    """
+    name, kind = f"xid-{code}", policy.xid_class(code)
+    severity, before = XIDS[kind].severity, known.get(name, 0)
+    new = times - before if times >= before else times
+    said = f"XID {code} stands: it {XIDS[kind].sentence}"
+    if severity is Severity.WARNING and not new:
+        severity, said = Severity.NOTE, f"{said}, and was not seen again"
+    if snapshot.recovery is not None and (kind is XidClass.CONTEXT or snapshot.recovery != "none"):
+        severity, said = Severity.NOTE, f"{said}, and the driver itself asks for: {snapshot.recovery}"
+    note = policy.xid_notes.get(code)
+    sentence = f"{said} ({note})." if note else f"{said}."
+    evidence: Evidence = {"xid": code, "class": kind.value, "count": times, "new": new}
+    return Finding(Step.HEALTH, name, severity, sentence, evidence)
 
 
 def _asked_for(recovery: str) -> str:
@@ -128,9 +192,10 @@ def _asked_for(recovery: str) -> str:
 
 
 def _condition(code: str, read: str) -> Finding:
-    severity, meaning = _CONDITIONS.get(code, (Severity.WARNING, "this condition is in no table"))
+    meaning = SIGNALS.get(code, _UNHEARD_OF)
     said = f"{code} ({read})" if read else code
-    return Finding(Step.HEALTH, code, severity, f"{said}: {meaning}.", {"read": read})
+    sentence = f"{said}: {meaning.sentence or _UNHEARD_OF.sentence}."
+    return Finding(Step.HEALTH, code, meaning.severity, sentence, {"read": read})
 
 
 def lifetime_findings(snapshot: Snapshot, known: Mapping[str, int]) -> tuple[Finding, ...]:
@@ -141,14 +206,14 @@ def lifetime_findings(snapshot: Snapshot, known: Mapping[str, int]) -> tuple[Fin
             does one that went down: somebody serviced the device.
     """
     found: list[Finding] = []
-    for name, (severity, errors) in _LIFETIME.items():
+    for name in _LIFETIME:
         now, before = snapshot.counters.get(name), known.get(name)
         if now is None or now == before:
             continue
-        grown = before is not None and now > before
-        more = f"{now - (before or 0)} more {errors} than were on record ({now})" if grown else f"{now} {errors} so far"
         code = f"lifetime-{name.replace('_', '-')}"
-        kind = severity if grown else Severity.NOTE
+        errors, grown = SIGNALS[code].sentence, before is not None and now > before
+        more = f"{now - (before or 0)} more {errors} than were on record ({now})" if grown else f"{now} {errors} so far"
+        kind = SIGNALS[code].severity if grown else Severity.NOTE
         found.append(Finding(Step.HEALTH, code, kind, f"{more}.", {"counter": name, "value": now}))
     return tuple(found)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from scrubber.engine.views import DeviceView, NodeView
+from scrubber.engine.views import DeviceView, NodeView, PodNotice
 
 __all__ = ["Board"]
 
@@ -21,10 +21,20 @@ class Board:
     def view(self) -> NodeView:
         return self._view
 
-    def show(self, devices: tuple[DeviceView, ...], *, ready: bool, ledger: str, envvar_refused: bool) -> None:
+    def show(
+        self,
+        devices: tuple[DeviceView, ...],
+        *,
+        ready: bool,
+        ledger: str,
+        envvar_refused: bool,
+        notices: tuple[PodNotice, ...] = (),
+    ) -> None:
         """Publish a view, unless nothing in it is new."""
         seen = self._view
-        view = replace(seen, devices=devices, ready=ready, ledger=ledger, envvar_refused=envvar_refused)
+        view = replace(
+            seen, devices=devices, ready=ready, ledger=ledger, envvar_refused=envvar_refused, notices=notices
+        )
         if view == seen:
             return
         self._view = replace(view, version=seen.version + 1)

@@ -7,15 +7,17 @@ are not durable: what the kubelet allocated, who waits, and for how long nobody 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from dataclasses import replace
 
 from scrubber.domain.assignment import Pod
 from scrubber.domain.device import Device
 from scrubber.domain.errors import InvalidRequest, LedgerFailure
+from scrubber.domain.policy import Enforcement, Policy
 from scrubber.domain.record import DeviceRecord
 from scrubber.engine.finish import to_the_end
 from scrubber.engine.instruments import Instruments
 from scrubber.engine.lookout import Lookout
+from scrubber.engine.neighbourhood import Neighbourhood
 from scrubber.ports import Change
 
 __all__ = ["Custody"]
@@ -26,16 +28,16 @@ class Custody:
 
     Args:
         record: the record as the ledger has it.
-        changed: called after every change that somebody may want to see.
     """
 
     def __init__(
-        self, device: Device, record: DeviceRecord, *, instruments: Instruments, changed: Callable[[], None]
+        self, device: Device, record: DeviceRecord, *, instruments: Instruments, around: Neighbourhood
     ) -> None:
         self.device = device
         self._record = record
         self._instruments = instruments
-        self._changed = changed
+        self._around = around
+        self._changed = around.changed
         self._lock = asyncio.Lock()
         self._lookout = Lookout(instruments.clock)
         # Not durable: after a restart nobody knows whether the kubelet allocated the device meanwhile.
@@ -48,6 +50,17 @@ class Custody:
     def record(self) -> DeviceRecord:
         """The record as of the last commit."""
         return self._record
+
+    @property
+    def policy(self) -> Policy:
+        """The policy of this device, as it is now. One whose glass is broken is observed."""
+        policy = self._instruments.policy()
+        if policy.overrides:
+            policy = policy.of(self.device.model, self._around.resources(self.device.id))
+        glass = self._record.glass
+        if glass is not None and self._instruments.clock.wall() < glass.until:
+            policy = replace(policy, enforcement=Enforcement.OBSERVE)
+        return policy
 
     def described(self, device: Device) -> None:
         """The device, as it is described now; it is where it was."""

@@ -11,7 +11,7 @@ from scrubber.domain.assignment import Process
 from scrubber.domain.certify import certify
 from scrubber.domain.errors import DeviceFault, NotReady, Unreadable
 from scrubber.domain.evidence import Path
-from scrubber.domain.record import DeviceRecord, Grant
+from scrubber.domain.record import UNJUDGED, DeviceRecord, Grant
 from scrubber.domain.sharing import SHARED
 from scrubber.engine import narrate
 from scrubber.engine.finish import to_the_end
@@ -109,14 +109,14 @@ class Handing:
                 if keeper.retired or keeper.allocations != each.allocations:
                     return None
                 # Of a device that is joined, that somebody holds it says nothing.
-                if each.decision.exception not in ("observe", SHARED) and await keeper.held():
+                if each.decision.exception not in (*UNJUDGED, SHARED) and await keeper.held():
                     self._held = (keeper, keeper.record)
                     return None
-                if each.decision.exception != "observe" and keeper.unwatched:
+                if each.decision.exception not in UNJUDGED and keeper.unwatched:
                     return None
             change, granted = Change(), []
             for keeper, each, baseline in zip(self._keepers, ready, baselines, strict=True):
-                part, answer = self._one(keeper.record, each, baseline)
+                part, answer = self._one(keeper, each, baseline)
                 change |= part
                 granted.append(answer)
 
@@ -136,7 +136,7 @@ class Handing:
         try:
             return await self._instruments.pods.baseline(ready.assignment, earlier)
         except Unreadable as unreadable:
-            if ready.decision.exception == "observe":
+            if ready.decision.exception in UNJUDGED:
                 return ()
             raise NotReady(
                 f"The processes of the pod that is to start cannot be told, so its end could not be either: {unreadable}",
@@ -144,8 +144,9 @@ class Handing:
                 code="pod-unreadable",
             ) from unreadable
 
-    def _one(self, record: DeviceRecord, ready: Ready, baseline: tuple[Process, ...]) -> tuple[Change, Granted]:
+    def _one(self, keeper: Keeper, ready: Ready, baseline: tuple[Process, ...]) -> tuple[Change, Granted]:
         """The change that grants one device, and its part of the answer."""
+        record = keeper.record
         instruments, now = self._instruments, self._instruments.clock.wall()
         sequence = record.grants + 1
         exception = ready.decision.exception
@@ -155,7 +156,7 @@ class Handing:
             ready.check.steps,
             record,
             identity=instruments.identity,
-            policy=instruments.policy(),
+            policy=keeper.policy,
             certificate_id=instruments.new_id("cert"),
             now=now,
             rests_on=record.rests_on,

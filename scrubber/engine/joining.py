@@ -63,7 +63,7 @@ async def company_of(
     verdict = beside(
         asking,
         [_neighbour(grant, where) for grant, where in others],
-        instruments.policy().sharing,
+        keeper.policy.sharing,
         sound=record.hygiene is Hygiene.IN_USE and record.health is Health.HEALTHY and not record.tainted,
     )
     over = (
@@ -107,7 +107,7 @@ def must_wait(device: str, reason: str) -> NotReady:
 
 async def check_beside(keeper: Keeper, pods: int, instruments: Instruments) -> tuple[ScrubRecord, ScrubResult]:
     """The fast path's checks of a device that ``pods`` pods are on by grants. It changes and records nothing."""
-    policy = instruments.policy()
+    policy = keeper.policy
     check = instruments.new_id("check")
     record = ScrubRecord(check, keeper.device.id, Path.FAST, Occasion.START, instruments.clock.wall())
     plan = policy.plan(Path.FAST, Occasion.START)

@@ -8,66 +8,56 @@ for a scrub.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 
 from scrubber.domain.assignment import Assignment, Pod, Process
 from scrubber.domain.certify import certify
 from scrubber.domain.device import Device
-from scrubber.domain.errors import Away, BeingReset, DeviceFault, Held, InvalidRequest, LedgerFailure, NotReady
-from scrubber.domain.evidence import Certificate, Finding, Occasion, Outcome, Path, ScrubRecord, Severity, Step
-from scrubber.domain.health import Cause, Health, WayBack
+from scrubber.domain.errors import Held, LedgerFailure, NotReady
+from scrubber.domain.evidence import Certificate, Finding, Occasion, Outcome, Path, ScrubRecord, Step
+from scrubber.domain.health import Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.leftover import PodState, Standing
-from scrubber.domain.policy import Plan
+from scrubber.domain.policy import Enforcement, News, Plan
 from scrubber.domain.record import DeviceRecord, Grant
-from scrubber.domain.recovery import after_findings, after_scrub
-from scrubber.domain.signals import fault_finding, lifetime_findings, snapshot_findings
+from scrubber.domain.recovery import after_scrub, spent
+from scrubber.domain.tally import Attempt
 from scrubber.domain.tending import Act, next_need
 from scrubber.engine import narrate, scrub
-from scrubber.engine.custody import Custody
 from scrubber.engine.finish import to_the_end
 from scrubber.engine.holdup import HoldUp, earlier_pod_lives
 from scrubber.engine.instruments import Instruments
 from scrubber.engine.job import ScrubJob
 from scrubber.engine.lookout import GAP
+from scrubber.engine.neighbourhood import Neighbourhood
 from scrubber.engine.scrub import ScrubResult
 from scrubber.engine.steps.work import Work
 from scrubber.engine.views import DeviceView
+from scrubber.engine.vitals import Vitals
 from scrubber.ports import Change, Event
 
 __all__ = ["Keeper"]
 
-_SILENCE = 15.0
-"""Seconds without any answer about a device after which it counts as unreadable."""
 
-
-class Keeper(Custody):
+class Keeper(Vitals):
     """One device.
 
     Args:
         record: the record as the ledger has it.
-        changed: called after every change that somebody may want to see.
-        still: keeps other devices of the node out of use while it is open (:meth:`Node.still`).
     """
 
     def __init__(
-        self,
-        device: Device,
-        record: DeviceRecord,
-        *,
-        instruments: Instruments,
-        changed: Callable[[], None],
-        still: Callable[[Iterable[str]], AbstractAsyncContextManager[None]],
+        self, device: Device, record: DeviceRecord, *, instruments: Instruments, around: Neighbourhood
     ) -> None:
-        super().__init__(device, record, instruments=instruments, changed=changed)
-        self._still = still
+        super().__init__(device, record, instruments=instruments, around=around)
         self._job: ScrubJob | None = None
         # The last scrub, when the ledger failed at its end.
         self._unrecorded: ScrubRecord | None = None
-        self._silent_since: float | None = None
         self._hold_up: HoldUp | None = None
+        # Whether this device was found to have no way to be reset: then nothing of the breaker's concerns it.
+        self._no_reset = False
 
     @property
     def job(self) -> ScrubJob | None:
@@ -76,7 +66,51 @@ class Keeper(Custody):
 
     @property
     def view(self) -> DeviceView:
-        return DeviceView(self.device, self._record, None if self._job is None else self._job.id)
+        scrub = None if self._job is None else self._job.id
+        record = self._record
+        owed = record.health is Health.QUARANTINED and record.must_reset
+        waits = self._around.fuse.state.resets if owed and self._reset_stopped_until is not None else ""
+        return DeviceView(self.device, record, scrub, offered=self.offered, policy=self.policy, waits=waits)
+
+    @property
+    def offered(self) -> bool:
+        """Whether the kubelet is told that the device is healthy."""
+        record = self._record
+        if record.advertised or record.ordered_out_by_person:
+            return record.advertised
+        policy = self.policy
+        if policy.enforcement is Enforcement.OBSERVE:
+            return True
+        shared = any(grant.assignment is not None and grant.assignment.shares for grant in record.open_grants)
+        return policy.health.news is News.AT_RELEASE and record.hygiene is Hygiene.IN_USE and not shared
+
+    @property
+    def maintenance(self) -> asyncio.Lock:
+        """Held by the one device of the node that is scrubbed for maintenance."""
+        return self._around.maintenance
+
+    @property
+    def _reset_stopped_until(self) -> float | None:
+        plan = self.policy.plan(Path.SLOW, Occasion.RECOVERY, recovering=True, must_reset=self._record.must_reset)
+        return self._around.fuse.stopped_until() if Step.RESET in plan.steps and not self._no_reset else None
+
+    async def reset_stopped_until(self) -> float | None:
+        """Wall-clock seconds before which the breaker lets no recovery reset this device; None where nothing is stopped.
+
+        Raises:
+            DeviceFault, Away: it cannot be said whether the device can be reset at all.
+        """
+        until = self._reset_stopped_until
+        if until is not None:
+            self._no_reset = (await self._instruments.resetter.plan(self.device)).unavailable is not None
+        return None if self._no_reset else until
+
+    @property
+    def withheld(self) -> bool:
+        """Whether an allocation is refused, which fails its pod for good."""
+        return not self._record.advertised and (
+            self._record.ordered_out_by_person or self.policy.enforcement is not Enforcement.OBSERVE
+        )
 
     # -- being looked at -------------------------------------------------------------------------------------------
 
@@ -100,7 +134,7 @@ class Keeper(Custody):
         Args:
             leaving_out: a pod that is not asked about: looking at a pod's processes can mean walking over all there are.
         """
-        instruments, limits = self._instruments, self._instruments.policy().limits
+        instruments, limits = self._instruments, self.policy.limits
         found = []
         for grant in self._record.open_grants:
             if leaving_out is not None and grant.pod == leaving_out:
@@ -129,47 +163,6 @@ class Keeper(Custody):
         if self._hold_up is not None and not self._hold_up.over(now, held=held):
             return self._hold_up.refusal
         return None
-
-    async def look(self) -> tuple[Finding, ...]:
-        """Ask the driver about the device and let its answer count."""
-        try:
-            snapshot = await self._instruments.telemetry.snapshot(self.device)
-            findings = (
-                *snapshot_findings(snapshot, self._instruments.policy()),
-                *lifetime_findings(snapshot, dict(self._record.lifetime)),
-            )
-        except DeviceFault as fault:
-            findings = (fault_finding(Step.HEALTH, fault),)
-        except Away as away:
-            findings = self._silence(away)
-        else:
-            self._silent_since = None
-        await self.report(findings)
-        return findings
-
-    def _silence(self, away: Away) -> tuple[Finding, ...]:
-        """Nobody could be asked, which is not the device's fault; but no data is never healthy for long.
-
-        A device that is kept back for a reset is not silent: the reset has a deadline, and who began it judges it.
-        """
-        if isinstance(away, BeingReset):
-            self._silent_since = None
-            raise away
-        now = self._instruments.clock.monotonic()
-        self._silent_since = now if self._silent_since is None else self._silent_since
-        if now - self._silent_since < _SILENCE:
-            raise away
-        return (Finding(Step.HEALTH, "unreadable", Severity.FAULT, f"No data for {_SILENCE:g} s: {away}"),)
-
-    async def report(self, findings: Iterable[Finding]) -> None:
-        """Let what a look at the device's health found count."""
-        everything = tuple(findings)
-        async with self._lock:
-            now = self._instruments.clock.wall()
-            after = after_findings(self._record, everything, self._instruments.policy(), now)
-            if after is not self._record:
-                after = replace(after, version=self._record.version + 1)
-                await self._commit(Change(events=narrate.health_changed(self._record, after, now)), after)
 
     async def touched(self, seen: DeviceRecord) -> bool:
         """Somebody was found to hold the device although it is granted to nobody: void the certificate; True if so.
@@ -206,9 +199,10 @@ class Keeper(Custody):
                 after = before.intruded(seen=seen)
             faults = tuple(findings)
             if faults:
-                after = after_findings(after, faults, self._instruments.policy(), event.at)
+                after = self._judged(after, faults, event.at)
             after = replace(after, version=before.version + 1)
-            await self._commit_seen(Change(events=(event, *narrate.health_changed(before, after, event.at))), after)
+            with self._leaving(before, after):
+                await self._commit_seen(Change(events=(event, *self._health_events(before, after, event.at))), after)
 
     def attend(self) -> None:
         """The service is awake; told all the while, also while the device is scrubbed."""
@@ -292,24 +286,6 @@ class Keeper(Custody):
             event = Event("grant.named", self._instruments.clock.wall(), self.device.id, fields=fields)
             await self._commit(Change(events=(event,)), self._record.named(assignment, baseline))
 
-    # -- a person's word -------------------------------------------------------------------------------------------
-
-    async def quarantine(self, reason: str, actor: str) -> None:
-        async with self._lock:
-            now = self._instruments.clock.wall()
-            cause = Cause("operator", reason, WayBack.PERSON, now, actor)
-            event = Event("operator.quarantined", now, self.device.id, actor=actor, fields={"reason": reason})
-            await self._commit(Change(events=(event,)), self._record.ordered_out(cause))
-
-    async def unquarantine(self, reason: str, actor: str) -> None:
-        """Raises :class:`InvalidRequest` when the device is not out of service."""
-        async with self._lock:
-            if self._record.health not in (Health.QUARANTINED, Health.CONDEMNED):
-                raise InvalidRequest(f"Device {self.device.id} is {self._record.health.value}, not quarantined.")
-            now = self._instruments.clock.wall()
-            event = Event("operator.released", now, self.device.id, actor=actor, fields={"reason": reason})
-            await self._commit(Change(events=(event,)), self._record.released_by_person(retry_at=now))
-
     # -- scrubbing -------------------------------------------------------------------------------------------------
 
     async def start_scrub(
@@ -322,7 +298,8 @@ class Keeper(Custody):
             recover: the device leaves quarantine for it, by way of a reset if its cause needs one.
 
         Raises:
-            NotReady: the device was granted or left quarantine meanwhile, or its last scrub is not off the record yet.
+            NotReady: the device was granted or left quarantine meanwhile, its last scrub is not off the record yet, or it
+                would be reset and the breaker is open.
             LedgerFailure: that it starts cannot be recorded, so it does not start.
         """
         async with self._lock:
@@ -333,18 +310,21 @@ class Keeper(Custody):
                     f"Device {self.device.id} is {self._record.state} and cannot be scrubbed at this moment.",
                     public=f"Device {self.device.id} is {self._record.state}. The start is tried again.",
                 )
-            instruments, policy = self._instruments, self._instruments.policy()
+            instruments, policy = self._instruments, self.policy
             now = instruments.clock.wall()
             record = self._record
+            plan = policy.plan(Path.SLOW, occasion, recovering=recover, must_reset=recover and record.must_reset)
+            resets = recover and Step.RESET in plan.steps and not self._no_reset
             if recover:
-                record = record.recovery_started()
+                await self._be_worth_an_attempt(now)
+                record = record.recovery_started(Attempt(now, resets))
             after = replace(record.scrub_started(), version=self._record.version + 1)
             started = ScrubRecord(instruments.new_id("scrub"), self.device.id, Path.SLOW, occasion, now, actor=actor)
-            events = (*narrate.health_changed(self._record, after, now), narrate.scrub_started(started))
-            plan = policy.plan(Path.SLOW, occasion, recovering=recover, must_reset=recover and after.must_reset)
+            events = (*self._health_events(self._record, after, now), narrate.scrub_started(started))
 
             async def store_and_begin() -> ScrubJob:
-                await self._commit(Change(scrubs=(started,), events=events), after)
+                with self._around.fuse.reset(self.device.id) if resets else nullcontext():
+                    await self._commit(Change(scrubs=(started,), events=events), after)
                 job = ScrubJob(started)
                 work = self._work(job, plan=plan, record=after, asking=asking)
                 self._job = job
@@ -355,12 +335,21 @@ class Keeper(Custody):
             # A caller that is cancelled stops waiting; what it started goes on.
             return await to_the_end(store_and_begin())
 
+    async def _be_worth_an_attempt(self, now: float) -> None:
+        """Raises :class:`NotReady` once the device has none left: then it is condemned, or rests."""
+        left = spent(self._record, self.policy, now)
+        if left is self._record:
+            return
+        left = replace(left, version=self._record.version + 1)
+        await self._commit(Change(events=self._health_events(self._record, left, now)), left)
+        raise NotReady(f"Device {self.device.id}: {left.cause.sentence if left.cause else left.state}", code="spent")
+
     def _may_start(self, *, recover: bool) -> bool:
         """Whether what the caller saw before it had the lock still holds."""
         if self._retired or self._record.hygiene not in (Hygiene.DIRTY, Hygiene.CLEAN):
             return False
         # A person's quarantine may have come while the caller waited: that one no machine lifts.
-        need = next_need(self._record, self._instruments.policy(), self._instruments.identity)
+        need = next_need(self._record, self.policy, self._instruments.identity)
         return not recover or need.act is Act.RECOVER
 
     def _work(self, job: ScrubJob, *, plan: Plan, record: DeviceRecord, asking: Pod | None) -> Work:
@@ -369,12 +358,12 @@ class Keeper(Custody):
             device=self.device,
             record=record,
             plan=plan,
-            policy=self._instruments.policy(),
+            policy=self.policy,
             instruments=self._instruments,
             standings=lambda: self.standings(asking),
             urgent=lambda: job.urgent,
             progress=job.progress,
-            still=self._still,
+            still=self._around.still,
         )
 
     async def _perform(self, job: ScrubJob, work: Work) -> None:
@@ -423,11 +412,13 @@ class Keeper(Custody):
             else:
                 hygiene = self._record.scrub_ended()
             self._hold_up = HoldUp.after(finished, self._hold_up, instruments.clock.monotonic())
-            after = after_scrub(hygiene, result.outcome, result.findings, policy, now)
+            hygiene = hygiene.listing_xids(()) if result.was_reset else hygiene
+            self._no_reset = result.reset_missing or (self._no_reset and not result.was_reset)
+            after = after_scrub(hygiene, result.outcome, result.findings, policy, now, reset=result.reset_tried)
             after = replace(after, version=self._record.version + 1)
             events = (
                 *narrate.scrub_finished(finished, certificate),
-                *narrate.health_changed(self._record, after, now, job.id),
+                *self._health_events(self._record, after, now, job.id),
             )
             certificates = () if certificate is None else (certificate,)
             await self._commit(Change(scrubs=(finished,), certificates=certificates, events=events), after)
@@ -436,7 +427,7 @@ class Keeper(Custody):
 
     async def check(self, occasion: Occasion, actor: str = "service") -> tuple[ScrubRecord, ScrubResult]:
         """The fast path: checks only. It changes nothing about the device, and records nothing."""
-        instruments, policy = self._instruments, self._instruments.policy()
+        instruments, policy = self._instruments, self.policy
         record = ScrubRecord(
             instruments.new_id("check"), self.device.id, Path.FAST, occasion, instruments.clock.wall(), actor=actor
         )
@@ -465,11 +456,11 @@ class Keeper(Custody):
             if after.hygiene is Hygiene.SCRUBBING:
                 after = after.scrub_ended()
             if after.health is Health.RECOVERING:
-                after = after.recovery_failed(retry_at=now, counts=False)
+                after = after.recovery_failed(retry_at=now)
             if after is not self._record:
                 scrubs = () if self._unrecorded is None else (self._unrecorded,)
                 ended = (event for scrub in scrubs for event in narrate.scrub_finished(scrub, None))
-                events = (*ended, *narrate.health_changed(self._record, after, now))
+                events = (*ended, *self._health_events(self._record, after, now))
                 after = replace(after, version=self._record.version + 1)
                 await self._commit(Change(scrubs=scrubs, events=events), after)
                 self._unrecorded = None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from scrubber.domain.evidence import Certificate, Outcome, ScrubRecord, Step, Verdict
+from scrubber.domain.evidence import Certificate, Finding, Outcome, ScrubRecord, Step, Verdict
 from scrubber.domain.health import Health
 from scrubber.domain.record import DeviceRecord, Grant
 from scrubber.ports import Event
 
-__all__ = ["granted", "health_changed", "scrub_finished", "scrub_started"]
+__all__ = ["granted", "health_changed", "scrub_finished", "scrub_started", "signal"]
 
 _HEALTH_EVENTS = {
     Health.HEALTHY: "health.healthy",
@@ -32,10 +32,21 @@ def health_changed(
     fields: dict[str, str | int | float | bool | None] = {}
     if after.cause is not None:
         fields = {"cause": after.cause.code, "sentence": after.cause.sentence, "way_back": after.cause.way_back.value}
+    if len(after.strikes) and after.strikes[-1:] != before.strikes[-1:]:
+        fields["tenant_namespace"] = after.strikes[-1].tenant
     name = _HEALTH_EVENTS[after.health]
     if before.health is Health.RECOVERING and after.health is Health.QUARANTINED:
         name = "health.recovery-failed"
     return (Event(name, now, after.device, scrub, fields=fields),)
+
+
+def signal(finding: Finding, tenant: str | None, device: str, now: float) -> Event:
+    """XIDs of one code that came since they were last told of."""
+    told = finding.evidence
+    fields = {"code": finding.code, "class": told["class"], "new": told["new"], "total": told["count"]}
+    return Event(
+        "health.signal", now, device, fields={**fields, "tenant_namespace": tenant, "sentence": finding.sentence}
+    )
 
 
 def scrub_started(scrub: ScrubRecord) -> Event:

@@ -12,21 +12,23 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import TypeAlias
 
-from scrubber.domain.assignment import Reading
+from scrubber.domain.assignment import Pod, Reading
 from scrubber.domain.device import Device, find_device
 from scrubber.domain.errors import Held, InvalidRequest, LedgerFailure, NotReady, Quarantined, ScrubberError
 from scrubber.domain.evidence import Finding, Occasion, Path, Severity, Step
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.leftover import PodState
-from scrubber.domain.policy import Enforcement
 from scrubber.domain.record import DeviceRecord, Grant
 from scrubber.domain.reset import ResetPlan
 from scrubber.domain.resources import LONGEST_NAME, MOST_RESOURCES, Announced, Meaning
 from scrubber.domain.sharing import SHARED
 from scrubber.engine.board import Board
+from scrubber.engine.breaker import Fuse
 from scrubber.engine.handing import Handing
 from scrubber.engine.instruments import Instruments
 from scrubber.engine.keeper import Keeper
+from scrubber.engine.neighbourhood import Neighbourhood
+from scrubber.engine.notices import Refusals, out_of_service
 from scrubber.engine.readiness import Wanted
 from scrubber.engine.views import DeviceView, Granted, HandOverCall, NodeView, ScrubNews, ServiceView
 from scrubber.ports import Event, HistoryEntry, HistoryQuery
@@ -58,7 +60,15 @@ class Node:
         self._ready = False
         self._undelivered: dict[_Key, tuple[Granted, ...]] = {}
         self._announced = Announced()
-        self._named: set[str] = set()
+        self._named: dict[str, set[str]] = {}
+        self._refusals = Refusals(instruments.clock)
+        self._around = Neighbourhood(
+            changed=self._show,
+            still=self.still,
+            resources=self.resources_of,
+            records=self._records,
+            fuse=Fuse(self._records, instruments),
+        )
         self.gone: dict[str, DeviceRecord] = {}
         self.notice = asyncio.Event()
         self.inventory_changed = asyncio.Event()
@@ -85,7 +95,29 @@ class Node:
             for grant in keeper.record.open_grants
             if grant.assignment is not None and grant.exception != "adopted"
         }
-        return frozenset((self._announced.resources.keys() | self._named | given) - {""})
+        return frozenset((self._announced.resources.keys() | self._named.keys() | given) - {""})
+
+    def resources_of(self, device: str) -> frozenset[str]:
+        """Resources under which the device is handed out, as far as a plugin, a start or the record says."""
+        said = {
+            resource
+            for resource, meanings in self._announced.resources.items()
+            if any(each.device == device for each in meanings.values())
+        }
+        said |= {resource for resource, devices in self._named.items() if device in devices}
+        keeper = self._keepers.get(device)
+        last = None if keeper is None else keeper.record.last_grant
+        if not said and last is not None and last.assignment is not None and last.exception != "adopted":
+            said.add(last.assignment.resource)
+        return frozenset(said - {""})
+
+    @property
+    def fuse(self) -> Fuse:
+        """The breaker."""
+        return self._around.fuse
+
+    def _records(self) -> list[DeviceRecord]:
+        return [keeper.record for keeper in self._keepers.values()]
 
     def meaning(self, resource: str, listed: str) -> Meaning | None:
         """The device that ``resource`` calls ``listed``, and whether that is a share of it; None when it is none of ours."""
@@ -94,7 +126,7 @@ class Node:
     def keeper(self, device: Device, record: DeviceRecord) -> Keeper:
         """Make the keeper of ``device``, whose ``record`` is as the ledger has it. Nobody else sees it before :meth:`add`."""
         self._expected.add(device.id)
-        return Keeper(device, record, instruments=self._instruments, changed=self._show, still=self.still)
+        return Keeper(device, record, instruments=self._instruments, around=self._around)
 
     def add(self, keeper: Keeper) -> None:
         """Hand the device out, scrub it and show it from now on."""
@@ -138,13 +170,19 @@ class Node:
         left = [keeper for device, keeper in self._keepers.items() if device in self._leaving]
         if any(keeper.record.hygiene is not Hygiene.IN_USE and keeper.job is None for keeper in left):
             self.inventory_changed.set()
-        info = self._info()
+        info, views = self._info(), tuple(keeper.view for keeper in self._ordered)
         self._board.show(
-            tuple(keeper.view for keeper in self._ordered),
+            views,
             ready=self._ready,
             ledger=info.ledger,
             envvar_refused=info.policy.envvar_refused,
+            notices=(*self._refusals.notices(info.policy.stuck), *out_of_service(views)),
         )
+
+    def settle_notices(self, reading: Reading) -> None:
+        """Forget pods that are no longer there, and show whom time has made worth telling of."""
+        self._refusals.settle(reading)
+        self._show()
 
     def open_grants(self) -> Iterable[Grant]:
         """All grants whose pods still matter, and each device's last one."""
@@ -167,20 +205,21 @@ class Node:
         return await self._board.changed(since)
 
     def info(self) -> ServiceView:
-        return self._info()
+        return replace(self._info(), breaker=self.fuse.state.felt)
 
     async def history(self, query: HistoryQuery) -> Sequence[HistoryEntry]:
         return await self._instruments.ledger.history(query)
 
     async def announce(self, resource: str, offers: Mapping[str, str]) -> None:
         self._announced = self._announced.announce(resource, offers, self.known)
+        if self._instruments.policy().overrides:
+            self.policy_changed()
 
     async def reserve(self, devices: Sequence[str], resource: str = "") -> tuple[str, ...]:
         self._be_ready()
         keepers = [each.keeper for each in self._resolve(resource, devices)]
-        observing = self._instruments.policy().enforcement is Enforcement.OBSERVE
         for keeper in keepers:
-            if not keeper.record.advertised and not observing:
+            if keeper.withheld:
                 raise Quarantined(f"Device {keeper.device.id}: out of service.", public=keeper.view.refusal)
         for keeper in keepers:
             keeper.note_allocated()
@@ -202,6 +241,7 @@ class Node:
                     each.keeper.note_allocated()
             again = await self._same_answer(wanted)
             if again is not None:
+                self._waits_no_more(wanted, call.resource)
                 return again
             self.track()
             handing = Handing(
@@ -213,13 +253,18 @@ class Node:
                 deadline=began + wait,
             )
             try:
-                return await handing.run()
+                granted = await handing.run()
             except asyncio.CancelledError:
                 if handing.granted is not None:
                     self._undelivered[_key(wanted)] = handing.granted
                 raise
+            except ScrubberError as refusal:
+                self._refusals.refused(self._asking(wanted, call.resource), [each.device for each in wanted], refusal)
+                raise
             finally:
                 self.track()
+            self._waits_no_more(wanted, call.resource)
+            return granted
         except ScrubberError as refusal:
             self._show()
             seconds = round(instruments.clock.monotonic() - began, 6)
@@ -230,6 +275,17 @@ class Node:
             }
             instruments.journal.tell([Event("handover.refused", instruments.clock.wall(), only, fields=fields)])
             raise
+
+    def _waits_no_more(self, wanted: Sequence[Wanted], resource: str) -> None:
+        if self._refusals.granted(self._asking(wanted, resource), [each.device for each in wanted]):
+            self._show()
+
+    def _asking(self, wanted: Sequence[Wanted], resource: str) -> set[Pod]:
+        """The pod that a start is of, if the kubelet's list says so for certain."""
+        reading = self._instruments.pods.reading
+        assignments = [reading.assignment_of(each.device, each.shares, resource=resource) for each in wanted]
+        pods = {None if each is None else each.pod for each in assignments}
+        return {pod for pod in pods if pod is not None and pod.uid is not None} if len(pods) == 1 else set()
 
     def _be_ready(self) -> None:
         if not self._ready:
@@ -316,6 +372,13 @@ class Node:
         await keeper.unquarantine(reason, actor)
         return keeper.view
 
+    async def break_glass(self, device: str, seconds: float, reason: str, actor: str) -> DeviceView:
+        keeper = self._find(device)
+        if not reason.strip():
+            raise InvalidRequest("Breaking the glass needs a reason; it goes into the audit.")
+        await keeper.break_glass(seconds, reason, actor)
+        return keeper.view
+
     def _find(self, wanted: str) -> Keeper:
         return self._keepers[find_device((keeper.device for keeper in self._keepers.values()), wanted).id]
 
@@ -339,8 +402,8 @@ class Node:
                 asked.setdefault(meaning.device, {})[id_] = meaning
         if any(len(found) > 1 and not all(each.share for each in found.values()) for found in asked.values()):
             raise InvalidRequest("The request names a device twice.")
-        if 0 < len(resource) <= LONGEST_NAME and len(self._named) < MOST_RESOURCES:
-            self._named.add(resource)
+        if 0 < len(resource) <= LONGEST_NAME and (resource in self._named or len(self._named) < MOST_RESOURCES):
+            self._named.setdefault(resource, set()).update(asked)
         return [
             Wanted(self._keepers[device], frozenset(found), share=all(each.share for each in found.values()))
             for device, found in sorted(asked.items())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from scrubber.domain.admission import Answer, Decision, may_be_handed_over
+from scrubber.domain.admission import Answer, Decision, may_be_handed_over, unjudged
 from scrubber.domain.assignment import Assignment, Pod, Reading, Trust
 from scrubber.domain.errors import DeviceFault, NotReady, Quarantined, ScrubberError
 from scrubber.domain.evidence import Finding, Occasion, Outcome, ScrubRecord, Severity, Step
@@ -13,7 +13,7 @@ from scrubber.domain.handover import HandOver, judge
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.leftover import PodState
 from scrubber.domain.policy import Enforcement
-from scrubber.domain.record import DeviceRecord
+from scrubber.domain.record import UNJUDGED, DeviceRecord
 from scrubber.domain.sharing import SHARED, Beside
 from scrubber.domain.signals import fault_finding
 from scrubber.domain.using import Use
@@ -130,7 +130,7 @@ class Readiness:
 
     async def _try(self, reading: Reading) -> Ready | ScrubberError | None:
         """One round: ready, the refusal to give if time is up now, or None when something moved: look again at once."""
-        policy, wanted = self._instruments.policy(), self._wanted
+        policy, wanted = self._wanted.keeper.policy, self._wanted
         keeper, device, share = wanted.keeper, wanted.device, wanted.shares
         record = keeper.record
         certain = reading.assignment_of(device, share, resource=self._resource)
@@ -177,15 +177,15 @@ class Readiness:
             if company.verdict.answer is Beside.JOIN:
                 decision = Decision(Answer.GO_BY_EXCEPTION, company.verdict.reason, exception=SHARED)
             elif company.verdict.answer is Beside.WAIT and observing:
-                decision = _observed(company.verdict.reason)
+                decision = _observed(record, company.verdict.reason)
             elif company.verdict.answer is Beside.WAIT:
                 return must_wait(device, company.verdict.reason)
-        if decision.exception not in ("observe", SHARED):
+        if decision.exception not in (*UNJUDGED, SHARED):
             if not decision.go:
                 return await self._scrub(keeper, record, asking)
             others = await self._other_pods(keeper, asking) - {PodState.OVER}
             if others and observing:
-                decision = _observed("an earlier pod is not over")
+                decision = _observed(record, "an earlier pod is not over")
             elif PodState.LIVING in others:
                 return await keeper.obstacle(asking)
             elif others:
@@ -195,7 +195,7 @@ class Readiness:
         else:
             check, result = await keeper.check(Occasion.START)
         if result.outcome is not Outcome.PASSED and observing:
-            decision = _observed("its checks found something")
+            decision = _observed(record, "its checks found something")
         elif result.outcome is not Outcome.PASSED and decision.exception == SHARED:
             return await self._after_failed_joining(keeper, result.findings)
         elif result.outcome is not Outcome.PASSED:
@@ -251,7 +251,7 @@ class Readiness:
             self._ghost_since = None
             return False
         self._ghost_since = now if self._ghost_since is None else self._ghost_since
-        return now - self._ghost_since >= self._instruments.policy().limits.settle
+        return now - self._ghost_since >= keeper.policy.limits.settle
 
     async def _after_failed_joining(self, keeper: Keeper, findings: Sequence[Finding]) -> ScrubberError | None:
         """A fault quarantines; whatever else is off cannot be put right while others are on the device."""
@@ -293,9 +293,9 @@ class Readiness:
         return await self._join(keeper, asking)
 
 
-def _observed(reason: str) -> Decision:
+def _observed(record: DeviceRecord, reason: str) -> Decision:
     """What would have been refused, and is not."""
-    return Decision(Answer.GO_BY_EXCEPTION, reason, exception="observe")
+    return Decision(Answer.GO_BY_EXCEPTION, reason, exception=unjudged(record))
 
 
 def _warns(findings: Iterable[Finding]) -> bool:

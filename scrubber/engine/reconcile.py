@@ -90,7 +90,7 @@ async def _adopt_if_used(keeper: Keeper, asked: frozenset[Pod], instruments: Ins
 
     An orphaned eraser holds its device too: it is ended first, or left for the scrub to deal with.
     """
-    limits = instruments.policy().limits
+    limits = keeper.policy.limits
     orphan = await instruments.eraser.orphan(keeper.device)
     if orphan is not None:
         ended = await instruments.eraser.end_orphan(keeper.device, limits.question * 5)

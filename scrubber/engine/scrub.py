@@ -52,6 +52,20 @@ class ScrubResult:
         return tuple(finding for step in self.steps for finding in step.findings)
 
     @property
+    def reset_tried(self) -> bool:
+        """Whether the device was reset, or that was begun."""
+        resets = (step for step in self.steps if step.step is Step.RESET)
+        return any(
+            step.verdict is Verdict.PASSED or any(finding.code == "reset-failed" for finding in step.findings)
+            for step in resets
+        )
+
+    @property
+    def reset_missing(self) -> bool:
+        """Whether there is no way to reset the device here."""
+        return any(finding.code == "reset-unavailable" for finding in self.findings)
+
+    @property
     def was_reset(self) -> bool:
         return any(step.step is Step.RESET and step.verdict is Verdict.PASSED for step in self.steps)
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 
 from scrubber.domain.errors import DeviceFault, ScrubberError
-from scrubber.domain.evidence import Occasion, Severity
+from scrubber.domain.evidence import Occasion
 from scrubber.domain.health import WayBack
+from scrubber.domain.hygiene import Hygiene
+from scrubber.domain.policy import Policy
+from scrubber.domain.recovery import stands
+from scrubber.domain.tally import DAY
 from scrubber.domain.tending import Act, next_need
 from scrubber.engine.instruments import Instruments
 from scrubber.engine.keeper import Keeper
@@ -16,6 +21,8 @@ from scrubber.engine.watch import quarantine_unreadable
 __all__ = ["tend", "tend_all"]
 
 _PAUSE_FIRST, _PAUSE_LAST = 0.2, 5.0
+_BREAKER_EVERY = 60.0
+"""Seconds between two looks at whether the breaker lets a reset through: a policy may allow more meanwhile."""
 
 
 async def tend_all(node: Node, *, instruments: Instruments) -> None:
@@ -51,29 +58,37 @@ async def tend(keeper: Keeper, *, instruments: Instruments, occasion: Occasion) 
         if job is not None:
             await job.over()
             continue
-        need = next_need(keeper.record, instruments.policy(), instruments.identity)
         now = instruments.clock.wall()
+        need = next_need(keeper.record, keeper.policy, instruments.identity, now=now)
         if need.act is Act.NOTHING:
             await keeper.wake.wait()
             pause = _PAUSE_FIRST
             continue
-        if need.due is not None and need.due > now:
-            # A clock that was set back must not keep a device waiting for the future.
-            longest = max(instruments.policy().recovery.backoff_max, instruments.policy().recovery.probation_interval)
-            if need.due - now <= longest:
-                await _sleep(keeper, instruments, need.due - now)
-                continue
+        if need.due is not None and 0 < need.due - now <= _longest(keeper.policy):
+            await _sleep(keeper, instruments, need.due - now)
+            continue
+        if need.act is Act.VERIFY and keeper.maintenance.locked():
+            await _sleep(keeper, instruments, _PAUSE_LAST)
+            continue
         try:
             if need.act is Act.SETTLE:
                 await keeper.settle()
                 continue
+            until = await keeper.reset_stopped_until() if need.act is Act.RECOVER else None
+            if until is not None and until > now:
+                await _sleep(keeper, instruments, min(until - now, _BREAKER_EVERY))
+                continue
             await instruments.pods.refresh()
-            if not await _held_up(keeper, need.act) and not await _condition_stands(keeper, instruments, need.act):
-                recover = need.act is Act.RECOVER
-                why = occasion if need.act is Act.SCRUB else Occasion.RECOVERY
-                started = await keeper.start_scrub(why, asking=keeper.waiting, recover=recover)
-                before = keeper.record.version
-                await started.over()
+            if not await _held_up(keeper, need.act) and not await _condition_stands(keeper, need.act):
+                async with keeper.maintenance if need.act is Act.VERIFY else nullcontext():
+                    if need.act is Act.VERIFY and not _still_due(keeper, instruments):
+                        continue
+                    recover = need.act is Act.RECOVER
+                    void = Occasion.VOID if keeper.record.hygiene is Hygiene.CLEAN else occasion
+                    why = {Act.SCRUB: void, Act.VERIFY: Occasion.SCHEDULE}.get(need.act, Occasion.RECOVERY)
+                    started = await keeper.start_scrub(why, asking=keeper.waiting, recover=recover)
+                    before = keeper.record.version
+                    await started.over()
                 occasion = Occasion.RELEASE
                 if keeper.record.version > before and keeper.record.certificate is not None:
                     pause = _PAUSE_FIRST
@@ -86,6 +101,13 @@ async def tend(keeper: Keeper, *, instruments: Instruments, occasion: Occasion) 
         keeper.wake.clear()
         await _sleep(keeper, instruments, pause)
         pause = min(_PAUSE_LAST, pause * 2)
+
+
+def _still_due(keeper: Keeper, instruments: Instruments) -> bool:
+    """Whether a device that waited for its turn is still to be verified: the hours may be over, or it needs something else."""
+    now = instruments.clock.wall()
+    need = next_need(keeper.record, keeper.policy, instruments.identity, now=now)
+    return need.act is Act.VERIFY and need.due is not None and need.due <= now
 
 
 async def _sleep(keeper: Keeper, instruments: Instruments, seconds: float) -> None:
@@ -111,10 +133,15 @@ async def _held_up(keeper: Keeper, act: Act) -> bool:
         raise
 
 
-async def _condition_stands(keeper: Keeper, instruments: Instruments, act: Act) -> bool:
+async def _condition_stands(keeper: Keeper, act: Act) -> bool:
     """For a cause that has to end by itself: whether it still stands. Waiting for it costs no attempt."""
     cause = keeper.record.cause
     if act is not Act.RECOVER or cause is None or cause.way_back is not WayBack.WAIT:
         return False
-    findings = await keeper.look()
-    return any(finding.severity is Severity.FAULT for finding in findings)
+    return stands(keeper.record, await keeper.look())
+
+
+def _longest(policy: Policy) -> float:
+    """Beyond this (seconds) nothing is ever due: a clock was set back, and a device must not wait for the future."""
+    rule, again = policy.recovery, policy.maintenance.every or 0.0
+    return max(rule.backoff_max, rule.probation_interval, again + DAY)

@@ -137,7 +137,7 @@ async def _unannounced(keeper: Keeper, users: Iterable[_User], instruments: Inst
 
 
 async def _strangers(keeper: Keeper, users: Iterable[_User], instruments: Instruments) -> None:
-    policy = instruments.policy()
+    policy = keeper.policy
     for user in users:
         device, findings = keeper.device.id, _faults(user, policy, instruments.pods.reading)
         # What was proved is void at once, whether or not the like of it was told within the minute.

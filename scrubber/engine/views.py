@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from scrubber.domain.assignment import Pod
+from scrubber.domain.breaker import Breaker
 from scrubber.domain.device import Device, NodeIdentity
 from scrubber.domain.evidence import Certificate, Path, ScrubRecord, Step
 from scrubber.domain.handover import HandOver
@@ -19,6 +21,7 @@ __all__ = [
     "Granted",
     "HandOverCall",
     "NodeView",
+    "PodNotice",
     "ScrubNews",
     "Service",
     "ServiceView",
@@ -27,21 +30,51 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class DeviceView:
-    """One device as it is now. ``scrub`` is the id of the scrub under way."""
+    """One device as it is now.
+
+    Attributes:
+        scrub: id of the scrub under way.
+        offered: whether the kubelet is told that it is healthy.
+        policy: this device's.
+        waits: why its way back stands still, beyond its cause; empty otherwise.
+    """
 
     device: Device
     record: DeviceRecord
     scrub: str | None = None
+    offered: bool = True
+    policy: Policy = field(default_factory=Policy)
+    waits: str = ""
 
     @property
     def refusal(self) -> str:
-        """What a pod's status may say about the device; empty while it is advertised. Names no tenant."""
+        """What a pod's status may say about the device; empty while it is in service. Names no tenant."""
         if self.record.advertised:
             return ""
         cause = self.record.cause
         why = f" ({cause.code})" if cause is not None else ""
         way = f" {cause.return_sentence}" if cause is not None else ""
-        return f"Device {self.device.id} is {self.record.health.value}{why}.{way}"
+        waits = f" {self.waits}" if self.waits else ""
+        return f"Device {self.device.id} is {self.record.health.value}{why}.{way}{waits}"
+
+
+@dataclass(frozen=True, slots=True)
+class PodNotice:
+    """What a pod's owner should be told.
+
+    Attributes:
+        reason: in one CamelCase word: ``GpuNotHandedOver``, ``GpuOutOfService``.
+        sentence: names devices, states and scrubs, and no other tenant.
+        since: wall-clock seconds.
+        evict: the policy wants the pod evicted.
+    """
+
+    pod: Pod
+    devices: tuple[str, ...]
+    reason: str
+    sentence: str
+    since: float
+    evict: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +86,7 @@ class NodeView:
         epoch: changes with every start of the service.
         ledger: ``"ok"``, or the sentence why nothing is handed over.
         envvar_refused: the policy refuses devices that are announced to a runtime by an environment variable.
+        notices: what owners of pods should be told.
     """
 
     version: int
@@ -61,6 +95,7 @@ class NodeView:
     epoch: str
     ledger: str = "ok"
     envvar_refused: bool = False
+    notices: tuple[PodNotice, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +147,7 @@ class ServiceView:
     policy: Policy
     ledger: str
     epoch: str
+    breaker: Breaker = field(default_factory=Breaker)
 
 
 class Service(Protocol):
@@ -176,5 +212,13 @@ class Service(Protocol):
     async def quarantine(self, device: str, reason: str, actor: str) -> DeviceView: ...
 
     async def unquarantine(self, device: str, reason: str, actor: str) -> DeviceView: ...
+
+    async def break_glass(self, device: str, seconds: float, reason: str, actor: str) -> DeviceView:
+        """Have the device handed out for ``seconds`` whatever is known of it; 0 ends that.
+
+        Raises:
+            InvalidRequest: no such device, or no reason.
+            Refused: a time that the policy does not allow, nothing to end, or a device that a person took out.
+        """
 
     async def history(self, query: HistoryQuery) -> Sequence[HistoryEntry]: ...

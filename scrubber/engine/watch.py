@@ -21,6 +21,10 @@ from scrubber.ports import Event, Inventory
 __all__ = ["follow_signals", "quarantine_unreadable", "quietly", "watch_health", "watch_inventory", "watch_pods"]
 
 
+_LOOKS_APART = 0.05
+"""Seconds between two looks at a device whose driver goes on reporting."""
+
+
 async def follow_signals(node: Node, *, instruments: Instruments) -> None:
     """Look at a device as soon as the driver says that something happened to it; one look at a time per device."""
     looking: set[str] = set()
@@ -28,12 +32,13 @@ async def follow_signals(node: Node, *, instruments: Instruments) -> None:
 
     async def look(keeper: Keeper) -> None:
         device = keeper.device.id
-        looking.add(device)
         try:
             again.add(device)
             while device in again:
                 again.discard(device)
                 await quietly(keeper, keeper.look)
+                # A driver that does not stop reporting must not have us do nothing else.
+                await instruments.clock.sleep(_LOOKS_APART)
         finally:
             looking.discard(device)
 
@@ -41,19 +46,26 @@ async def follow_signals(node: Node, *, instruments: Instruments) -> None:
         async for signal in instruments.telemetry.signals():
             if signal.device is None:
                 node.inventory_changed.set()
-            for keeper in list(node.keepers.values()):
-                if signal.device not in (None, keeper.device.id):
-                    continue
+            for keeper in _concerned(node, signal.device):
                 if keeper.device.id in looking:
                     again.add(keeper.device.id)
                 else:
+                    # Here, and not in the task: signals that wait already are taken in before it runs.
+                    looking.add(keeper.device.id)
                     group.create_task(look(keeper), name=f"look {keeper.device.id}")
+
+
+def _concerned(node: Node, device: str | None) -> list[Keeper]:
+    if device is None:
+        return list(node.keepers.values())
+    return [node.keepers[device]] if device in node.keepers else []
 
 
 async def watch_health(node: Node, *, instruments: Instruments, interval: float) -> None:
     """Compare snapshots on a period: signals are edges and can be missed. A hung device delays no other."""
     while True:
-        await asyncio.gather(*(quietly(keeper, keeper.look) for keeper in list(node.keepers.values())))
+        keepers = list(node.keepers.values())
+        await asyncio.gather(*(quietly(keeper, keeper.look) for keeper in keepers))
         await instruments.clock.sleep(interval)
 
 
@@ -80,6 +92,7 @@ async def watch_pods(node: Node, *, instruments: Instruments, interval: float) -
             told = await _tell_foreign(node, reading, told, instruments)
         looks = [quietly(keeper, partial(_look_at_pods, keeper, reading, instruments)) for keeper in keepers]
         await asyncio.gather(*looks)
+        node.settle_notices(reading)
         try:
             async with instruments.clock.timeout(interval):
                 await node.notice.wait()
@@ -129,6 +142,7 @@ async def _tell_foreign(
 
 
 async def _look_at_pods(keeper: Keeper, reading: Reading, instruments: Instruments) -> None:
+    await keeper.mend_glass()
     await _name_last_grant(keeper, reading, instruments)
     record = keeper.record
     if record.hygiene is Hygiene.IN_USE and await _given_back(keeper, instruments):

@@ -27,8 +27,12 @@ recovery:
   backoff-initial: 100ms
   backoff-max: 400ms
   attempts: 1000
+  attempts-per-day: 64
+  resets-per-day: 64
   probation-scrubs: 1
   probation-interval: 50ms
+breaker:
+  resets: 10000
 """
 TIMINGS = replace(quick_kubelet(0.05), pre_start_retry=(0.3, 0.5), exit_noticed=(0.0, 0.05))
 

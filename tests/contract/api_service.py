@@ -6,16 +6,19 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 
+from scrubber.domain.breaker import Breaker
 from scrubber.domain.device import Access, AccessKind, Device, NodeIdentity
 from scrubber.domain.evidence import Certificate, Occasion, Outcome, Path, ScrubRecord, Step
 from scrubber.domain.handover import HandOver
 from scrubber.domain.policy import Policy
-from scrubber.domain.record import DeviceRecord
+from scrubber.domain.record import DeviceRecord, Glass
 from scrubber.domain.reset import ResetPlan
-from scrubber.engine.views import DeviceView, Granted, HandOverCall, NodeView, ScrubNews, ServiceView
+from scrubber.engine.views import DeviceView, Granted, HandOverCall, NodeView, PodNotice, ScrubNews, ServiceView
 from scrubber.ports import Event, HistoryEntry, HistoryQuery, Progress
 
 IDENTITY = NodeIdentity(node="node-1", boot="boot-1", driver="sim-1")
+
+POLICY = Policy(digest="d1")
 
 CERTIFICATE = Certificate(
     id="cert-1",
@@ -48,6 +51,11 @@ def device(index: int) -> Device:
     )
 
 
+def of_record(of: Device, record: DeviceRecord) -> DeviceView:
+    """``of`` as the engine shows it while nothing but its record decides what the kubelet is told."""
+    return DeviceView(of, record, offered=record.advertised, policy=POLICY)
+
+
 class FakeNode:
     """A :class:`scrubber.engine.views.Service`.
 
@@ -58,17 +66,19 @@ class FakeNode:
         cancelled: set once a hand-over that waited was cancelled.
         asked: what was asked, in order.
         plan: the answer to a question for a reset plan.
+        breaker: what the service no longer does by itself.
     """
 
     def __init__(self, devices: int = 2) -> None:
         self._view = NodeView(
             version=1,
-            devices=tuple(DeviceView(device(n), DeviceRecord(f"GPU-a{n}")) for n in range(devices)),
+            devices=tuple(of_record(device(n), DeviceRecord(f"GPU-a{n}")) for n in range(devices)),
             ready=True,
             epoch="epoch-1",
         )
         self._news = asyncio.Condition()
         self.ledger = "ok"
+        self.breaker = Breaker()
         self.failure: Exception | None = None
         self.busy = asyncio.Event()
         self.busy.set()
@@ -78,10 +88,12 @@ class FakeNode:
         self.past: list[HistoryEntry] = []
         self.plan = ResetPlan("GPU-a0", "a test", ())
 
-    async def show(self, *, ready: bool | None = None, **records: DeviceRecord) -> int:
+    async def show(
+        self, *, ready: bool | None = None, notices: tuple[PodNotice, ...] | None = None, **records: DeviceRecord
+    ) -> int:
         """Replace records by device index (``d0=…``), make a new version of the view, and answer its number."""
         devices = tuple(
-            replace(each, record=records.get(f"d{each.device.index}", each.record)) for each in self._view.devices
+            of_record(each.device, records.get(f"d{each.device.index}", each.record)) for each in self._view.devices
         )
         async with self._news:
             self._view = replace(
@@ -89,6 +101,7 @@ class FakeNode:
                 version=self._view.version + 1,
                 devices=devices,
                 ready=self._view.ready if ready is None else ready,
+                notices=self._view.notices if notices is None else notices,
             )
             self._news.notify_all()
         return self._view.version
@@ -105,7 +118,7 @@ class FakeNode:
             return self._view
 
     def info(self) -> ServiceView:
-        return ServiceView("0.1.0", "sim", IDENTITY, Policy(digest="d1"), self.ledger, self._view.epoch)
+        return ServiceView("0.1.0", "sim", IDENTITY, POLICY, self.ledger, self._view.epoch, self.breaker)
 
     async def announce(self, resource: str, offers: Mapping[str, str]) -> None:
         self._note(("announce", resource, dict(offers)))
@@ -146,6 +159,12 @@ class FakeNode:
     async def unquarantine(self, device: str, reason: str, actor: str) -> DeviceView:
         self._note(("unquarantine", device, reason, actor))
         return self._named(device)
+
+    async def break_glass(self, device: str, seconds: float, reason: str, actor: str) -> DeviceView:
+        self._note(("break-glass", device, seconds, reason, actor))
+        view = self._named(device)
+        glass = Glass(1000.0 + seconds, reason, actor) if seconds else None
+        return replace(view, record=replace(view.record, glass=glass))
 
     async def history(self, query: HistoryQuery) -> Sequence[HistoryEntry]:
         self._note(query)

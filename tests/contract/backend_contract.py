@@ -170,6 +170,15 @@ class BackendContract:
         assert (await rig.backend.telemetry.snapshot(device)).xids == {95: 1}
         assert (await rig.backend.telemetry.snapshot(other)).xids == {}
 
+    async def test_an_xid_is_counted_each_time_it_comes(self, rig: Rig) -> None:
+        device, other = await two(rig)
+        for code in (31, 13, 31):
+            await xid(rig, device, code)
+        assert (await rig.backend.telemetry.snapshot(device)).xids == {13: 1, 31: 2}
+        await xid(rig, device, 31)
+        assert (await rig.backend.telemetry.snapshot(device)).xids == {13: 1, 31: 3}
+        assert (await rig.backend.telemetry.snapshot(other)).xids == {}
+
     async def test_a_lost_device_is_lost_and_the_others_answer(self, rig: Rig) -> None:
         device, other = await two(rig)
         rig.lose(device)

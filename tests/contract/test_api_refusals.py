@@ -23,9 +23,9 @@ from tests.contract.api_service import FakeNode
 
 DEADLINE = 10.0
 METHODS = {
-    Purpose.PLUGIN: ("GetSnapshot", "WatchSnapshots", "Reserve", "HandOver"),
-    Purpose.READ: ("ListDevices", "WatchDevices", "GetHistory", "GetServiceInfo"),
-    Purpose.ADMIN: ("Scrub", "Quarantine", "Unquarantine"),
+    Purpose.PLUGIN: ("GetSnapshot", "WatchSnapshots", "Reserve", "HandOver", "Announce"),
+    Purpose.READ: ("ListDevices", "WatchDevices", "GetHistory", "GetServiceInfo", "GetResetPlan"),
+    Purpose.ADMIN: ("Scrub", "Quarantine", "Unquarantine", "BreakGlass"),
 }
 GARBAGE = b"\xff\xff\xff\xff garbage"
 
@@ -81,6 +81,13 @@ async def test_a_caller_on_the_wrong_socket_is_told_the_right_one(
     )
     assert told(error) == {"scrubber-error": "NotPermitted", "scrubber-code": "wrong-socket"}
     assert node.asked == []
+
+
+def test_every_method_is_tried() -> None:
+    services = pb.DESCRIPTOR.services_by_name.values()
+    assert {each.name: {method.name for method in each.methods} for each in services} == {
+        purpose.capitalize(): set(methods) for purpose, methods in METHODS.items()
+    }
 
 
 @pytest.mark.parametrize("purpose", list(Purpose))

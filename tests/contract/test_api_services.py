@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import subprocess
 import sys
@@ -18,10 +19,12 @@ from scrubber.api.client import AdminClient, PluginClient, ReadClient
 from scrubber.api.server import serve
 from scrubber.api.sockets import Sockets
 from scrubber.domain import errors, evidence
+from scrubber.domain.assignment import Pod
+from scrubber.domain.breaker import Breaker
 from scrubber.domain.errors import Away, Held, InvalidRequest, NotReady, Quarantined, ScrubberError
 from scrubber.domain.health import Cause, Health, WayBack
 from scrubber.domain.hygiene import Hygiene
-from scrubber.engine.views import HandOverCall
+from scrubber.engine.views import HandOverCall, PodNotice
 from scrubber.ports import HistoryQuery
 from tests.contract.api_service import CERTIFICATE, FakeNode
 
@@ -88,6 +91,20 @@ async def test_a_device_in_quarantine_is_no_longer_advertised(node: FakeNode, pl
     assert (sick.advertised, sick.state) == (False, "quarantined")
     assert "xid-95" in sick.refusal
     assert "team-a" not in str(sick)
+
+
+async def test_what_a_pods_owner_should_be_told_reaches_the_plugin_at_once(
+    node: FakeNode, plugin: PluginClient
+) -> None:
+    notice = PodNotice(
+        Pod("team-a", "train", "uid-1"), ("GPU-a0",), "GpuNotHandedOver", "GPU-a0 is being scrubbed.", 900.0, True
+    )
+    async with asyncio.timeout(DEADLINE), aclosing(plugin.watch_snapshots()) as snapshots:
+        assert list((await anext(snapshots)).notices) == []
+        await node.show(notices=(notice,))
+        assert [each.name for each in (await anext(snapshots)).notices] == ["train"]
+        await node.show(notices=())
+        assert list((await anext(snapshots)).notices) == []
 
 
 async def test_any_number_of_watchers_see_the_same(node: FakeNode, plugin: PluginClient) -> None:
@@ -215,6 +232,13 @@ async def test_the_service_tells_what_runs_and_whether_its_ledger_is_well(node: 
     assert (told.ledger, told.epoch) == ("The disk is full.", "epoch-1")
 
 
+async def test_what_the_service_no_longer_does_by_itself_is_told(node: FakeNode, read: ReadClient) -> None:
+    assert (await read.info()).breaker == pb.Breaker()
+    node.breaker = Breaker(resets="8 resets in an hour.", resets_until=1234.5, soft="2 of 8 are out.")
+    told = (await read.info()).breaker
+    assert (told.resets, told.resets_until, told.soft) == ("8 resets in an hour.", 1234.5, "2 of 8 are out.")
+
+
 async def test_history_is_the_audit_newest_first(node: FakeNode, read: ReadClient) -> None:
     node.remember("handover.granted", "GPU-a0", seconds=0.5)
     node.remember("scrub.finished", "GPU-a1")
@@ -289,6 +313,54 @@ async def test_quarantine_and_its_release_carry_reason_and_actor(node: FakeNode,
         ("quarantine", "GPU-a0", "looks odd", _own_actor()),
         ("unquarantine", "GPU-a1", "looked at it", _own_actor()),
     ]
+
+
+async def test_a_glass_is_broken_for_a_time_and_a_reason_by_a_person(node: FakeNode, admin: AdminClient) -> None:
+    broken = (await admin.break_glass("0", 1800.0, " a deadline ")).device
+    assert (broken.id, broken.glass.until, broken.glass.reason) == ("GPU-a0", 2800.0, "a deadline")
+    assert broken.glass.actor == _own_actor()
+    ended = (await admin.break_glass("GPU-a0", 0, "it held")).device
+    assert not ended.HasField("glass")
+    assert node.asked == [
+        ("break-glass", "GPU-a0", 1800.0, "a deadline", _own_actor()),
+        ("break-glass", "GPU-a0", 0.0, "it held", _own_actor()),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("device", "seconds", "reason", "why"),
+    [
+        ("0", math.nan, "why", "not nan"),
+        ("0", math.inf, "why", "not inf"),
+        ("0", -math.inf, "why", "not -inf"),
+        ("0", -1.0, "why", "between 0"),
+        ("0", 7 * 86400 + 1.0, "why", "604800 seconds"),
+        ("0", 1e300, "why", "604800 seconds"),
+        ("0", 60.0, "", "Say why"),
+        ("0", 60.0, " \n", "Say why"),
+        ("0", 0.0, "", "Say why"),
+        ("0", 60.0, "x" * 501, "501 characters"),
+        ("9", 60.0, "why", "this node has: 0"),
+        ("", 60.0, "why", "No device"),
+        ("GPU-", 60.0, "why", "write more of it"),
+    ],
+)
+async def test_an_order_to_break_a_glass_that_is_not_whole_never_reaches_the_engine(
+    device: str, seconds: float, reason: str, why: str, node: FakeNode, admin: AdminClient
+) -> None:
+    with pytest.raises(InvalidRequest, match=why):
+        await admin.break_glass(device, seconds, reason)
+    assert node.asked == []
+
+
+@pytest.mark.parametrize("seconds", [7 * 86400.0, 0.001])
+async def test_how_long_a_glass_may_be_broken_is_the_engines_to_say(
+    seconds: float, node: FakeNode, admin: AdminClient
+) -> None:
+    node.failure = InvalidRequest("The policy allows 4 hours.")
+    with pytest.raises(InvalidRequest, match="4 hours"):
+        await admin.break_glass("0", seconds, "why")
+    assert len(node.asked) == 1
 
 
 @pytest.mark.parametrize(("name", "why"), [("9", "this node has: 0"), ("", "No device"), ("GPU-", "write more of it")])

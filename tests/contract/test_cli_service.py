@@ -4,9 +4,11 @@ import asyncio
 import json
 import os
 import pty
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,6 +60,9 @@ CLEAN = pb.Device(
     profile="1g.10gb",
     peers=["SIM-GPU-bb"],
     traits={"vbios": "96.00.89", "pci_address": "0000:01:00.0"},
+    offered=True,
+    policy="default",
+    enforcement="enforce",
 )
 SICK = pb.Device(
     id="SIM-GPU-bb",
@@ -74,6 +79,18 @@ SICK = pb.Device(
     retry_at=9.5,
     parent="SIM-GPU-aa",
     scrub="s-10",
+    policy="default",
+    enforcement="enforce",
+    failures=2,
+)
+BROKEN = pb.Device(
+    id="SIM-GPU-cc",
+    index="2",
+    state="quarantined",
+    offered=True,
+    policy="h200",
+    enforcement="observe",
+    glass=pb.Glass(until=60.0, reason="a deadline\x1b[2J", actor="uid:7"),
 )
 PASSED = pb.ScrubUpdate(
     result=pb.ScrubResult(
@@ -121,6 +138,7 @@ class Service(scrubber_pb2_grpc.ReadServicer, scrubber_pb2_grpc.AdminServicer):
     """Answers what a test put in, or raises it; remembers what it was asked."""
 
     devices: list[pb.Device] = field(default_factory=lambda: [CLEAN, SICK])
+    info: pb.ServiceInfo = field(default_factory=lambda: pb.ServiceInfo(policy="default", enforcement="enforce"))
     entries: list[pb.HistoryEntry] = field(default_factory=list)
     updates: list[pb.ScrubUpdate] = field(default_factory=lambda: [HALFWAY, PASSED])
     error: Exception | None = None
@@ -139,6 +157,10 @@ class Service(scrubber_pb2_grpc.ReadServicer, scrubber_pb2_grpc.AdminServicer):
     async def ListDevices(self, request: Any, context: Any) -> pb.ListDevicesResponse:
         await self._answer(request, context)
         return pb.ListDevicesResponse(version=1, devices=self.devices)
+
+    async def GetServiceInfo(self, request: Any, context: Any) -> pb.ServiceInfo:
+        await self._answer(request, context)
+        return self.info
 
     async def GetHistory(self, request: Any, context: Any) -> pb.GetHistoryResponse:
         await self._answer(request, context)
@@ -161,6 +183,10 @@ class Service(scrubber_pb2_grpc.ReadServicer, scrubber_pb2_grpc.AdminServicer):
     async def Unquarantine(self, request: Any, context: Any) -> pb.DeviceAnswer:
         await self._answer(request, context)
         return pb.DeviceAnswer(device=CLEAN)
+
+    async def BreakGlass(self, request: Any, context: Any) -> pb.DeviceAnswer:
+        await self._answer(request, context)
+        return pb.DeviceAnswer(device=BROKEN if request.seconds else SICK)
 
 
 @pytest.fixture
@@ -194,7 +220,11 @@ def environment(sockets: Path, **more: str) -> dict[str, str]:
 
 
 async def start(
-    sockets: Path, *words: str, stdout: int = asyncio.subprocess.PIPE, stderr: int = asyncio.subprocess.PIPE
+    sockets: Path,
+    *words: str,
+    stdin: int = asyncio.subprocess.DEVNULL,
+    stdout: int = asyncio.subprocess.PIPE,
+    stderr: int = asyncio.subprocess.PIPE,
 ) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         sys.executable,
@@ -202,7 +232,7 @@ async def start(
         "scrubber.cli.main",
         *words,
         env=environment(sockets),
-        stdin=asyncio.subprocess.DEVNULL,
+        stdin=stdin,
         stdout=stdout,
         stderr=stderr,
     )
@@ -260,7 +290,13 @@ class TestDevices:
             "profile": "1g.10gb",
             "peers": ["SIM-GPU-bb"],
             "traits": {"pci_address": "0000:01:00.0", "vbios": "96.00.89"},
+            "offered": True,
+            "policy": "default",
+            "enforcement": "enforce",
+            "glass": None,
+            "failures": 0,
         }
+        assert service.asked == [pb.ListDevicesRequest()], "a script asks one question"
         assert sick["certificate"] is None
         assert sick["cause"] == {
             "code": "xid-95",
@@ -271,6 +307,18 @@ class TestDevices:
         }
         assert (sick["tenant_namespace"], sick["pod"], sick["container"]) == ("red", "train", "main")
         assert (sick["retry_at"], sick["parent"], sick["scrub"]) == (9.5, "SIM-GPU-aa", "s-10")
+        assert (sick["offered"], sick["failures"]) == (False, 2)
+
+    async def test_json_tells_whose_rules_a_device_is_under(self, service: Service, short_tmp: Path) -> None:
+        service.devices = [BROKEN, pb.Device(id="SIM-GPU-dd", index="3")]
+        service.info = pb.ServiceInfo(policy="default", breaker=pb.Breaker(soft="Stopped."))
+        ended = await run(short_tmp, "devices", "-o", "json")
+        broken, unknown = ended.json
+        assert (broken["offered"], broken["policy"], broken["enforcement"]) == (True, "h200", "observe")
+        assert broken["glass"] == {"until": 60.0, "reason": "a deadline\x1b[2J", "actor": "uid:7"}
+        # An older service says nothing of all that.
+        assert (unknown["policy"], unknown["enforcement"], unknown["glass"]) == (None, None, None)
+        assert ended.err == ""
 
     async def test_yaml_says_the_same_as_json(self, service: Service, short_tmp: Path) -> None:
         in_yaml, in_json = await run(short_tmp, "devices", "-o", "yaml"), await run(short_tmp, "devices", "-o", "json")
@@ -283,10 +331,49 @@ class TestDevices:
         self, service: Service, short_tmp: Path
     ) -> None:
         header, clean, sick = (await run(short_tmp, "devices")).out.splitlines()
-        assert header.split() == ["INDEX", "DEVICE", "STATE", "MEMORY", "GRANTS", "POD", "CERTIFICATE", "CAUSE"]
-        assert clean.split() == ["0", "SIM-GPU-aa", "clean", "256", "MiB", "3", "-", "c-7", "-"]
+        assert header.split() == [
+            *("INDEX", "DEVICE", "STATE", "MEMORY", "GRANTS", "POD", "CERTIFICATE", "POLICY", "CAUSE")
+        ]
+        assert clean.split() == ["0", "SIM-GPU-aa", "clean", "256", "MiB", "3", "-", "c-7", "-", "-"]
         assert "red/train/main" in sick
         assert sick.endswith("xid-95: XID 95 was \N{REPLACEMENT CHARACTER}[31mseen.")
+
+    async def test_the_table_names_the_rules_that_are_not_the_nodes(self, service: Service, short_tmp: Path) -> None:
+        observed = pb.Device(id="SIM-GPU-dd", index="3", state="clean", policy="default", enforcement="observe")
+        older = pb.Device(id="SIM-GPU-ee", index="4", state="clean")
+        service.devices = [CLEAN, BROKEN, observed, older]
+        ended = await run(short_tmp, "devices")
+        header, *rows = (re.split(" {2,}", line) for line in ended.out.splitlines())
+        assert [row[header.index("POLICY")] for row in rows] == [
+            "-",
+            "h200, observe, glass broken until 1970-01-01T00:01:00Z",
+            "observe",
+            "-",
+        ]
+
+    async def test_a_broken_glass_stands_under_the_table_with_who_and_why(
+        self, service: Service, short_tmp: Path
+    ) -> None:
+        service.devices = [CLEAN, BROKEN]
+        ended = await run(short_tmp, "devices")
+        assert ended.code == 0
+        assert ended.err == (
+            "Note: Until 1970-01-01T00:01:00Z nothing is refused for device 2 (SIM-GPU-cc), whatever is known of it: "
+            "uid:7 broke the glass (a deadline\N{REPLACEMENT CHARACTER}[2J). "
+            "scrubber break-glass 2 --end --reason … ends that now.\n"
+        )
+
+    async def test_what_the_service_no_longer_does_by_itself_stands_under_the_table(
+        self, service: Service, short_tmp: Path
+    ) -> None:
+        service.info = pb.ServiceInfo(
+            policy="default", breaker=pb.Breaker(resets="8 resets in 60 minutes.", resets_until=60.0, soft="2 are out.")
+        )
+        assert (await run(short_tmp, "devices")).err == (
+            "Note: 8 resets in 60 minutes. The next one may be at 1970-01-01T00:01:00Z.\nNote: 2 are out.\n"
+        )
+        service.info = pb.ServiceInfo(policy="default", breaker=pb.Breaker())
+        assert (await run(short_tmp, "devices")).err == ""
 
     async def test_no_devices_are_an_empty_list(self, service: Service, short_tmp: Path) -> None:
         service.devices = []
@@ -428,6 +515,89 @@ class TestQuarantine:
         assert "--reason" in ended.err
 
 
+class TestBreakGlass:
+    async def test_time_and_reason_go_with_the_order(self, service: Service, short_tmp: Path) -> None:
+        words = ("break-glass", "2", "--for", "30m", "--reason", "a deadline", "--yes")
+        ended = await run(short_tmp, *words, "-o", "json")
+        assert (ended.code, ended.err) == (0, "")
+        assert service.asked == [pb.BreakGlassRequest(device="2", reason="a deadline", seconds=1800.0)]
+        assert (ended.json["id"], ended.json["glass"]["until"]) == ("SIM-GPU-cc", 60.0)
+
+    async def test_ending_it_asks_nobody(self, service: Service, short_tmp: Path) -> None:
+        ended = await run(short_tmp, "break-glass", "1", "--end", "--reason", "it held", "-o", "name")
+        assert ended == Ended(0, "SIM-GPU-bb\n", "")
+        assert service.asked == [pb.BreakGlassRequest(device="1", reason="it held", seconds=0.0)]
+
+    @pytest.mark.parametrize(
+        ("words", "named"),
+        [
+            (("--for", "30m", "--yes"), "--reason"),
+            (("--for", "30m", "--reason", " ", "--yes"), "--reason"),
+            (("--end",), "--reason"),
+            (("--for", "30m", "--reason", "why"), "--yes"),
+            (("--reason", "why", "--yes"), "--for"),
+            (("--for", "30m", "--end", "--reason", "why", "--yes"), "--end"),
+            (("--for", "0", "--reason", "why", "--yes"), "--for"),
+            (("--for", "0ms", "--reason", "why", "--yes"), "--for"),
+            (("--for", "nan", "--reason", "why", "--yes"), "--for"),
+            (("--for", "inf", "--reason", "why", "--yes"), "--for"),
+            (("--for=-5", "--reason", "why", "--yes"), "--for"),
+            (("--for", "soon", "--reason", "why", "--yes"), "--for"),
+        ],
+    )
+    async def test_an_order_that_is_not_whole_is_not_given(
+        self, service: Service, short_tmp: Path, words: tuple[str, ...], named: str
+    ) -> None:
+        ended = await run(short_tmp, "break-glass", "2", *words)
+        assert (ended.code, ended.out, service.asked) == (2, "", [])
+        assert named in ended.err
+
+    async def test_what_the_service_refuses_is_told(self, service: Service, short_tmp: Path) -> None:
+        service.error = InvalidRequest("The policy allows 4 hours.")
+        ended = await run(short_tmp, "break-glass", "2", "--for", "9h", "--reason", "why", "--yes")
+        assert ended == Ended(2, "", "Error: The policy allows 4 hours.\n")
+
+    @pytest.mark.parametrize(
+        ("typed", "code", "asked"),
+        [(b"y\n", 0, 1), (b"YES\n", 0, 1), (b"n\n", 1, 0), (b"sure\n", 1, 0), (b"\n", 1, 0), (b"\x04", 1, 0)],
+    )
+    async def test_a_person_at_a_terminal_is_asked_and_only_yes_is_yes(
+        self, service: Service, short_tmp: Path, typed: bytes, code: int, asked: int
+    ) -> None:
+        async with _asked(short_tmp) as (process, terminal):
+            os.write(terminal, typed)
+            out, _ = await process.communicate()
+        assert process.returncode == code
+        assert (len(service.asked), out.decode()) == (asked, "SIM-GPU-cc\n" if asked else "")
+
+    async def test_an_interrupt_is_no_yes(self, service: Service, short_tmp: Path) -> None:
+        async with _asked(short_tmp) as (process, _):
+            process.send_signal(signal.SIGINT)
+            await process.communicate()
+        assert (process.returncode, service.asked) == (130, [])
+
+
+@asynccontextmanager
+async def _asked(sockets: Path) -> AsyncIterator[tuple[asyncio.subprocess.Process, int]]:
+    """A command at a terminal that has asked whether it may go on, and our end of the terminal."""
+    ours, theirs = pty.openpty()
+    words = ("break-glass", "2", "--for", "30m", "--reason", "why", "-o", "name")
+    try:
+        process = await start(sockets, *words, stdin=theirs, stderr=theirs)
+        os.close(theirs)  # so that a command that ends without a question ends the reading, too
+        assert b"For 1800 seconds device 2 goes to whoever asks for it" in await asyncio.to_thread(_question, ours)
+        yield process, ours
+    finally:
+        os.close(ours)
+
+
+def _question(terminal: int) -> bytes:
+    shown = b""
+    while not shown.endswith(b"[y/N] "):
+        shown += os.read(terminal, 4096)
+    return shown
+
+
 class TestHistory:
     @pytest.fixture(autouse=True)
     def happened(self, service: Service) -> None:
@@ -475,6 +645,38 @@ class TestHistory:
         assert ended.out.splitlines()[1].split() == [
             *("2", "1970-01-01T00:00:00Z", "scrub-passed", "SIM-GPU-aa", "s-9", "uid:0", "seconds=0.5"),
         ]
+
+    @pytest.mark.parametrize(
+        ("name", "fields", "told"),
+        [
+            (
+                "glass.broken",
+                {"reason": "a deadline", "until": 60.5, "seconds": 30.0},
+                "reason=a deadline until=1970-01-01T00:01:00Z seconds=30.0",
+            ),
+            ("glass.mended", {"sentence": "The time was over."}, "The time was over."),
+            ("breaker.opened", {"what": "soft", "sentence": "2 of 8 are out."}, "what=soft: 2 of 8 are out."),
+            (
+                "tenant.blamed",
+                {"tenant_namespace": "red", "quarantines": 3, "sentence": "3 within a day."},
+                "tenant_namespace=red quarantines=3: 3 within a day.",
+            ),
+            (
+                "health.signal",
+                {"code": "xid-31", "class": "application", "new": 2, "total": 9, "tenant_namespace": None},
+                "code=xid-31 class=application new=2 total=9",
+            ),
+            ("odd", {"until": 1e300, "since": "noon", "sentence": None}, "until=1e+300 since=noon"),
+            ("odd", {}, "-"),
+        ],
+    )
+    async def test_a_person_reads_moments_and_sentences(
+        self, service: Service, short_tmp: Path, name: str, fields: dict[str, Any], told: str
+    ) -> None:
+        entry = pb.HistoryEntry(sequence=3, name=name, at=0.0, actor="uid:7", fields_json=json.dumps(fields))
+        service.entries = [entry]
+        _, row = (await run(short_tmp, "history")).out.splitlines()
+        assert row.partition("uid:7")[2].strip() == told
 
 
 class TestErrors:

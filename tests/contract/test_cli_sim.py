@@ -12,6 +12,7 @@ import pytest
 
 from scrubber.adapters.sim import control, layout, tenant
 from scrubber.cli.main import main
+from scrubber.config.policy_values import HIGHEST_XID
 
 Capture = pytest.CaptureFixture[str]
 
@@ -116,6 +117,26 @@ class TestFault:
         )
         assert faults(node, "1") == control.Faults()
 
+    def test_what_the_driver_can_say_is_said_of_the_device(self, node: Path) -> None:
+        conditions = ("--condition", "pcie-width=x8 of x16", "--condition", "nvlink-down", "--condition", "sulking=a=b")
+        words = ("--recovery", "drain-and-reset", "--counter", "retired_pages=3", "--counter", "made_up=0")
+        assert run("fault", "--dir", str(node), "--device", "0", *conditions, *words) == 0
+        assert faults(node) == control.Faults(
+            recovery="drain-and-reset",
+            conditions={"pcie-width": "x8 of x16", "nvlink-down": "", "sulking": "a=b"},
+            counters={"retired_pages": 3, "made_up": 0},
+        )
+
+    @pytest.mark.parametrize("code", [1, HIGHEST_XID])
+    def test_every_xid_that_a_policy_can_name_can_be_raised(self, node: Path, code: int) -> None:
+        assert run("fault", "--dir", str(node), "--device", "0", "--xid", str(code)) == 0
+        assert faults(node).xids_standing == {code}
+
+    def test_a_storm_of_xids_is_one_command(self, node: Path) -> None:
+        words = ("--device", "0", "--ecc", "1", "--xid", "31", "--repeat", "200", "--rate", "20000")
+        assert run("fault", "--dir", str(node), *words) == 0
+        assert faults(node) == control.Faults(xids_seen={31: 200}, xids_standing=frozenset({31}), ecc=1)
+
     def test_the_driver_belongs_to_the_node(self, node: Path) -> None:
         assert run("fault", "--dir", str(node), "--driver-absent") == 0
         assert control.driver_absent(node)
@@ -127,7 +148,15 @@ class TestFault:
             pytest.param(("--lost",), id="no device"),
             pytest.param(("--device", "7", "--lost"), id="unknown device"),
             pytest.param(("--device", "0", "--xid", "0"), id="no such XID"),
+            pytest.param(("--device", "0", "--xid", str(HIGHEST_XID + 1)), id="no XID that a policy can name"),
             pytest.param(("--device", "0", "--reset", "perhaps"), id="unknown word"),
+            pytest.param(("--device", "0", "--recovery", "pray"), id="no such action"),
+            pytest.param(("--device", "0", "--condition", "lost"), id="a fault and no condition"),
+            pytest.param(("--device", "0", "--counter", "retired_pages"), id="counter without a number"),
+            pytest.param(("--device", "0", "--counter", "retired_pages=-1"), id="counter below zero"),
+            pytest.param(("--device", "0", "--ecc", "1", "--repeat", "5"), id="repeated, and no XID"),
+            pytest.param(("--device", "0", "--xid", "31", "--repeat", "0"), id="raised never"),
+            pytest.param(("--device", "0", "--xid", "31", "--rate", "0"), id="never a second"),
         ],
     )
     def test_a_fault_that_cannot_be_is_refused(self, node: Path, capsys: Capture, words: tuple[str, ...]) -> None:
@@ -156,6 +185,14 @@ class TestClear:
         assert run("clear", "--dir", str(node), "--device", "0", "--condition", "lost") == 0
         assert not faults(node).lost
         assert faults(node).xids_standing == {95}
+
+    def test_a_condition_is_lifted_by_its_code(self, node: Path) -> None:
+        said = ("--condition", "pcie-width", "--condition", "sulking")
+        assert run("fault", "--dir", str(node), "--device", "0", *said, "--counter", "retired_pages=3") == 0
+        assert run("clear", "--dir", str(node), "--device", "0", "--condition", "pcie-width") == 0
+        assert faults(node).conditions == {"sulking": ""}
+        assert run("clear", "--dir", str(node), "--condition", "sulking", "--condition", "power-brake") == 0
+        assert (faults(node).conditions, faults(node).counters) == ({}, {"retired_pages": 3})
 
     def test_the_whole_node_is_mended(self, node: Path) -> None:
         assert run("clear", "--dir", str(node)) == 0

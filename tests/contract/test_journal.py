@@ -28,6 +28,7 @@ from scrubber.domain.errors import (
 )
 from scrubber.domain.evidence import Occasion, Outcome, Path
 from scrubber.domain.handover import HandOver
+from scrubber.domain.policy import Enforcement, XidClass
 from scrubber.ports import Event, Journal
 
 NOON = 1_767_182_400.25  # 2025-12-31T12:00:00.25Z
@@ -122,10 +123,25 @@ class TestLines:
             ("handover.refused", "warning"),
             ("handover.granted", "info"),
             ("reserve.noted", "info"),
+            ("breaker.opened", "error"),
+            ("breaker.closed", "info"),
+            ("glass.broken", "error"),
+            ("glass.mended", "warning"),
+            ("tenant.blamed", "error"),
         ],
     )
     def test_what_a_person_must_see_is_loud(self, told: Told, name: str, level: str) -> None:
         assert told(event(name))[0]["level"] == level
+
+    @pytest.mark.parametrize("kind", list(XidClass))
+    def test_a_signal_is_loud_unless_it_says_nothing_about_the_device(self, told: Told, kind: XidClass) -> None:
+        (line,) = told(Event("health.signal", NOON, "GPU-a", fields={"code": "xid-31", "class": kind.value, "new": 1}))
+        harmless = kind in (XidClass.IGNORE, XidClass.APPLICATION)
+        assert line["level"] == ("info" if harmless else "warning")
+        assert line["class"] == kind.value
+
+    def test_a_signal_that_names_no_class_is_loud(self, told: Told) -> None:
+        assert told(event("health.signal", code="too-hot"))[0]["level"] == "warning"
 
     def test_quiet_events_can_be_left_out(self) -> None:
         told = Told(level="warning")
@@ -306,10 +322,123 @@ class TestMetrics:
         assert told.value("scrubber_device_state", device="GPU-a", hygiene="in-use", health="healthy") == 1
         assert told.series()["scrubber_device_state"] == 1
 
+    @pytest.mark.parametrize(
+        ("code", "counted"),
+        [
+            ("xid-95", "95"),
+            ("79", "79"),
+            (31, "31"),
+            ("xid-1", "1"),
+            ("xid-200", "200"),
+            ("xid-0", "other"),
+            ("xid-201", "other"),
+            ("xid-095", "other"),
+            (0, "other"),
+            (201, "other"),
+            (-1, "other"),
+            (10**400, "other"),
+            ("xid-" + "9" * 5000, "other"),
+        ],
+    )
+    def test_xids_are_counted_by_number_as_often_as_they_are_new(
+        self, told: Told, code: str | int, counted: str
+    ) -> None:
+        signal = Event("health.signal", NOON, "GPU-a", fields={"code": code, "new": 3, "total": 40})
+        told.journal.tell([signal, signal])
+        assert told.value("scrubber_xids_total", code=counted) == 6
+        assert (
+            len([each for each in exposed(told.registry).splitlines() if each.startswith("scrubber_xids_total")]) == 1
+        )
+
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {"code": "too-hot", "new": 1},
+            {"code": True, "new": 1},
+            {"code": None, "new": 1},
+            {"code": "xid-95"},
+            {"code": "xid-95", "new": 0},
+            {"code": "xid-95", "new": -1},
+            {"code": "xid-95", "new": float("nan")},
+        ],
+    )
+    def test_what_is_no_xid_or_nothing_new_counts_none(self, told: Told, fields: dict[str, Any]) -> None:
+        told(event("health.signal", **fields))
+        assert told.series()["scrubber_xids"] == 0
+
+    def test_a_quarantine_is_counted_for_the_tenant_who_had_the_device(self, told: Told) -> None:
+        hit = event("health.quarantined", cause="xid-95", tenant_namespace="team-a")
+        told(hit, hit, event("health.quarantined", cause="xid-95", tenant_namespace="team-b"))
+        told(event("health.condemned", cause="xid-95"), event("health.healthy", tenant_namespace="team-b"))
+        assert told.value("scrubber_tenant_quarantines_total", tenant_namespace="team-a") == 2
+        assert told.value("scrubber_tenant_quarantines_total", tenant_namespace="team-b") == 1
+        assert told.value("scrubber_quarantines_total", cause_class="xid") == 3
+        told(event("health.condemned", cause="xid-95", tenant_namespace="team-b"))
+        assert told.value("scrubber_tenant_quarantines_total", tenant_namespace="team-b") == 2
+
+    @pytest.mark.parametrize("nobody", [{}, {"tenant_namespace": None}, {"tenant_namespace": ""}])
+    def test_a_quarantine_while_nobody_had_the_device_is_nobodys(self, told: Told, nobody: dict[str, Any]) -> None:
+        told(event("health.quarantined", cause="xid-95", **nobody))
+        assert told.series()["scrubber_tenant_quarantines"] == 0
+
+    def test_a_persons_quarantine_is_no_tenants(self, told: Told) -> None:
+        told(
+            event("operator.quarantined", reason="noise", tenant_namespace="team-a"),
+            event("health.quarantined", cause="operator", tenant_namespace="team-a"),
+        )
+        assert told.series()["scrubber_tenant_quarantines"] == 0
+
+    def test_the_first_tenants_are_counted_by_name_and_the_rest_together(self, told: Told) -> None:
+        def hit(number: int) -> Event:
+            return event("health.quarantined", cause="xid-95", tenant_namespace=f"team-{number}")
+
+        told(*(hit(number) for number in range(100)), hit(0), hit(63), hit(64))
+        assert told.value("scrubber_tenant_quarantines_total", tenant_namespace="team-0") == 2
+        assert told.value("scrubber_tenant_quarantines_total", tenant_namespace="team-63") == 2
+        assert told.value("scrubber_tenant_quarantines_total", tenant_namespace="other") == 37
+        page = exposed(told.registry).splitlines()
+        assert len([line for line in page if line.startswith("scrubber_tenant_quarantines_total")]) == 65
+
+    def test_an_open_breaker_shows_until_it_is_closed(self, told: Told) -> None:
+        def shown() -> tuple[float | None, float | None]:
+            return (
+                told.registry.get_sample_value("scrubber_breaker_open", {"what": "resets"}),
+                told.registry.get_sample_value("scrubber_breaker_open", {"what": "soft"}),
+            )
+
+        assert shown() == (0, 0)
+        told(event("breaker.opened", what="soft", sentence="2 of 8 devices."))
+        assert shown() == (0, 1)
+        told(event("breaker.opened", what="moon"), event("breaker.opened"))
+        assert shown() == (0, 1)
+        told(event("breaker.closed", what="soft"), event("breaker.opened", what="resets"))
+        assert shown() == (1, 0)
+
+    def test_a_broken_glass_shows_until_it_is_whole(self, told: Told) -> None:
+        told.journal.enforcement([("GPU-a", "observe", True), ("GPU-b", "enforce", False)])
+        assert told.value("scrubber_break_glass", device="GPU-a") == 1
+        assert told.series()["scrubber_break_glass"] == 1
+        told.journal.enforcement([("GPU-a", "enforce", False), ("GPU-b", "enforce", False)])
+        assert told.series()["scrubber_break_glass"] == 0
+
+    def test_devices_are_counted_by_how_they_are_judged(self, told: Told) -> None:
+        def shown() -> dict[Enforcement, float | None]:
+            sample = told.registry.get_sample_value
+            return {mode: sample("scrubber_enforcement", {"mode": mode.value}) for mode in Enforcement}
+
+        assert shown() == {Enforcement.ENFORCE: 0, Enforcement.OBSERVE: 0}
+        told.journal.enforcement((f"GPU-{n}", "observe" if n == 0 else "enforce", False) for n in range(3))
+        assert shown() == {Enforcement.ENFORCE: 2, Enforcement.OBSERVE: 1}
+        told.journal.enforcement(())
+        assert shown() == {Enforcement.ENFORCE: 0, Enforcement.OBSERVE: 0}
+
     def test_every_metric_is_there_before_anything_happened(self, told: Told) -> None:
         assert set(told.series()) == {
+            "scrubber_break_glass",
+            "scrubber_breaker_open",
             "scrubber_children_abandoned",
             "scrubber_device_state",
+            "scrubber_enforcement",
             "scrubber_handover_duration_seconds",
             "scrubber_handovers",
             "scrubber_ledger_ok",
@@ -320,7 +449,9 @@ class TestMetrics:
             "scrubber_residue_bytes",
             "scrubber_scrub_duration_seconds",
             "scrubber_scrubs",
+            "scrubber_tenant_quarantines",
             "scrubber_ungranted_uses",
+            "scrubber_xids",
         }
 
     def test_no_event_can_make_labels_without_bound(self, told: Told) -> None:
@@ -332,6 +463,8 @@ class TestMetrics:
                 event("scrub.finished", path=odd, occasion=odd, outcome=odd),
                 event("health.quarantined", cause=odd),
                 event("health.quarantined", cause=f"xid-{odd}"),
+                event("health.signal", code=f"xid-{1000 + number}", new=1),
+                event("breaker.opened", what=odd),
             ]
 
         told(*storm(0))
@@ -356,9 +489,18 @@ class TestItNeverFails:
         lost = registry.get_sample_value("scrubber_log_lines_lost_total")
         assert lost == 1
 
-    names = st.sampled_from(["handover.granted", "handover.refused", "scrub.finished", "health.quarantined"])
+    names = st.sampled_from(
+        [
+            *("handover.granted", "handover.refused", "scrub.finished", "health.quarantined"),
+            *("health.signal", "breaker.opened", "breaker.closed"),
+        ]
+    )
     values = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just("slow") | st.just(10**400)
-    keys = st.sampled_from(["seconds", "residue_bytes", "path", "kind", "outcome", "code", "cause"]) | st.text()
+    keys = (
+        st.sampled_from(["seconds", "residue_bytes", "path", "kind", "outcome", "code", "cause"])
+        | st.sampled_from(["class", "new", "tenant_namespace", "what"])
+        | st.text()
+    )
 
     @given(
         st.builds(

@@ -528,9 +528,12 @@ async def test_infrastructure_that_there_is_no_time_to_look_through_keeps_nobody
         await node.close()
 
 
-async def test_a_walk_without_an_answer_is_no_fault_of_the_device(tmp_path: Path) -> None:
+async def test_a_walk_without_an_answer_is_no_fault_of_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scrubber.adapters.nvidia.holders.WALKER_MODULE", "tests.contract.wayward_child")
     with World.create(tmp_path / "world", mebibytes=64) as world:
-        node = Node(world, walk_deadline=0.0)
+        node = Node(world, walk_deadline=0.05)
         for device in await node.inventory.devices():
             with pytest.raises(Away):
                 await node.holders.holders(device)

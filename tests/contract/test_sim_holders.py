@@ -65,8 +65,9 @@ async def test_a_holder_that_there_is_no_time_to_look_through_is_no_ghost_and_is
     assert (await sim.backend.holders.holders(device)).unfinished == ()  # the lease says so, without a walk
 
 
-async def test_a_walk_that_gives_no_answer_blames_no_device(tmp_path: Path) -> None:
-    backend = SimBackend(make(tmp_path / "sim", mebibytes=1), walk_deadline=0.0)
+async def test_a_walk_that_gives_no_answer_blames_no_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scrubber.adapters.sim.backend.WALKER_MODULE", "tests.contract.wayward_child")
+    backend = SimBackend(make(tmp_path / "sim", mebibytes=1), walk_deadline=0.05)
     await backend.start()
     sim = Sim(tmp_path / "sim", backend)
     device, _ = await backend.inventory.devices()

@@ -11,7 +11,7 @@ from scrubber.adapters.children.message import Message
 
 
 def answer(message: Message) -> Message:
-    what = message["do"]
+    what = message.get("do", "hang")  # asked in the place of a child that knows better
     if what == "hang" or (what == "hang-without" and not Path(str(message["file"])).exists()):
         if "fifo" in message:
             Path(str(message["fifo"])).write_text("It hangs.", encoding="ascii")

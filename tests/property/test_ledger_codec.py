@@ -16,7 +16,9 @@ from scrubber.adapters.ledger.shapes import INTEGER, TEXT, Document, Undecodable
 from scrubber.domain.assignment import Assignment, Pod
 from scrubber.domain.evidence import Certificate, ScrubRecord
 from scrubber.domain.handover import HandOver
-from scrubber.domain.record import DeviceRecord, Grant
+from scrubber.domain.health import Health
+from scrubber.domain.record import DeviceRecord, Glass, Grant, Lasting
+from scrubber.domain.tally import Attempt, Strike
 
 DOCUMENTS: list[tuple[Document[Any], type]] = [
     (RECORD, DeviceRecord),
@@ -102,7 +104,8 @@ def test_records_and_grants_of_every_earlier_format_are_read() -> None:
     grant = Grant(1, assignment, HandOver.UNKNOWN, 1.0, "boot")
     record = DeviceRecord("GPU-1", version=3, last_grant=grant, open_grants=(grant, replace(grant, assignment=None)))
     stored = json.loads(RECORD.encode(record))
-    for number, names, parts in ((2, ["tainted"], ["shares"]), (1, ["lifetime"], ["resource"])):
+    since_4 = ["lasting", "strikes", "attempts", "glass", "waits"]
+    for number, names, parts in ((3, since_4, []), (2, ["tainted"], ["shares"]), (1, ["lifetime"], ["resource"])):
         for name in names:
             del stored[name]
         for each in (stored["last_grant"], stored["open_grants"][0]):
@@ -112,10 +115,50 @@ def test_records_and_grants_of_every_earlier_format_are_read() -> None:
         assert GRANT.decode(json.dumps(stored["last_grant"] | {"format": number})) == grant
 
 
+def test_a_record_of_before_the_days_were_kept_has_had_none() -> None:
+    """Nothing that an upgrade makes up may speak for a device, or against it."""
+    quarantined = DeviceRecord("GPU-1", health=Health.QUARANTINED, failures=4, lifetime=(("xid-95", 7),))
+    stored = json.loads(RECORD.encode(quarantined))
+    for name in ("lasting", "strikes", "attempts", "glass", "waits"):
+        del stored[name]
+    upgraded = RECORD.decode(json.dumps(stored | {"format": 3}))
+    assert upgraded == quarantined
+    assert (upgraded.lasting, upgraded.strikes, upgraded.attempts, upgraded.glass) == ((), (), (), None)
+
+
+def test_what_a_day_brought_and_a_persons_emergency_read_back_in_their_order() -> None:
+    record = DeviceRecord(
+        "GPU-1",
+        lasting=(Lasting("too-hot", 2.5), Lasting("nvlink-down", 3.0)),
+        strikes=(Strike(1.0, "xid-95", "team-a"), Strike(2.0, "too-hot")),
+        attempts=(Attempt(1.5, reset=True), Attempt(2.5, reset=False)),
+        glass=Glass(9.0, "the trial must not stop", "uid:1000"),
+    )
+    assert RECORD.decode(RECORD.encode(record)) == record
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("lasting", [{"code": "too-hot"}]),
+        ("strikes", [{"at": 1.0, "code": "xid-95"}]),
+        ("attempts", [{"at": 1.0, "reset": 1}]),
+        ("glass", {"until": "for ever", "reason": "", "actor": "uid:0"}),
+        ("glass", {"until": 1.0, "reason": ""}),
+        ("glass", {"until": 1.0, "reason": "", "actor": None}),
+    ],
+)
+def test_a_damaged_memory_of_the_day_is_refused(name: str, value: object) -> None:
+    stored = json.loads(RECORD.encode(DeviceRecord("GPU-1")))
+    with pytest.raises(Undecodable, match=name):
+        RECORD.decode(json.dumps(stored | {name: value}))
+
+
 def test_a_document_of_another_format_is_refused() -> None:
-    newer = RECORD.encode(DeviceRecord("GPU-1")).replace('"format":3', '"format":4')
-    with pytest.raises(Undecodable, match="format 4"):
-        RECORD.decode(newer)
+    now = json.loads(RECORD.encode(DeviceRecord("GPU-1")))
+    newer = now["format"] + 1
+    with pytest.raises(Undecodable, match=f"format {newer}"):
+        RECORD.decode(json.dumps(now | {"format": newer}))
 
 
 def test_the_complaint_names_the_field() -> None:

@@ -12,6 +12,7 @@ from scrubber.domain.health import ADVERTISED, Cause, Health, WayBack
 from scrubber.domain.hygiene import HYGIENE, Hygiene, HygieneEvent
 from scrubber.domain.record import DeviceRecord
 from scrubber.domain.recovery import after_findings, after_scrub
+from scrubber.domain.tally import Attempt
 from scrubber.domain.tending import Act, next_need
 from tests.world.samples import DEVICE, NODE, NOW, POLICY, assignment, certificate, finding, grant, pod
 
@@ -46,7 +47,7 @@ def _found(*codes: str, severity: Severity = Severity.FAULT) -> Event:
 def _recover(device: DeviceRecord) -> DeviceRecord:
     if next_need(device, POLICY, NODE).act is not Act.RECOVER:
         return device
-    return device.recovery_started().scrub_started()
+    return device.recovery_started(Attempt(NOW, device.must_reset)).scrub_started()
 
 
 def _granted(uid: str) -> Event:

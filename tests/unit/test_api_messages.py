@@ -6,12 +6,15 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
+from google.protobuf.message import Message
 
 from scrubber.api import messages
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.domain.assignment import Assignment, Pod
+from scrubber.domain.breaker import Breaker
 from scrubber.domain.device import Device
 from scrubber.domain.errors import InvalidRequest
 from scrubber.domain.evidence import (
@@ -28,17 +31,21 @@ from scrubber.domain.evidence import (
 from scrubber.domain.handover import HandOver
 from scrubber.domain.health import Cause, Health, WayBack
 from scrubber.domain.hygiene import Hygiene
-from scrubber.domain.record import DeviceRecord, Grant
-from scrubber.engine.views import DeviceView, HandOverCall, NodeView
-from tests.contract.api_service import CERTIFICATE, device
+from scrubber.domain.policy import Enforcement, Policy
+from scrubber.domain.record import DeviceRecord, Glass, Grant
+from scrubber.engine.views import DeviceView, HandOverCall, NodeView, PodNotice, ServiceView
+from tests.contract.api_service import CERTIFICATE, IDENTITY, device, of_record
 
 CAUSE = Cause("xid-95", "Uncontained ECC error.", WayBack.RESET, 900.0)
 CLEAN = DeviceRecord("GPU-a0", hygiene=Hygiene.CLEAN, certificate=CERTIFICATE)
+NOTICE = PodNotice(
+    Pod("team-a", "train", "uid-1"), ("GPU-a0", "GPU-a1"), "GpuOutOfService", "GPU-a0 is quarantined.", 900.5, False
+)
 NOT_TEXT = b"\xff\xfe".decode("utf-8", "surrogateescape")
 
 
 def view(record: DeviceRecord = CLEAN, of: Device | None = None, **changes: object) -> NodeView:
-    node = NodeView(version=7, devices=(DeviceView(of or device(0), record),), ready=True, epoch="e1")
+    node = NodeView(version=7, devices=(of_record(of or device(0), record),), ready=True, epoch="e1")
     return replace(node, **changes)  # type: ignore[arg-type]
 
 
@@ -83,6 +90,36 @@ def test_a_snapshot_tells_what_the_record_says(
     assert bool(told.refusal) is not advertised
 
 
+def test_what_is_offered_is_advertised_whatever_is_known_of_it() -> None:
+    """A glass that is broken, a policy that observes, news that are held back until a pod is gone."""
+    sick = replace(CLEAN, health=Health.QUARANTINED, cause=CAUSE)
+    (told,) = messages.snapshot(view(devices=(DeviceView(device(0), sick, offered=True),))).devices
+    assert (told.advertised, told.state, told.refusal) == (True, "quarantined", "")
+    (withheld,) = messages.snapshot(view(devices=(DeviceView(device(0), sick, offered=False),))).devices
+    assert (withheld.advertised, "xid-95" in withheld.refusal) == (False, True)
+
+
+def test_a_notice_reaches_the_plugin_whole() -> None:
+    (told,) = messages.snapshot(view(notices=(NOTICE,))).notices
+    assert (told.namespace, told.name, told.uid, list(told.devices)) == (
+        "team-a",
+        "train",
+        "uid-1",
+        ["GPU-a0", "GPU-a1"],
+    )
+    assert (told.reason, told.sentence, told.since, told.evict) == (
+        "GpuOutOfService",
+        "GPU-a0 is quarantined.",
+        900.5,
+        False,
+    )
+
+
+def test_a_notice_of_a_pod_whose_uid_nobody_knows_has_none() -> None:
+    (told,) = messages.snapshot(view(notices=(replace(NOTICE, pod=Pod("team-a", "train", None), evict=True),))).notices
+    assert (told.uid, told.evict) == ("", True)
+
+
 @pytest.mark.parametrize(
     "later",
     [
@@ -105,6 +142,8 @@ def test_what_does_not_concern_the_plugin_is_not_told_again(later: NodeView) -> 
         view(ready=False),
         view(epoch="e2"),
         view(devices=()),
+        view(devices=(DeviceView(device(0), CLEAN, offered=False),)),
+        view(notices=(NOTICE,)),
     ],
 )
 def test_what_concerns_the_plugin_is_told(later: NodeView) -> None:
@@ -114,7 +153,16 @@ def test_what_concerns_the_plugin_is_told(later: NodeView) -> None:
 # -- what operators are told -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [(Certificate, pb.Certificate), (ScrubRecord, pb.Scrub), (Finding, pb.Finding)])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        (Certificate, pb.Certificate),
+        (ScrubRecord, pb.Scrub),
+        (Finding, pb.Finding),
+        (Glass, pb.Glass),
+        (Breaker, pb.Breaker),
+    ],
+)
 def test_a_message_has_every_field_of_its_value(kind: tuple[type, type]) -> None:
     value, message = kind
     encoded = {"measured": "measured_json", "evidence": "evidence_json"}
@@ -141,6 +189,40 @@ def test_a_device_in_use_shows_whose_it_is() -> None:
     told = messages.device_message(DeviceView(device(0), record, scrub="scrub-9"))
     assert (told.tenant_namespace, told.pod, told.container, told.grants) == ("team-a", "new", "main", 2)
     assert (told.kind, told.scrub, told.state) == ("other-tenant", "scrub-9", "in-use")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"evict": True}, {"sentence": "GPU-a0 is back."}, {"devices": ("GPU-a0",)}, {"reason": "GpuNotHandedOver"}],
+)
+def test_a_notice_that_changed_is_told_again(change: dict[str, Any]) -> None:
+    before, after = view(notices=(NOTICE,)), view(version=8, notices=(replace(NOTICE, **change),))
+    assert messages.plugin_part(after) != messages.plugin_part(before)
+    assert messages.plugin_part(replace(before, version=9)) == messages.plugin_part(before)
+
+
+def test_a_device_shows_whose_rules_it_is_under() -> None:
+    policy = Policy(name="h200", enforcement=Enforcement.OBSERVE)
+    told = messages.device_message(DeviceView(device(0), replace(CLEAN, failures=3), offered=False, policy=policy))
+    assert (told.policy, told.enforcement, told.offered, told.failures) == ("h200", "observe", False, 3)
+    assert not told.HasField("glass")
+    assert messages.device_message(DeviceView(device(0), CLEAN, offered=True, policy=policy)).offered
+
+
+def test_a_broken_glass_shows_until_when_by_whom_and_why() -> None:
+    record = replace(CLEAN, glass=Glass(1234.5, "a deadline", "uid:7"))
+    told = messages.device_message(DeviceView(device(0), record)).glass
+    assert (told.until, told.reason, told.actor) == (1234.5, "a deadline", "uid:7")
+
+
+def test_a_breaker_that_is_closed_says_nothing() -> None:
+    def shown(breaker: Breaker) -> tuple[str, float, str]:
+        info = ServiceView("0.1.0", "sim", IDENTITY, Policy(), "ok", "e1", breaker)
+        told = messages.service_info(info).breaker
+        return (told.resets, told.resets_until, told.soft)
+
+    assert shown(Breaker()) == ("", 0.0, "")
+    assert shown(Breaker("8 resets.", 1234.5, "2 are out.")) == ("8 resets.", 1234.5, "2 are out.")
 
 
 def test_a_device_that_nobody_has_shows_nobody() -> None:
@@ -176,6 +258,13 @@ def test_a_scrub_is_shown_with_its_evidence() -> None:
                 device(0), DeviceRecord("GPU-a0", health=Health.CONDEMNED, cause=replace(CAUSE, sentence=NOT_TEXT))
             )
         ),
+        lambda: messages.device_message(
+            DeviceView(device(0), replace(CLEAN, glass=Glass(1.0, NOT_TEXT, "uid:7")), policy=Policy())
+        ),
+        lambda: messages.snapshot(view(notices=(replace(NOTICE, sentence=NOT_TEXT),))),
+        lambda: messages.service_info(
+            ServiceView("0.1.0", "sim", IDENTITY, Policy(), NOT_TEXT, "e1", Breaker(NOT_TEXT, None, NOT_TEXT))
+        ),
         lambda: messages.certificate_message(replace(CERTIFICATE, not_covered=(NOT_TEXT,), covered=(NOT_TEXT,))),
         lambda: messages.scrub_message(
             ScrubRecord(
@@ -198,7 +287,7 @@ def test_a_scrub_is_shown_with_its_evidence() -> None:
         ),
     ],
 )
-def test_a_process_name_that_is_no_text_does_not_break_an_answer(told: Callable[[], pb.Scrub]) -> None:
+def test_a_process_name_that_is_no_text_does_not_break_an_answer(told: Callable[[], Message]) -> None:
     assert told().SerializeToString()
 
 
@@ -239,5 +328,20 @@ def test_a_path_that_there_is_not_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize(("reason", "why"), [("", "Say why"), ("  \n", "Say why"), ("x" * 501, "501 characters")])
 def test_an_act_without_a_fit_reason_is_refused(reason: str, why: str) -> None:
-    with pytest.raises(InvalidRequest, match=why):
-        messages.reason_of(pb.QuarantineRequest(device="0", reason=reason))
+    for request in (
+        pb.QuarantineRequest(device="0", reason=reason),
+        pb.BreakGlassRequest(device="0", reason=reason, seconds=60.0),
+    ):
+        with pytest.raises(InvalidRequest, match=why):
+            messages.reason_of(request)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.5, 1800.0, 7 * 86400.0])
+def test_a_glass_is_broken_for_as_long_as_is_asked(seconds: float) -> None:
+    assert messages.glass_seconds(pb.BreakGlassRequest(device="0", reason="why", seconds=seconds)) == seconds
+
+
+@pytest.mark.parametrize("seconds", [-0.001, math.nan, math.inf, -math.inf, 7 * 86400.1, 1e300])
+def test_a_glass_is_broken_for_no_impossible_time(seconds: float) -> None:
+    with pytest.raises(InvalidRequest, match=r"between 0 \(which ends it\) and 604800 seconds"):
+        messages.glass_seconds(pb.BreakGlassRequest(device="0", reason="why", seconds=seconds))

@@ -17,6 +17,7 @@ COMMANDS = {
     ("scrub",),
     ("quarantine",),
     ("unquarantine",),
+    ("break-glass",),
     ("history",),
     ("reset-plan",),
     ("doctor",),
@@ -24,6 +25,7 @@ COMMANDS = {
     ("policy", "check"),
     ("policy", "show"),
     ("policy", "explain"),
+    ("policy", "xids"),
     ("sim", "create"),
     ("sim", "split"),
     ("sim", "merge"),
@@ -45,17 +47,22 @@ FLAGS = {
         *("--driver-root", "--nvidia-driver-root", "--dev-root", "--nvidia-dev-root", "--driver-root-ctr-path"),
         *("--container-driver-root", "--cdi-annotation-prefix", "--nvidia-cdi-hook-path", "--nvidia-ctk-path"),
         *("--gdrcopy-enabled", "--gds-enabled", "--mofed-enabled", "--fail-on-init-error", "--config-file"),
-        "--upstream-dir",
+        *("--upstream-dir", "--cluster", "--node-name"),
     },
-    ("policy", "explain"): {"--kind", "--hygiene", "--health", "--watched", "--output"},
+    ("policy", "explain"): {
+        *("--kind", "--hygiene", "--health", "--watched", "--model", "--resource", "--xid", "--output"),
+        "--node-name",
+    },
     ("scrub",): {"--path", "--wait", "--timeout", "--socket", "--output"},
     ("quarantine",): {"--reason", "--socket", "--output"},
+    ("break-glass",): {"--for", "--end", "--reason", "--yes", "--socket", "--output"},
     ("reset-plan",): {"--socket", "--output"},
     ("doctor",): {"--socket", "--toolkit-config", "--kubelet-dir", "--node-root", "--output"},
     ("sim", "create"): {"--dir", "--devices", "--memory", "--output"},
     ("sim", "fault"): {
         *("--dir", "--device", "--xid", "--ecc", "--lost", "--stuck", "--slow-clear", "--wont-clear", "--reset"),
-        *("--driver-absent", "--ghost", "--unkillable", "--temperature"),
+        *("--driver-absent", "--ghost", "--unkillable", "--temperature", "--condition", "--counter", "--recovery"),
+        *("--repeat", "--rate"),
     },
 }
 
@@ -94,6 +101,10 @@ def test_the_flags_that_others_script_against_are_there(name: tuple[str, ...]) -
     assert {flag for each in options(name) for flag in each.opts if flag.startswith("--")} == FLAGS[name]
 
 
+SAID_EACH_TIME = {"--reason", "--yes", "--for", "--end"}
+"""What goes into the audit in somebody's name, or takes the service's promise away: never out of an environment."""
+
+
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_help_names_every_flag_and_its_environment_variable(
     name: tuple[str, ...], capsys: pytest.CaptureFixture[str]
@@ -101,6 +112,9 @@ def test_help_names_every_flag_and_its_environment_variable(
     text = helped(name, capsys)
     for option in options(name):
         variables = [option.envvar] if isinstance(option.envvar, str) else list(option.envvar or ())
+        if option.opts[-1] in SAID_EACH_TIME:
+            assert variables == [], f"{option.name} could be said without anybody saying it"
+            continue
         assert variables, option.name
         # The variables of NVIDIA's plugin keep their names.
         assert name in {("plugin",), ("serve",)} or all(each.startswith("SCRUBBER_") for each in variables)
@@ -113,7 +127,8 @@ def test_one_variable_means_one_thing() -> None:
     meanings: dict[str, set[str]] = {}
     for name in ALL:
         for option in options(name):
-            meanings.setdefault(str(option.envvar), set()).add(option.opts[-1])
+            if option.envvar:
+                meanings.setdefault(str(option.envvar), set()).add(option.opts[-1])
     assert {variable: flags for variable, flags in meanings.items() if len(flags) > 1} == {
         # Where the simulated node is: its own commands call it what it is to them.
         "SCRUBBER_SIM_DIR": {"--dir", "--sim-dir"}
@@ -149,6 +164,8 @@ def test_help_loads_no_server_and_no_child_machinery() -> None:
         (["devices", "--colour"], "No such option: --colour"),
         (["history", "--since", "yesterday"], '"yesterday" is neither a time'),
         (["history", "--limit", "0"], "greater than or equal to 1"),
+        (["break-glass", "0", "--reason", "why", "--yes"], "say either for how long, or --end"),
+        (["break-glass", "0", "--reason", "why", "--yes", "--for", "1w"], '"1w" is not a time'),
         (["sim", "create", "--dir", "x", "--memory", "lots"], '"lots" is not a size'),
     ],
 )

@@ -11,12 +11,15 @@ from scrubber.domain.evidence import Severity, Step
 from scrubber.domain.health import WayBack
 from scrubber.domain.policy import XidClass
 from scrubber.domain.signals import (
+    SIGNALS,
+    SOFT,
     fault_finding,
     lifetime_findings,
     settings_off,
     snapshot_findings,
     wanted_settings,
     way_back,
+    xid_of,
 )
 from scrubber.domain.telemetry import Snapshot
 from tests.world.samples import DEVICE, POLICY
@@ -42,7 +45,8 @@ def test_a_snapshot_without_conditions_finds_nothing() -> None:
 )
 def test_a_standing_xid_weighs_what_its_class_says(kind: XidClass, severity: Severity) -> None:
     (found,) = snapshot_findings(replace(QUIET, xids={7: 2}), replace(POLICY, xids={7: kind}))
-    assert (found.code, found.severity, found.evidence) == ("xid-7", severity, {"xid": 7, "count": 2})
+    assert (found.code, found.severity) == ("xid-7", severity)
+    assert found.evidence == {"xid": 7, "class": kind.value, "count": 2, "new": 2}
 
 
 def test_an_xid_that_nobody_listed_is_never_taken_for_healthy() -> None:
@@ -77,9 +81,9 @@ def test_a_condition_is_a_finding(change: dict[str, object], code: str, severity
         ("page-retirement-pending", Severity.FAULT, WayBack.RESET),
         ("page-retirement-limit", Severity.FAULT, WayBack.PERSON),
         ("fabric-failed", Severity.FAULT, WayBack.RESET),
-        ("pcie-width", Severity.WARNING, WayBack.PERSON),
-        ("nvlink-down", Severity.WARNING, WayBack.PERSON),
-        ("events-unheard", Severity.WARNING, WayBack.PERSON),
+        ("pcie-width", Severity.WARNING, WayBack.RESET),
+        ("nvlink-down", Severity.WARNING, WayBack.RESET),
+        ("events-unheard", Severity.WARNING, WayBack.WAIT),
         ("scrub-on-free-disabled", Severity.NOTE, WayBack.PERSON),
         ("heard-of-by-nobody", Severity.WARNING, WayBack.PERSON),
     ],
@@ -147,3 +151,64 @@ def test_a_setting_that_a_tenant_changed_is_off() -> None:
     changed = replace(QUIET, settings={"power": "400", "mode": "exclusive"})
     assert settings_off(changed, POLICY) == {"mode": ("exclusive", "default")}
     assert settings_off(QUIET, POLICY) == {}
+
+
+# -- XIDs are news once ------------------------------------------------------------------------------------------------
+
+CONTEXT = replace(POLICY, xids={45: XidClass.CONTEXT}, xid_notes={45: "channels were torn down"})
+
+
+@pytest.mark.parametrize(
+    ("times", "known", "new"), [(1, None, 1), (3, 1, 2), (3, 3, 0), (2, 5, 2)], ids=["first", "more", "none", "anew"]
+)
+def test_what_came_since_it_was_last_recorded_is_new_and_a_count_that_went_down_began_anew(
+    times: int, known: int | None, new: int
+) -> None:
+    (seen,) = snapshot_findings(replace(QUIET, xids={45: times}), CONTEXT, {} if known is None else {"xid-45": known})
+    assert (seen.evidence["new"], seen.evidence["count"]) == (new, times)
+    assert seen.severity is (Severity.WARNING if new else Severity.NOTE)
+
+
+def test_an_xid_that_asks_for_a_reset_is_a_fault_for_as_long_as_it_stands() -> None:
+    (seen,) = snapshot_findings(replace(QUIET, xids={95: 1}), POLICY, {"xid-95": 1})
+    assert (seen.severity, seen.evidence["new"]) == (Severity.FAULT, 0)
+
+
+@pytest.mark.parametrize("kind", XidClass)
+def test_where_the_driver_asks_for_something_itself_the_xid_is_a_note_beside_it(kind: XidClass) -> None:
+    policy = replace(POLICY, xids={7: kind})
+    seen = snapshot_findings(replace(QUIET, xids={7: 1}, recovery="reset"), policy)
+    assert [(each.code, each.severity) for each in seen] == [
+        ("xid-7", Severity.NOTE),
+        ("recovery-reset", Severity.FAULT),
+    ]
+
+
+def test_where_the_driver_asks_for_nothing_only_what_depends_on_its_context_is_settled_by_that() -> None:
+    snapshot = replace(QUIET, xids={45: 1, 95: 1}, recovery="none")
+    policy = replace(POLICY, xids={45: XidClass.CONTEXT, 95: XidClass.RESET})
+    assert [each.severity for each in snapshot_findings(snapshot, policy)] == [Severity.NOTE, Severity.FAULT]
+
+
+def test_a_sentence_says_what_the_code_means_where_somebody_wrote_it_down() -> None:
+    (seen,) = snapshot_findings(replace(QUIET, xids={45: 1}), CONTEXT)
+    assert "channels were torn down" in seen.sentence
+
+
+@pytest.mark.parametrize("code", ["xid-", "xid-x", "too-hot", "xid", ""])
+def test_a_code_that_is_no_xid_has_no_number(code: str) -> None:
+    assert xid_of(code) is None
+    assert xid_of("xid-95") == 95
+
+
+def test_soft_is_what_warns_for_as_long_as_it_lasts() -> None:
+    assert {SIGNALS[code].severity for code in SOFT} == {Severity.WARNING}
+    assert {*POLICY.health.sustained} <= SOFT
+    assert not [code for code in SOFT if code.startswith("lifetime-")]
+
+
+def test_every_meaning_has_a_sentence_that_can_be_said_or_is_told_by_who_finds_it() -> None:
+    by_a_condition = replace(QUIET, conditions={code: "" for code, each in SIGNALS.items() if each.sentence})
+    for seen in snapshot_findings(by_a_condition, POLICY):
+        assert seen.sentence.endswith(".")
+        assert len(seen.sentence) > len(seen.code) + 5

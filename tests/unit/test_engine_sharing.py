@@ -60,7 +60,7 @@ async def test_a_joiners_certificate_says_that_others_hold_the_device_and_that_i
         certificate = world.vault.certificates[grant.certificate]
         assert not any(line.startswith("holders") for line in certificate.covered)
         assert [line for line in certificate.not_covered if line.startswith("holders: shared with 1 pod,")]
-        assert "memory: left as it was: the policy's exception shared" in certificate.not_covered
+        assert "memory: left as it was, as the policy lets shared" in certificate.not_covered
         assert {line.partition(":")[0] for line in certificate.covered} == {"settings", "health"}
 
 

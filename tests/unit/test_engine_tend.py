@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from scrubber.domain.errors import Held, InvalidRequest, NotReady
+from scrubber.domain.errors import Held, InvalidRequest, NotReady, Refused
 from scrubber.domain.evidence import Occasion, Outcome, Path
 from scrubber.domain.health import Health, WayBack
 from scrubber.domain.hygiene import Hygiene
@@ -253,7 +253,7 @@ async def test_a_person_s_word_needs_a_reason_and_something_to_lift() -> None:
         for act in (world.node.quarantine, world.node.unquarantine):
             with pytest.raises(InvalidRequest, match="needs a reason"):
                 await act("0", "  ", "uid:0")
-        with pytest.raises(InvalidRequest, match="not quarantined"):
+        with pytest.raises(Refused, match="not quarantined"):
             await world.node.unquarantine("0", "why not", "uid:0")
 
 

@@ -15,6 +15,7 @@ from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Enforcement, Limits, Policy, Ungranted
 from scrubber.domain.telemetry import Holder, HolderReport
 from scrubber.engine.keeper import Keeper
+from scrubber.engine.neighbourhood import Neighbourhood
 from scrubber.ports import Event, Holders
 from tests.world.kubelet import Tenant
 from tests.world.matter import Proc
@@ -434,8 +435,13 @@ async def test_a_fast_certificate_claims_only_what_the_driver_was_asked() -> Non
             world.gpu().device,
             world.record(),
             instruments=replace(tools, holders=Blinkered(tools.holders)),
-            changed=lambda: None,
-            still=world.node.still,
+            around=Neighbourhood(
+                changed=lambda: None,
+                still=world.node.still,
+                resources=world.node.resources_of,
+                records=lambda: [world.record()],
+                fuse=world.node.fuse,
+            ),
         )
         check, result = await keeper.check(Occasion.START)
         certificate = certify(

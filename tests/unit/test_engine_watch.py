@@ -15,6 +15,7 @@ from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Proof
 from scrubber.domain.telemetry import Snapshot
 from tests.world.kubelet import Tenant
+from tests.world.service import HEALTH_EVERY
 from tests.world.timeline import in_virtual_time
 from tests.world.world import DEFAULT, World, a_world
 
@@ -300,7 +301,9 @@ async def test_a_warning_makes_suspect_as_long_as_it_stands() -> None:
         await world.until(lambda: world.record().health is Health.SUSPECT, within=10.0)
         assert world.keeper().view.record.advertised
         world.gpu().celsius = 40
-        await world.until(lambda: world.record().health is Health.HEALTHY, within=10.0)
+        cooled = world.clock.monotonic()
+        await world.until(lambda: world.record().health is Health.HEALTHY)
+        assert world.clock.monotonic() - cooled >= world.policy.health.calm - HEALTH_EVERY
 
 
 @in_virtual_time

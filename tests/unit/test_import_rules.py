@@ -35,6 +35,7 @@ CHILD_MODULES = (
 )
 TOO_HEAVY_FOR_A_CHILD = ("asyncio", "grpc", "multiprocessing", "prometheus_client", "pydantic", "structlog")
 HOUSE = (
+    "plugin.cluster.client",
     "plugin.server",
     "plugin.emulator.kubelet",
     "scrubber.api.client",
@@ -53,6 +54,7 @@ HOUSE = (
     *SHARED,
 )
 ALLOWED = {
+    "plugin.cluster.client": ("httpx2", "lightkube", "msgspec"),
     "plugin.server": ("scrubber.api.client", "scrubber.wire.podresources_pb2"),
     "scrubber.adapters.cuda.cuda": ("scrubber.adapters.children.child", "cupy"),
     "scrubber.adapters.containers.containers": (LEAF,),
@@ -115,6 +117,8 @@ FORBIDDEN = (
     ("nvml-in-one-place", "scrubber.adapters.cuda.cuda", "pynvml"),
     ("cuda-in-one-place", "scrubber.daemon", "cupy"),
     ("cuda-in-one-place", "scrubber.adapters.sim.eraser", "cupy"),
+    ("kubernetes-in-one-place", "scrubber.engine.node", "lightkube"),
+    *(("kubernetes-in-one-place", "plugin.server", library) for library in ("httpx2", "lightkube", "msgspec")),
 )
 
 

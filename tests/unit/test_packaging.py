@@ -142,7 +142,7 @@ class TestLock:
     def test_it_names_no_host_and_no_path(self, name: str) -> None:
         text = (ROOT / "requirements" / name).read_text()
         assert not re.search(
-            r"http|://|\bfile:|^-|--(extra-)?index-url|--find-links|(^|[\s=@])[/~]", text, re.MULTILINE
+            r"https?:|://|\bfile:|^-|--(extra-)?index-url|--find-links|(^|[\s=@])[/~]", text, re.MULTILINE
         )
 
     def test_only_the_tests_bring_gpu_libraries(self, name: str) -> None:

@@ -1,22 +1,28 @@
 """A policy that cannot be in force is refused with file, line and a hint; one that can says exactly what it means."""
 
+import dataclasses
 import os
 from pathlib import Path
 
 import pytest
 
-from scrubber.config.policy_file import load_policy, parse_policy, policy_digest
+from scrubber.config.policy_file import DECIDES_NO_PROOF, load_policy, parse_policy, policy_digest
 from scrubber.domain.diagnosis import Level
 from scrubber.domain.errors import BadConfiguration
 from scrubber.domain.handover import HandOver
 from scrubber.domain.policy import (
+    BreakerRule,
     DiagnosticsRule,
     Enforcement,
+    HealthRule,
     Infrastructure,
+    MaintenanceRule,
+    News,
     Policy,
     Proof,
     ResetUse,
     Sharing,
+    StuckRule,
     XidClass,
 )
 
@@ -50,11 +56,18 @@ def test_every_value_reaches_the_domain() -> None:
           settle: 0s
           eraser-slots: 4
           temperature-celsius: 80
+          break-glass: 30m
         memory: {audit: false, pattern: true, on-chip: false, max-uncovered: 64MiB}
         diagnostics: {slow-path: quick, recovery: extended, floors: {"NVIDIA H200*": {host-to-device: 20GB/s}}}
         infrastructure: {units: [a@1.service], pods: [{namespace: ops, service-account: dcgm}]}
         injection: {envvar: refuse}
-        recovery: {backoff-initial: 2s, backoff-max: 1h, attempts: 3, probation-scrubs: 1, probation-interval: 0}
+        health: {sustained: {too-hot: 2m, pcie-width: never, inforom-corrupt: 1h}, calm: 30s, news: at-release, blame: 5}
+        recovery:
+          {backoff-initial: 2s, backoff-max: 1h, attempts: 3, attempts-per-day: 9, resets-per-day: 2, probation-scrubs: 1,
+           probation-interval: 0}
+        breaker: {resets: 0, window: 10m, soft-percent: 50}
+        maintenance: {every: 24h, between: "22:00-04:30", diagnostics: standard}
+        stuck: {tell-after: 2m, evict-after: 1h}
         settings: {power_limit_watts: 300, compute_mode: default}
         xids: {ignore: [13, 69-72], reboot: [79]}
         """
@@ -75,7 +88,7 @@ def test_every_value_reaches_the_domain() -> None:
     limits = policy.limits
     assert (limits.hand_over, limits.slow_path, limits.memory_floor, limits.question) == (20.0, 90.0, 0.5, 0.25)
     assert (limits.reset, limits.dying_grace, limits.settle, limits.eraser_slots) == (10.0, 0.0, 0.0, 4)
-    assert limits.memory_bytes_per_second == 1024**3
+    assert (limits.memory_bytes_per_second, limits.break_glass) == (1024**3, 1800.0)
     assert policy.max_temperature_celsius == 80
     assert (policy.memory.audit, policy.memory.pattern) == (False, True)
     assert (policy.memory.on_chip, policy.memory.max_uncovered) == (False, 64 * 1024**2)
@@ -86,7 +99,14 @@ def test_every_value_reaches_the_domain() -> None:
     assert policy.envvar_refused
     recovery = policy.recovery
     assert (recovery.backoff_initial, recovery.backoff_max, recovery.attempts) == (2.0, 3600.0, 3)
+    assert (recovery.attempts_per_day, recovery.resets_per_day) == (9, 2)
     assert (recovery.probation_scrubs, recovery.probation_interval) == (1, 0.0)
+    lasting = {**HealthRule().sustained, "too-hot": 120.0, "inforom-corrupt": 3600.0}
+    del lasting["pcie-width"]
+    assert policy.health == HealthRule(lasting, calm=30.0, news=News.AT_RELEASE, blame=5)
+    assert policy.breaker == BreakerRule(resets=0, window=600.0, soft_percent=50)
+    assert policy.maintenance == MaintenanceRule(86400.0, (22 * 3600.0, 4.5 * 3600.0), Level.STANDARD)
+    assert policy.stuck == StuckRule(tell_after=120.0, evict_after=3600.0)
     assert policy.settings == {"power_limit_watts": "300", "compute_mode": "default"}
     assert policy.xids == {
         13: XidClass.IGNORE,
@@ -177,6 +197,18 @@ def test_every_value_reaches_the_domain() -> None:
             id="endless time",
         ),
         pytest.param(
+            "name: mine\nlimits:\n  settle: 1" + "0" * 400 + "\n",
+            "policy.yaml:3: limits.settle: this is not a time; "
+            "write seconds as a number, or a time such as 500ms, 25s, 2m or 1h.",
+            id="longer than anything",
+        ),
+        pytest.param(
+            "name: mine\nmemory:\n  max-uncovered: 1" + "0" * 40 + "\n",
+            f"policy.yaml:3: memory.max-uncovered: 1{'0' * 40} is not a size; "
+            "write bytes as a number, or a size such as 256MiB or 1GiB.",
+            id="larger than anything",
+        ),
+        pytest.param(
             "name: mine\nlimits:\n  slow-path: 0s\n",
             "policy.yaml:3: limits.slow-path: a time of 0 s is impossible here; write at least 10ms.",
             id="no time at all",
@@ -227,13 +259,13 @@ def test_every_value_reaches_the_domain() -> None:
         ),
         pytest.param(
             "name: mine\nlimits:\n  memory-rate: 0\n",
-            'policy.yaml:3: limits.memory-rate: "0" is less than one byte.',
+            "policy.yaml:3: limits.memory-rate: 0 is too slow a rate; write at least 1.",
             id="no rate",
         ),
         pytest.param(
             "name: mine\nlimits:\n  memory-rate: fast\n",
-            'policy.yaml:3: limits.memory-rate: "fast" is not a size; '
-            "write bytes as a number, or a size such as 256MiB or 1GiB.",
+            'policy.yaml:3: limits.memory-rate: "fast" is not a rate; '
+            "write bytes (or operations) per second as a number, or a rate such as 64MiB/s or 20GB/s.",
             id="not a rate",
         ),
         pytest.param(
@@ -364,9 +396,9 @@ def test_every_value_reaches_the_domain() -> None:
             id="a floor of all checks",
         ),
         pytest.param(
-            "name: mine\ndiagnostics:\n  floors:\n    H200:\n      host-to-device: fast\n",
-            'policy.yaml:5: diagnostics.floors.H200.host-to-device: "fast" is not a size; '
-            "write bytes as a number, or a size such as 256MiB or 1GiB.",
+            "name: mine\ndiagnostics:\n  floors:\n    H200:\n      host-to-device: 20 Gbit/s\n",
+            'policy.yaml:5: diagnostics.floors.H200.host-to-device: "20 Gbit/s" is not a rate; '
+            "write bytes (or operations) per second as a number, or a rate such as 64MiB/s or 20GB/s.",
             id="a floor that is no rate",
         ),
         pytest.param(
@@ -411,6 +443,67 @@ def test_every_value_reaches_the_domain() -> None:
             id="not a size",
         ),
         pytest.param(
+            "name: mine\nhealth:\n  sustained:\n    too-hott: 5m\n",
+            'policy.yaml:4: health.sustained: "too-hott" is not known; did you mean "too-hot"?',
+            id="no soft condition",
+        ),
+        pytest.param(
+            "name: mine\nhealth:\n  sustained:\n    lost: 5m\n",
+            'policy.yaml:4: health.sustained: "lost" is not known; write one of ecc-mode-pending, events-unheard, '
+            "hw-slowdown, hw-thermal-slowdown, inforom-corrupt, mig-mode-pending, nvlink-down, pcie-generation, pcie-width, "
+            "power-brake, too-hot.",
+            id="a condition that is a fault at once",
+        ),
+        pytest.param(
+            "name: mine\nhealth:\n  sustained:\n    too-hot: forever\n",
+            'policy.yaml:4: health.sustained.too-hot: "forever" is not a time; write never, seconds as a number, or a time such '
+            "as 500ms, 25s, 2m or 1h.",
+            id="neither a time nor never",
+        ),
+        pytest.param(
+            "name: mine\nhealth:\n  news: later\n",
+            'policy.yaml:3: health.news: "later" is not known; write one of at-once, at-release.',
+            id="no such news",
+        ),
+        pytest.param(
+            "name: mine\nbreaker:\n  soft-percent: 200\n",
+            "policy.yaml:3: breaker.soft-percent: 200 is impossible; write at most 100.",
+            id="more than all devices",
+        ),
+        pytest.param(
+            "name: mine\nmaintenance:\n  every: 0\n",
+            "policy.yaml:3: maintenance.every: a time of 0 s is impossible here; write at least 10ms, or never.",
+            id="without a pause",
+        ),
+        pytest.param(
+            "name: mine\nmaintenance:\n  between: night\n",
+            'policy.yaml:3: maintenance.between: "night" is no time of the day; write from and until, such as 02:00-05:00, or '
+            "always.",
+            id="no time of the day",
+        ),
+        pytest.param(
+            "name: mine\nmaintenance:\n  between: 23:00-24:30\n",
+            'policy.yaml:3: maintenance.between: "23:00-24:30" is no time of the day; a day has hours from 00:00 to 24:00, or '
+            "always.",
+            id="after the end of the day",
+        ),
+        pytest.param(
+            "name: mine\nmaintenance:\n  between: 00:00-24:00\n",
+            'policy.yaml:3: maintenance.between: "00:00-24:00" begins when it ends; write two different times, or always.',
+            id="all day",
+        ),
+        pytest.param(
+            "name: mine\nstuck:\n  tell-after: 5m\n  evict-after: 1m\n",
+            "policy.yaml:4: stuck.evict-after: a pod cannot be evicted (60 s) before its owner is told why (300 s); write an "
+            "evict-after of at least tell-after.",
+            id="evicted before it is told",
+        ),
+        pytest.param(
+            "name: mine\nrecovery:\n  resets-per-day: 0\n",
+            "policy.yaml:3: recovery.resets-per-day: 0 is impossible; write at least 1.",
+            id="no resets at all",
+        ),
+        pytest.param(
             b" " * (1024 * 1024 + 1),
             "policy.yaml: the file has 1048577 bytes; more than 1048576 are not read.",
             id="too large",
@@ -419,6 +512,35 @@ def test_every_value_reaches_the_domain() -> None:
 )
 def test_what_cannot_be_in_force_is_refused_with_line_and_hint(text: str | bytes, complaint: str) -> None:
     assert complaints(text) == [complaint]
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "limits.settle",
+        "limits.memory-rate",
+        "memory.max-uncovered",
+        "maintenance.every",
+        "maintenance.between",
+        "stuck.evict-after",
+        "health.sustained.too-hot",
+        "settings.power_limit_watts",
+        "diagnostics.floors",
+        "hand-over.same-pod",
+        "breaker.resets",
+        "xids.ignore",
+    ],
+)
+@pytest.mark.parametrize("nothing", ["", "~", "null"])
+def test_a_key_without_a_value_is_called_that_whatever_stands_there_else(key: str, nothing: str) -> None:
+    *above, last = key.split(".")
+    text = "name: mine\n" + "".join(f"{'  ' * depth}{each}:\n" for depth, each in enumerate(above))
+    text += f"{'  ' * len(above)}{last}: {nothing}\n"
+    (complaint,) = complaints(text)
+    assert (
+        complaint
+        == f"policy.yaml:{len(above) + 2}: {key}: nothing is written here; write its value, or remove the key."
+    )
 
 
 @pytest.mark.parametrize("kind", ["other-tenant", "unknown"])
@@ -441,12 +563,70 @@ def test_words_that_older_yaml_takes_for_numbers_or_truth_values_stay_words() ->
     }
 
 
-def test_the_digest_follows_the_values_in_force_and_nothing_else() -> None:
+def test_the_digest_follows_the_values_in_force_and_not_the_text() -> None:
     plain = read("name: mine\n")
     assert read("# why\nname: yours\nlimits: {question: 1000ms}\n").digest == plain.digest
-    assert read("name: mine\nlimits: {question: 2s}\n").digest != plain.digest
     assert plain.digest == policy_digest(plain)
     assert len(plain.digest) == 64
+
+
+IN, OUT = True, False
+
+
+@pytest.mark.parametrize(
+    ("written", "decides"),
+    [
+        ("hand-over: {same-pod: checks}", IN),
+        ("reset: required", IN),
+        ("sharing: never", IN),
+        ("ungranted: end", IN),
+        ("limits: {question: 2s}", IN),
+        ("limits: {slow-path: 3m}", IN),
+        ("limits: {temperature-celsius: 80}", IN),
+        ("limits: {break-glass: 1h}", OUT),
+        ("memory: {pattern: true}", IN),
+        ("diagnostics: {slow-path: quick}", IN),
+        ('diagnostics: {floors: {"NVIDIA L4*": {host-to-device: 10GB/s}}}', IN),
+        ("health: {sustained: {too-hot: 1m}}", IN),
+        ("health: {calm: 2m}", IN),
+        ("health: {news: at-release}", OUT),
+        ("health: {blame: 1}", OUT),
+        ("infrastructure: {units: []}", IN),
+        ("injection: {envvar: refuse}", IN),
+        ("settings: {power_limit_watts: 300}", IN),
+        ("xids: {reset: [94]}", IN),
+        ("maintenance: {diagnostics: quick}", IN),
+        ("maintenance: {every: 24h}", OUT),
+        ("maintenance: {between: 02:00-05:00}", OUT),
+        ("enforcement: observe", OUT),
+        ("recovery: {backoff-initial: 2s}", OUT),
+        ("recovery: {attempts: 9, attempts-per-day: 9, resets-per-day: 9}", OUT),
+        ("recovery: {probation-scrubs: 9, probation-interval: 1s}", OUT),
+        ("breaker: {resets: 1, window: 1m, soft-percent: 1}", OUT),
+        ("stuck: {tell-after: 5m, evict-after: 1h}", OUT),
+        ("overrides: [{name: a, models: [x], sharing: never}]", OUT),
+    ],
+)
+def test_only_what_decides_about_proof_has_devices_scrubbed_again(written: str, decides: bool) -> None:
+    changed, plain = read(f"name: mine\n{written}\n"), read("name: mine\n")
+    assert changed != plain
+    assert (changed.digest != plain.digest) is decides
+
+
+def test_a_new_field_of_a_policy_is_in_the_digest_until_somebody_says_otherwise() -> None:
+    fields = {each.name: each for each in dataclasses.fields(Policy)}
+    assert DECIDES_NO_PROOF.keys() <= fields.keys()
+    for name, parts in DECIDES_NO_PROOF.items():
+        if parts is not None:
+            assert parts <= {each.name for each in dataclasses.fields(getattr(Policy(), name))}
+
+
+def test_which_floor_comes_first_is_part_of_what_a_policy_says() -> None:
+    one, other = ('"NVIDIA H*": {host-to-device: 10GB/s}', '"NVIDIA H200*": {host-to-device: 20GB/s}')
+    digests = {
+        read(f"name: mine\ndiagnostics: {{floors: {{{a}, {b}}}}}\n").digest for a, b in ((one, other), (other, one))
+    }
+    assert len(digests) == 2
 
 
 def test_an_xid_that_a_policy_does_not_name_keeps_the_class_of_the_shipped_default(tmp_path: Path) -> None:

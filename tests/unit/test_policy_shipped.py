@@ -1,8 +1,9 @@
-"""The shipped default is what the program does by itself, and its schema is the model's."""
+"""The shipped default is what the program does by itself, and the schemas are the models'."""
 
 import dataclasses
 import importlib.util
 import json
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -10,26 +11,31 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from scrubber.config.policy_file import load_policy
+from scrubber.config.policy_file import DECIDES_NO_PROOF, load_policy, parse_policy
 from scrubber.config.policy_model import PolicyFile, policy_schema
-from scrubber.config.shipped import find_policy, shipped_policies
+from scrubber.config.shipped import find_policy, shipped_policies, shipped_xids
+from scrubber.config.xid_file import xid_schema
+from scrubber.domain.errors import BadConfiguration
 from scrubber.domain.policy import Policy, XidClass
+from scrubber.domain.signals import SOFT
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_the_shipped_default_is_the_programs_own_default() -> None:
     shipped = load_policy("default")
-    assert dataclasses.replace(shipped, digest="", xids={}) == Policy()
+    assert dataclasses.replace(shipped, digest="", xids={}, xid_notes={}) == Policy()
 
 
 def test_the_shipped_default_writes_every_key_out() -> None:
     written = yaml.safe_load(find_policy("default").read_text())
     for name, field in PolicyFile.model_fields.items():
         section, kind = written[field.alias or name], field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            known = {inner.alias for inner in kind.model_fields.values()} - {"unknown"}
-            assert known <= set(section), name
+        if name == "xids":
+            assert section == {}, "they have a file of their own"
+        elif isinstance(kind, type) and issubclass(kind, BaseModel):
+            assert {inner.alias for inner in kind.model_fields.values()} <= set(section), name
+    assert set(written["health"]["sustained"]) == SOFT
 
 
 @pytest.mark.parametrize(
@@ -69,19 +75,51 @@ def generator() -> ModuleType:
     return module
 
 
-def test_the_committed_schema_is_the_models(generator: ModuleType) -> None:
-    assert generator.SCHEMA.read_text() == generator.rendered(), "run python scripts/gen_schema.py"
+def test_the_committed_schemas_are_the_models(generator: ModuleType) -> None:
+    assert {path.name for path in generator.SCHEMAS} == {"policy.schema.json", "xid.schema.json"}
+    for path, schema in generator.SCHEMAS.items():
+        assert path.read_text() == generator.rendered(schema()), "run python scripts/gen_schema.py"
 
 
 def test_the_schema_knows_the_keys_of_the_shipped_default_and_no_others() -> None:
     schema = policy_schema()
     assert set(yaml.safe_load(find_policy("default").read_text())) == set(schema["properties"])
-    sections = [each for each in schema["$defs"].values() if each["type"] == "object"]
-    assert all(each["additionalProperties"] is False for each in (schema, *sections))
-    assert json.loads(json.dumps(schema)) == schema
+    for each in (schema, xid_schema()):
+        sections = [part for part in each["$defs"].values() if part["type"] == "object"]
+        assert all(part["additionalProperties"] is False for part in (each, *sections))
+        assert json.loads(json.dumps(each)) == each
 
 
-def test_the_shipped_default_names_its_schema() -> None:
-    path = find_policy("default")
-    first = path.read_text().splitlines()[0]
-    assert (path.parent / first.partition("$schema=")[2]).is_file()
+def test_the_schema_of_an_override_tells_no_default_but_the_files_own() -> None:
+    override = policy_schema()["$defs"]["OverrideSection"]
+    assert not [name for name, each in override["properties"].items() if "default" in each]
+
+
+@pytest.mark.parametrize("path", [*shipped_policies().values(), shipped_xids()], ids=lambda path: path.name)
+def test_every_shipped_file_names_its_schema_for_editors(path: Path) -> None:
+    comment, _, schema = path.read_text().splitlines()[0].partition("$schema=")
+    assert comment == "# yaml-language-server: "
+    assert (path.parent / schema).is_file()
+
+
+PAGE = (ROOT / "docs" / "policies.md").read_text()
+EXAMPLES = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("text", [each for each in EXAMPLES if not each.startswith("#")])
+def test_what_the_page_shows_is_a_policy(text: str) -> None:
+    named = text if text.startswith("name:") else f"name: example\n{text}"
+    assert parse_policy(named.encode(), "docs/policies.md", xids={}).name
+
+
+def test_the_page_says_what_the_digest_leaves_out() -> None:
+    (left_out,) = re.findall(r"\| ([^|]*`enforcement`[^|]*) \|\n\| [^|]* \| ([^|]*) \|", PAGE)
+    said = set(re.findall(r"`([a-z-]+)`", " ".join(left_out))) - {"health", "maintenance", "limits"}
+    fields = {each for name, parts in DECIDES_NO_PROOF.items() for each in ((name,) if parts is None else parts)}
+    assert said == {each.replace("_", "-") for each in fields} - {"digest", "xid-notes"}
+
+
+def test_the_table_of_xids_is_not_taken_for_a_policy() -> None:
+    assert set(shipped_policies()) == {"default", "strict", "trusted"}
+    with pytest.raises(BadConfiguration, match='No policy ships under the name "xid"'):
+        find_policy("xid")

@@ -72,6 +72,25 @@ def test_a_comment_changes_nothing(file: Path) -> None:
     assert not source.reload()
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "stuck: {tell-after: 5m}",
+        "breaker: {resets: 1}",
+        "enforcement: observe",
+        "recovery: {backoff-max: 2h}",
+        "overrides: [{name: a, models: [x], sharing: never}]",
+    ],
+)
+def test_a_change_that_has_nothing_scrubbed_again_is_a_change_all_the_same(file: Path, text: str) -> None:
+    source = PolicySource(file)
+    before = source.policy
+    file.write_text(f"name: mine\n{text}\n")
+    assert source.reload()
+    assert source.policy.digest == before.digest
+    assert source.policy != before
+
+
 def test_what_this_start_makes_of_a_policy_it_makes_of_the_next_one_too(file: Path) -> None:
     def adjust(policy: Policy) -> Policy:
         if policy.name == "impossible":

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from scrubber.adapters.sim import control
 from scrubber.adapters.sim.control import CONDITIONS, Faults, clear, driver_absent, fault, read, read_all
+from scrubber.adapters.sim.faults import ABSENT, CODES, RECOVERIES
 from scrubber.adapters.sim.layout import write_json
 from scrubber.adapters.sim.shape import MIB, create, split
 from scrubber.domain.errors import BadConfiguration, InvalidRequest, Unreadable
@@ -38,7 +39,11 @@ FAULTS = st.builds(
     ghost=st.booleans(),
     unkillable=st.booleans(),
     temperature=st.integers(-40, 150),
-    recovery=st.sampled_from(["none", "reset", "reboot"]),
+    recovery=st.sampled_from(RECOVERIES),
+    conditions=st.dictionaries(
+        st.sampled_from([*sorted(CODES), "sulking"]), st.sampled_from(["", "x8 of x16"]), max_size=4
+    ),
+    counters=st.dictionaries(st.sampled_from(["retired_pages", "made_up"]), st.integers(0, 9)),
 )
 
 
@@ -50,9 +55,9 @@ def test_faults_survive_their_file(faults: Faults) -> None:
 
 
 @given(FAULTS)
-def test_lifting_everything_leaves_a_sound_device_that_remembers_its_xids(faults: Faults) -> None:
+def test_lifting_everything_leaves_a_sound_device_that_remembers_what_it_counted(faults: Faults) -> None:
     sound = faults.with_xid(95).without(CONDITIONS)
-    assert sound == Faults(xids_seen=faults.with_xid(95).xids_seen)
+    assert sound == Faults(xids_seen=faults.with_xid(95).xids_seen, counters=faults.counters)
 
 
 @given(FAULTS, FAULTS)
@@ -62,6 +67,9 @@ def test_an_instance_is_never_better_off_than_its_gpu(own: Faults, parent: Fault
     assert both.ecc >= parent.ecc
     for name in ("lost", "stuck", "wont_clear", "reset_fails", "ghost", "unkillable"):
         assert getattr(both, name) >= getattr(parent, name)
+    for mapping in ("conditions", "counters", "xids_seen"):
+        assert getattr(both, mapping).keys() >= getattr(parent, mapping).keys()
+    assert parent.recovery == "none" or both.recovery != "none"
     assert own.joined(Faults(temperature=-40)) == own
 
 
@@ -79,6 +87,97 @@ def test_ecc_errors_add_up_and_a_reset_lifts_them_with_the_rest(node: Path, plac
     assert read(place).ecc == 3
     after = control.change(place, Faults.after_reset)
     assert after == Faults(xids_seen={48: 1}, lost=True)
+
+
+LASTING = {
+    *("hw-slowdown", "hw-thermal-slowdown", "power-brake", "pcie-width", "pcie-generation", "nvlink-down"),
+    *("row-remap-failure", "page-retirement-limit", "inforom-corrupt", "events-unheard", "scrub-on-free-disabled"),
+}
+
+
+def test_a_reset_lifts_what_waits_for_one_and_nothing_else(node: Path, place: Path) -> None:
+    fault(node, "0", conditions=dict.fromkeys([*CODES, "sulking"], "read"), temperature=99)
+    after = control.change(place, Faults.after_reset)
+    assert set(after.conditions) == {*LASTING, "sulking"}
+    assert after.temperature == 99
+
+
+@pytest.mark.parametrize(
+    ("asked", "left"),
+    [
+        ("none", "none"),
+        ("reset", "none"),
+        ("drain-and-reset", "none"),
+        ("bus-reset", "none"),
+        ("reboot", "reboot"),
+        ("system-reboot", "system-reboot"),
+        ("drain-p2p", "drain-p2p"),
+        ("imex", "imex"),
+        (ABSENT, ABSENT),
+    ],
+)
+def test_a_reset_ends_the_driver_s_request_for_one_and_for_nothing_more(
+    node: Path, place: Path, asked: str, left: str
+) -> None:
+    fault(node, "0", recovery=asked)
+    assert control.change(place, Faults.after_reset).recovery == left
+
+
+def test_what_the_device_counts_over_its_life_survives_resets_and_mending(node: Path, place: Path) -> None:
+    fault(node, "0", counters={"retired_pages": 3, "remapped_rows_uncorrectable": 1}, xid=95)
+    fault(node, "0", counters={"retired_pages": 4})
+    control.change(place, Faults.after_reset)
+    clear(node)
+    assert read(place) == Faults(xids_seen={95: 1}, counters={"retired_pages": 4, "remapped_rows_uncorrectable": 1})
+
+
+def test_conditions_are_lifted_one_by_one_or_all_together(node: Path, place: Path) -> None:
+    fault(node, "0", conditions={"pcie-width": "x8 of x16", "sulking": "", "power-brake": ""}, lost=True)
+    clear(node, "0", ["pcie-width"])
+    clear(node, "0", ["pcie-width", "sulking"])
+    assert read(place) == Faults(conditions={"power-brake": ""}, lost=True)
+    fault(node, "1", conditions={"grumbling": ""})
+    clear(node, None, ["condition"])
+    assert read(place) == Faults(lost=True)
+    assert read(node / "devices" / "1") == Faults()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"conditions": {"": ""}},
+        {"conditions": {"PCIe": ""}},
+        {"conditions": {"a b": ""}},
+        {"conditions": {"a" * 65: ""}},
+        {"conditions": {"lost": ""}},
+        {"conditions": {"xid-95": ""}},
+        {"conditions": {"pcie-width": "x8\nof x16"}},
+        {"conditions": {"pcie-width": "x" * 201}},
+        {"counters": {"retired-pages": 1}},
+        {"counters": {"retired_pages": -1}},
+        {"counters": {"retired_pages": 1 << 60}},
+        {"counters": {"retired_pages": True}},
+    ],
+)
+def test_a_condition_or_counter_that_cannot_be_is_refused_and_unreadable_in_a_file(
+    node: Path, place: Path, wrong: dict[str, dict[str, object]]
+) -> None:
+    with pytest.raises(InvalidRequest):
+        fault(node, "0", **wrong)  # type: ignore[arg-type]
+    assert read(place) == Faults()
+    write_json(place / "control.json", wrong)
+    with pytest.raises(Unreadable, match=r"control\.json"):
+        read(place)
+
+
+def test_a_file_of_before_there_were_conditions_and_counters_reads_as_it_did(place: Path) -> None:
+    flags = dict.fromkeys(["lost", "reset_fails", "stuck", "unkillable", "wont_clear"], False)
+    said = {"ecc": 2, "ghost": True, "recovery": "reset", "slow_clear": 1.5, "temperature": 50}
+    write_json(place / "control.json", {**flags, **said, "xids": {"95": {"seen": 2, "standing": True}}})
+    standing = frozenset({95})
+    assert read(place) == Faults(
+        xids_seen={95: 2}, xids_standing=standing, ecc=2, ghost=True, recovery="reset", slow_clear=1.5, temperature=50
+    )
 
 
 def test_one_condition_can_be_lifted_and_the_others_stay(node: Path, place: Path) -> None:
@@ -130,13 +229,13 @@ def test_clearing_the_node_clears_every_device_and_mends_what_cannot_be_read(nod
     ("wrong", "hint"),
     [
         ({"xid": 0}, "31, 79 or 95"),
-        ({"xid": 1000}, "31, 79 or 95"),
+        ({"xid": 10_000}, "31, 79 or 95"),
         ({"ecc": -1}, "uncorrected"),
         ({"slow_clear": 0.0}, "seconds"),
         ({"slow_clear": float("nan")}, "seconds"),
         ({"temperature": 4000}, "Celsius"),
         ({"reset": "maybe"}, "ok or fail"),
-        ({"recovery": "pray"}, "none, reset or reboot"),
+        ({"recovery": "pray"}, "none, reset, reboot, drain-p2p"),
         ({}, "xid, ecc, lost"),
     ],
 )
@@ -161,7 +260,19 @@ def test_a_fault_without_a_device_and_an_unknown_device_or_condition_are_refused
         fault(tmp_path, driver_absent=True)
 
 
-@pytest.mark.parametrize("document", [{"ecc": "3"}, {"ecc": True}, {"lost": 1}, {"xids": []}, {"xids": {"x": {}}}])
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"ecc": "3"},
+        {"ecc": True},
+        {"lost": 1},
+        {"xids": []},
+        {"xids": {"x": {}}},
+        {"conditions": []},
+        {"conditions": {"pcie-width": 8}},
+        {"counters": []},
+    ],
+)
 def test_a_file_that_makes_no_sense_is_unreadable_never_sound(place: Path, document: dict[str, object]) -> None:
     write_json(place / "control.json", document)
     with pytest.raises(Unreadable, match=r"control\.json"):

@@ -28,9 +28,9 @@ def test_every_test_that_it_names_is_there() -> None:
     assert set(re.findall(r"`(test_\w+)`", PAGE)) - written_tests() == set()
 
 
-@pytest.mark.parametrize("row", sorted(name for name, text in ROWS.items() if "**open" in text))
-def test_what_is_open_is_in_the_work_list(row: str) -> None:
-    assert re.search(rf"\b{row}\b", WORK_LIST), f"{row} is open, and nobody is to mend it"
+def test_what_is_open_is_in_the_work_list() -> None:
+    still_open = {name for name, text in ROWS.items() if "**open" in text}
+    assert still_open - set(re.findall(r"\b[ATSWBD]\d+[a-z]?\b", WORK_LIST)) == set(), "open, and nobody is to mend it"
 
 
 def test_a_row_whose_test_was_written_is_in_the_work_list_no_more() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from scrubber.domain.device import Device
 from scrubber.domain.errors import Held, Stuck, Unreadable
-from scrubber.ports import EraseReport, EraseRequest, Progress
+from scrubber.ports import EraseReport, EraseRequest, OnChip, Progress
 from tests.world.life import Life, in_the_world
 from tests.world.matter import CELLS, Gpu, Matter
 
@@ -53,7 +53,19 @@ class Erasing:
                 else:
                     verified += part
                 progress(Progress(phase, (index + 1) * part, total))
-        return EraseReport(total, cleared, verified, residue, failed, seconds_by_phase=(("clear", CELL_SECONDS),))
+        flaws = memory.flaws
+        if "eraser-dies" in flaws:
+            raise Unreadable("the eraser died")
+        return EraseReport(
+            total,
+            cleared - (part if "memory-short" in flaws else 0),
+            verified,
+            residue,
+            failed,
+            seconds_by_phase=(("clear", CELL_SECONDS),),
+            unsettled_bytes=part if "memory-kept" in flaws else 0,
+            on_chip=OnChip(8, 7, 1024, 1024, 0, 0) if "on-chip" in flaws else None,
+        )
 
 
 class Erasers:

@@ -40,6 +40,7 @@ class Tenant:
         gone_since: when the kubelet gave it up; None while it is the kubelet's.
         unnamed: it was granted devices while no witness could name it, so what it left then can be known by nothing but
             its holding a device.
+        unjudged: it was granted a device whatever was known of it.
         refusals: what PreStart said since the last start.
     """
 
@@ -55,6 +56,7 @@ class Tenant:
     complete: bool = False
     gone_since: float | None = None
     unnamed: bool = False
+    unjudged: bool = False
     refusals: list[ScrubberError] = field(default_factory=list)
     sandbox: Proc | None = None
     first: Proc | None = None
@@ -92,6 +94,7 @@ class Kubelet:
         trust: what a reading is worth now.
         starts: how often the kubelet was started, as its socket shows.
         delay: seconds that every question takes longer.
+        longest_pause: seconds between two tries to start a container, which double up to this.
     """
 
     def __init__(
@@ -111,6 +114,7 @@ class Kubelet:
         self.trust = Trust.TRUSTED
         self.starts = 1
         self.delay = 0.0
+        self.longest_pause = RETRY_AFTER
         self.tenants: list[Tenant] = []
         self._uids = 0
 
@@ -152,6 +156,7 @@ class Kubelet:
 
     async def _work(self, tenant: Tenant) -> None:
         """Start, wait for the end, start again: until the pod is given up."""
+        pause = RETRY_AFTER
         while True:
             try:
                 async with asyncio.timeout(PRE_START_DEADLINE):
@@ -159,8 +164,10 @@ class Kubelet:
             except (ScrubberError, Gone, TimeoutError) as refusal:
                 if isinstance(refusal, ScrubberError):
                     tenant.refusals.append(refusal)
-                await asyncio.sleep(RETRY_AFTER)
+                await asyncio.sleep(pause)
+                pause = min(self.longest_pause, pause * 2)
                 continue
+            pause = RETRY_AFTER
             tenant.starting = True
             await asyncio.sleep(tenant.starts_after)
             tenant.starting = False

@@ -7,17 +7,19 @@ that there are none.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from scrubber.domain.assignment import Pod
 from scrubber.domain.errors import ScrubberError
 from scrubber.domain.evidence import Path
-from scrubber.domain.health import ADVERTISED
+from scrubber.domain.health import ADVERTISED, Health
 from scrubber.domain.hygiene import Hygiene
-from scrubber.domain.policy import Policy, Proof, Ungranted
-from scrubber.engine.views import Granted
+from scrubber.domain.policy import Enforcement, Policy, Proof, Ungranted
+from scrubber.domain.record import UNJUDGED, DeviceRecord
+from scrubber.engine.views import DeviceView, Granted
 from scrubber.ports import Change
 from tests.world.erasing import Erasers, Erasing
+from tests.world.health_laws import HealthLaws
 from tests.world.kubelet import Kubelet, Tenant
 from tests.world.matter import Gpu, Matter, Proc
 from tests.world.vault import Vault
@@ -38,6 +40,8 @@ class Laws:
         policy: Callable[[], Policy],
         boot: Callable[[], str],
         now: Callable[[], float],
+        wall: Callable[[], float],
+        late: Callable[[], float],
     ) -> None:
         self._matter = matter
         self._kubelet = kubelet
@@ -46,7 +50,9 @@ class Laws:
         self._policy = policy
         self._boot = boot
         self._now = now
+        self._wall = wall
         self.breaches: list[str] = []
+        self.health = HealthLaws(policy=policy, wall=wall, late=late, breach=self.breach)
 
     def breach(self, law: str, sentence: str) -> None:
         self.breaches.append(f"{self._now():.3f} s: {law}: {sentence}")
@@ -58,11 +64,13 @@ class Laws:
         erasing = self._erasers.running.get(gpu.id)
         if erasing is not None:
             erasing.fence_broken = True
-            if proc.pod is not None:
+            if proc.pod is not None and not self._unjudged(proc.pod):
                 self.breach("5", f"{proc.label} opens {gpu.id} while eraser {erasing.pid} works on it")
 
     def started(self, tenant: Tenant, proc: Proc) -> None:
         """A container starts: it is alone on its devices, and no eraser is at work on them."""
+        if tenant.unjudged:
+            return
         for device in tenant.devices:
             if device in self._erasers.running:
                 self.breach("5", f"{proc.label} starts while an eraser works on {device}")
@@ -71,9 +79,16 @@ class Laws:
 
     def read(self, proc: Proc, device: str) -> None:
         """A tenant reads a device: zeros, its own bytes, or what the policy lets it see."""
+        if self._unjudged(proc.pod):
+            return
         for label in set(self._matter.read(proc, device)) - {""}:
             if not self._may_see(proc.label, label):
                 self.breach("1", f"{proc.label} reads on {device} what {label} wrote")
+
+    def _unjudged(self, uid: str | None) -> bool:
+        """Whether its pod was given a device whatever was known of it: nothing is promised to it, nor for it."""
+        tenant = self._kubelet.of(uid)
+        return tenant is not None and tenant.unjudged
 
     def _may_see(self, reader: str, writer: str) -> bool:
         if reader == writer:
@@ -113,6 +128,7 @@ class Laws:
             self.breach("5", f"{erasing.gpu.id} is cleared while {proc.label} (PID {proc.pid}) lives")
 
     def resets(self, gpu: Gpu) -> None:
+        self.health.resets(gpu)
         for proc in self._matter.holders(gpu.id):
             self.breach("5", f"{gpu.id} is reset while {proc.label} (PID {proc.pid}) holds it")
 
@@ -136,13 +152,17 @@ class Laws:
 
     def stored(self, change: Change) -> None:
         """All or none, in one transaction; never a device that is out of service; clean means zeros."""
+        self.health.stored(change)
+        unjudged = {device for device, grant in change.grants if grant.exception in UNJUDGED}
         new = {device for device, grant in change.grants if grant.exception != "adopted"}
         sets = [set(tenant.devices) for tenant in self._kubelet.tenants]
         if new and new not in sets:
             self.breach("4", f"{sorted(new)} were granted together, which nobody asked for")
         for record in change.records:
-            if record.device in new and record.health not in ADVERTISED:
+            if record.device in new and record.health not in ADVERTISED and record.device not in unjudged:
                 self.breach("1", f"{record.device} was granted while {record.health.value}")
+            if record.device in unjudged:
+                self._may_be_unjudged(record)
             if record.device in new and record.hygiene is not Hygiene.IN_USE:
                 self.breach("2", f"{record.device} was granted and the ledger says {record.hygiene.value}")
             if record.hygiene is Hygiene.CLEAN and any(self._matter.gpus[record.device].cells):
@@ -150,6 +170,15 @@ class Laws:
         for certificate in change.certificates:
             if not certificate.not_covered:
                 self.breach("6", f"{certificate.id} does not say what it left out")
+
+    def _may_be_unjudged(self, record: DeviceRecord) -> None:
+        """Somebody said so: a policy that observes, or a person who broke its glass, for a time that is not over."""
+        policy, glass = self._policy(), record.glass
+        observed = Enforcement.OBSERVE in {each.enforcement for each in (policy, *_overrides(policy))}
+        if not observed and (glass is None or self._wall() >= glass.until):
+            self.breach("1", f"{record.device} is granted by nobody's word while {record.health.value}")
+        if record.ordered_out_by_person and record.health is Health.QUARANTINED:
+            self.breach("1", f"{record.device} is granted although a person took it out")
 
     def granted(self, tenant: Tenant, answer: tuple[Granted, ...]) -> None:
         """PreStart is answered: the ledger says so already, and what each grant rests on is there to be read."""
@@ -170,6 +199,8 @@ class Laws:
         if fast is None or fast.next_grant != grant.sequence or fast.boot != self._boot():
             self.breach("1", f"{device}: grant {grant.sequence} has no certificate of its own")
             return
+        if grant.exception in UNJUDGED:
+            return
         if grant.exception is not None:
             allowed = grant.exception == grant.kind.value and self._policy().proof_for(grant.kind) is Proof.CHECKS
             if not allowed:
@@ -181,7 +212,7 @@ class Laws:
             or slow.path is not Path.SLOW
             or (slow.previous_grant, slow.next_grant) != (grant.sequence - 1, grant.sequence)
             or slow.boot != self._boot()
-            or slow.policy_digest != self._policy().digest
+            or slow.policy_digest not in {each.digest for each in (self._policy(), *_overrides(self._policy()))}
         ):
             self.breach("1", f"{device}: grant {grant.sequence} rests on {slow}, which is not of its time")
 
@@ -196,12 +227,18 @@ class Laws:
 
     # -- between any two steps -------------------------------------------------------------------------------------
 
-    def at_rest(self, believed: dict[str, int], stored: dict[str, int]) -> None:
-        """The engine never believes more than is stored.
+    def at_rest(self, believed: dict[str, int], stored: dict[str, int], views: Iterable[DeviceView]) -> None:
+        """The engine never believes more than is stored, and offers nothing that is out of service.
 
         Args:
             believed, stored: version of each device's record.
+            views: what the node shows.
         """
+        self.health.offered(views)
         for device, version in believed.items():
             if version > stored.get(device, 0):
                 self.breach("2", f"{device}: version {version} is believed and {stored.get(device, 0)} stored")
+
+
+def _overrides(policy: Policy) -> Iterable[Policy]:
+    return (each.policy for each in policy.overrides)

@@ -12,11 +12,22 @@ from dataclasses import dataclass, field
 from scrubber.domain.assignment import Process
 from scrubber.domain.device import Device
 
-__all__ = ["CELLS", "MIB", "Gpu", "Matter", "Proc", "gpu"]
+__all__ = ["CELLS", "LIFTED_BY_A_RESET", "MIB", "Gpu", "Matter", "Proc", "gpu", "instance"]
 
 CELLS = 4
 MIB = 1024 * 1024
 DEFAULTS = {"compute-mode": "default", "power-limit-watts": "400"}
+LIFTED_BY_A_RESET = frozenset(
+    {
+        "reset-required",
+        "row-remap-pending",
+        "page-retirement-pending",
+        "fabric-failed",
+        "ecc-mode-pending",
+        "mig-mode-pending",
+    }
+)
+"""Conditions that a reset ends on a real device; a narrow link or a broken row it does not."""
 
 
 @dataclass(slots=True, eq=False)
@@ -25,8 +36,15 @@ class Gpu:
 
     Attributes:
         cells: who wrote each part of the memory; empty for zeros.
-        xids: standing conditions.
+        xids: those that the driver lists, each with how often it came since the last reset.
+        conditions: what else the driver says while it lasts, by code, each with what was read.
+        recovery: what the driver itself asks for; None where it says nothing of the kind.
+        ecc: uncorrected errors since the driver was loaded; None where nobody counts them.
+        counters: the device's own, which survive everything.
         stuck: questions to the driver are not answered.
+        silent: nobody can be asked about it.
+        nonsense: the driver's answer makes no sense.
+        odd: the driver reports a fault that is in no table.
         lost: off the bus.
         listed: whether the inventory knows it.
         wont_clear: one cell keeps what is in it, whoever writes.
@@ -34,13 +52,23 @@ class Gpu:
         ghost: held by something that has no process.
         reset_fails: a sentence, or None when resets work.
         reset_missing: why the device cannot be reset at all, or None.
+        together: ids of the devices that are reset with it.
+        flaws: in which ways a scrub of it goes wrong: ``settings-stay``, ``settings-hang``, ``memory-short``, ``memory-kept``,
+            ``on-chip``, ``eraser-dies``, ``diagnosis-wrong``, ``diagnosis-slow``.
     """
 
     device: Device
     cells: list[str] = field(default_factory=lambda: [""] * CELLS)
     settings: dict[str, str] = field(default_factory=lambda: dict(DEFAULTS))
     xids: dict[int, int] = field(default_factory=dict)
+    conditions: dict[str, str] = field(default_factory=dict)
+    recovery: str | None = None
+    ecc: int | None = 0
+    counters: dict[str, int] = field(default_factory=dict)
     stuck: bool = False
+    silent: bool = False
+    nonsense: bool = False
+    odd: bool = False
     lost: bool = False
     listed: bool = True
     wont_clear: bool = False
@@ -48,6 +76,8 @@ class Gpu:
     ghost: bool = False
     reset_fails: str | None = None
     reset_missing: str | None = None
+    together: tuple[str, ...] = ()
+    flaws: set[str] = field(default_factory=set)
     celsius: int = 40
     resets: int = 0
 
@@ -55,17 +85,54 @@ class Gpu:
     def id(self) -> str:
         return self.device.id
 
-    def mend(self) -> None:
-        """Take every fault away."""
+    def came(self, xid: int, times: int = 1) -> None:
+        """The driver reports an XID."""
+        self.xids[xid] = self.xids.get(xid, 0) + times
+
+    def was_reset(self) -> None:
+        """What a reset lifts on a real device, and nothing else."""
+        self.resets += 1
+        self._forget()
+        self.lost = self.ghost = False
+        if self.recovery is not None and "reset" in self.recovery:
+            self.recovery = "none"
+
+    def was_rebooted(self) -> None:
+        """What a reboot of the node lifts: all that a reset does, and what the driver's own state was the cause of."""
+        self._forget()
+        self.lost = self.ghost = self.stuck = self.silent = self.nonsense = self.odd = False
+        if self.recovery is not None and ("reset" in self.recovery or "reboot" in self.recovery):
+            self.recovery = "none"
+
+    def _forget(self) -> None:
         self.xids.clear()
-        self.stuck = self.lost = self.wont_clear = self.ghost = False
+        self.ecc = None if self.ecc is None else 0
+        for code in LIFTED_BY_A_RESET & self.conditions.keys():
+            del self.conditions[code]
+
+    def mend(self) -> None:
+        """Take every fault away; what the device has counted stays counted."""
+        self.xids.clear()
+        self.conditions.clear()
+        self.flaws.clear()
+        self.recovery = None if self.recovery is None else "none"
+        self.ecc = None if self.ecc is None else 0
+        self.stuck = self.silent = self.nonsense = self.odd = self.lost = self.wont_clear = self.ghost = False
         self.slow, self.celsius = 1.0, 40
-        self.reset_fails = self.reset_missing = None
+        self.reset_fails = None
+        if self.device.parent is None:
+            self.reset_missing = None
 
 
 def gpu(number: int, memory_bytes: int = MIB) -> Gpu:
     """Device number ``number`` of the node; ids are in the order of the numbers."""
     return Gpu(Device(f"GPU-{number:04d}", str(number), "Labelled One", memory_bytes))
+
+
+def instance(number: int, of: str, memory_bytes: int = MIB) -> Gpu:
+    """Device number ``number``, an instance of the GPU ``of``: what befalls one befalls its siblings, and nobody resets it."""
+    device = Device(f"MIG-{number:04d}", f"{of}:{number}", "Labelled One", memory_bytes, parent=of, profile="1g")
+    return Gpu(device, reset_missing="it is an instance, and only its whole GPU can be reset")
 
 
 @dataclass(slots=True, eq=False)
@@ -139,6 +206,15 @@ class Matter:
     def living(self, pod: str | None = None) -> Iterator[Proc]:
         """Every living process, or those of one pod."""
         return (proc for proc in list(self.procs.values()) if proc.alive and pod in (None, proc.pod))
+
+    def kin(self, device: str) -> list[Gpu]:
+        """The device, and the other instances of its GPU: they share its faults."""
+        mine = self.gpus[device]
+        parent = mine.device.parent
+        return [
+            mine,
+            *(each for each in self.gpus.values() if parent and each is not mine and each.device.parent == parent),
+        ]
 
     def holders(self, device: str) -> list[Proc]:
         return [proc for proc in self.living() if device in proc.holds]

@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from scrubber.domain.assignment import Pod, Process, Reading
 from scrubber.domain.device import Device, NodeIdentity
 from scrubber.domain.diagnosis import Check, Level
-from scrubber.domain.errors import Held, Lost, Stuck, Unreadable
+from scrubber.domain.errors import Away, DeviceFault, Held, Lost, Stuck, Unreadable
 from scrubber.domain.reset import ResetPlan
 from scrubber.domain.telemetry import Holder, HolderKind, HolderReport, Signal, Snapshot
 from scrubber.ports import Event
@@ -34,6 +34,7 @@ __all__ = [
 
 QUESTION_DEADLINE = 1.0
 RESET_SECONDS = 2.0
+HANG_SECONDS = 3600.0
 LIST_SECONDS = 0.005
 
 
@@ -131,23 +132,33 @@ class TelemetryOfLife:
         self.happened: asyncio.Queue[Signal] = asyncio.Queue()
 
     async def snapshot(self, device: Device) -> Snapshot:
+        """Of an instance: what it says itself, with what its siblings have."""
         self._life.check()
         await asyncio.sleep(0)
-        gpu = self._matter.gpus[device.id]
-        if gpu.stuck:
+        gpu, kin = self._matter.gpus[device.id], self._matter.kin(device.id)
+        if any(each.stuck for each in kin):
             await asyncio.sleep(QUESTION_DEADLINE)
             self._life.check()
             raise Stuck("the driver did not answer in time")
         self._life.check()
-        if gpu.lost:
+        if any(each.lost for each in kin):
             raise Lost("the device fell off the bus")
+        if gpu.silent:
+            raise Away("nobody who could be asked answers")
+        if gpu.nonsense:
+            raise Unreadable("the driver's answer makes no sense")
+        if gpu.odd:
+            raise DeviceFault("the driver reports a fault that is in no table")
         return Snapshot(
             device.id,
-            xids=dict(gpu.xids),
-            ecc_uncorrected=0,
-            temperature_celsius=gpu.celsius,
+            xids={code: times for each in reversed(kin) for code, times in each.xids.items()},
+            ecc_uncorrected=gpu.ecc if gpu.ecc is None else sum(each.ecc or 0 for each in kin),
+            temperature_celsius=max(each.celsius for each in kin),
+            recovery=gpu.recovery,
             settings=dict(gpu.settings),
             defaults=dict(DEFAULTS),
+            conditions={code: read for each in reversed(kin) for code, read in each.conditions.items()},
+            counters=dict(gpu.counters),
         )
 
     async def signals(self) -> AsyncIterator[Signal]:
@@ -167,6 +178,11 @@ class SettingsOfLife:
     async def restore(self, device: Device, wanted: Mapping[str, str]) -> Mapping[str, str]:
         self._life.check()
         gpu = self._matter.gpus[device.id]
+        if "settings-hang" in gpu.flaws:
+            await asyncio.sleep(HANG_SECONDS)
+            self._life.check()
+        if "settings-stay" in gpu.flaws:
+            return dict(gpu.settings)
         gpu.settings.update({name: value for name, value in wanted.items() if name in gpu.settings})
         return dict(gpu.settings)
 
@@ -185,21 +201,23 @@ class ResetterOfLife:
 
     async def plan(self, device: Device) -> ResetPlan:
         self._life.check()
-        return ResetPlan(device.id, "by decree", ("reset",), self._matter.gpus[device.id].reset_missing)
+        gpu = self._matter.gpus[device.id]
+        return ResetPlan(device.id, "by decree", ("reset",), gpu.reset_missing, together=gpu.together)
 
     async def reset(self, device: Device, deadline: float) -> None:
         self._life.check()
         gpu = self._matter.gpus[device.id]
         if self._matter.holders(device.id):
             raise Held("somebody has the device")
-        self._resets(gpu)
+        everyone = [gpu, *(self._matter.gpus[each] for each in gpu.together)]
+        for each in everyone:
+            self._resets(each)
         await asyncio.sleep(RESET_SECONDS)
         self._life.check()
         if gpu.reset_fails is not None:
             raise Unreadable(gpu.reset_fails)
-        gpu.resets += 1
-        gpu.xids.clear()
-        gpu.lost = gpu.ghost = False
+        for each in everyone:
+            each.was_reset()
 
 
 class DiagnosticsOfLife:
@@ -215,7 +233,10 @@ class DiagnosticsOfLife:
             raise Held("somebody has the device")
         await asyncio.sleep(level.seconds / 10)
         self._life.check()
-        return (Check("memory-pattern", 1 if self._matter.gpus[device.id].wont_clear else 0),)
+        gpu = self._matter.gpus[device.id]
+        wrong = gpu.wont_clear or "diagnosis-wrong" in gpu.flaws
+        rate = 1e9 if "diagnosis-slow" in gpu.flaws else 1e12
+        return (Check("memory-pattern", int(wrong)), Check("matrix-product", 0, {"operations_per_second": rate}))
 
 
 class AssignmentsOfLife:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from scrubber.domain.device import Device
 from scrubber.domain.errors import LedgerFailure
 from scrubber.domain.evidence import Path
+from scrubber.engine.breaker import watch_breaker
 from scrubber.engine.instruments import Instruments
 from scrubber.engine.node import Node
 from scrubber.engine.reconcile import reconcile, welcome
@@ -20,12 +22,25 @@ from scrubber.ports import Inventory
 from tests.world.kubelet import Gone
 from tests.world.life import Life, listen
 
-__all__ = ["Service"]
+__all__ = ["Pace", "Service"]
 
 T = TypeVar("T")
 
 WATCH_EVERY = 1.0
 HEALTH_EVERY = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How often a service looks, in seconds. Beyond ten, what was proved is void at each look.
+
+    Attributes:
+        watch: at pods and at use.
+        health: at what the driver says.
+    """
+
+    watch: float = WATCH_EVERY
+    health: float = HEALTH_EVERY
 
 
 class Service:
@@ -46,8 +61,10 @@ class Service:
         *,
         ledger_health: Callable[[], str],
         failed: Callable[[str], None],
+        pace: Pace | None = None,
     ) -> None:
         self.life = life
+        self._pace = pace or Pace()
         self.instruments = tools
         self._inventory = inventory
         self._failed = failed
@@ -83,7 +100,7 @@ class Service:
         self.life.end()
 
     async def _run(self) -> None:
-        tools = self.instruments
+        tools, pace = self.instruments, self._pace
         state = await tools.ledger.load()
         devices = await self._inventory.devices()
         await reconcile(self.node, devices, state, instruments=tools)
@@ -94,10 +111,11 @@ class Service:
 
         async with asyncio.TaskGroup() as group:
             group.create_task(tend_all(self.node, instruments=tools), name="tending")
-            group.create_task(watch_pods(self.node, instruments=tools, interval=WATCH_EVERY), name="pods")
-            group.create_task(watch_use(self.node, instruments=tools, interval=WATCH_EVERY), name="use")
-            group.create_task(watch_health(self.node, instruments=tools, interval=HEALTH_EVERY), name="health")
+            group.create_task(watch_pods(self.node, instruments=tools, interval=pace.watch), name="pods")
+            group.create_task(watch_use(self.node, instruments=tools, interval=pace.watch), name="use")
+            group.create_task(watch_health(self.node, instruments=tools, interval=pace.health), name="health")
             group.create_task(follow_signals(self.node, instruments=tools), name="signals")
+            group.create_task(watch_breaker(self.node.fuse, instruments=tools), name="breaker")
             group.create_task(
                 watch_inventory(self.node, inventory=self._inventory, instruments=tools, welcome=greet),
                 name="inventory",

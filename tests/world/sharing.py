@@ -80,6 +80,8 @@ class SharedWorld(World):
             policy=lambda: self.policy,
             boot=lambda: self.identity.boot,
             now=self.clock.monotonic,
+            wall=self.clock.wall,
+            late=lambda: 2 * self.pace.health,
         )
 
     def _instruments(self, life: Life) -> Instruments:

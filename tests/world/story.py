@@ -20,9 +20,11 @@ from scrubber.domain.health import Health, WayBack
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Policy, Proof, ResetUse
 from scrubber.domain.record import DeviceRecord
+from tests.world.faults import befall
 from tests.world.kubelet import START_SECONDS, Gone, Tenant
 from tests.world.life import in_the_world
 from tests.world.matter import Proc
+from tests.world.service import Pace
 from tests.world.timeline import Livelock, VirtualLoop
 from tests.world.vault import CrashPoint
 from tests.world.world import DEFAULT, World
@@ -65,7 +67,7 @@ Plot = tuple[Step, ...]
 
 def tell(policy: str, plot: Plot) -> str | None:
     """Play ``plot`` in a new world, and make it well in the end: what went wrong first, or None."""
-    story = Story(policy)
+    story = Story(POLICIES[policy])
     try:
         return story.play(plot)
     finally:
@@ -98,14 +100,14 @@ def _manner(wrong: str | None) -> str:
 class Story:
     """One world and everything that can be done in it. A service that died is started again by its supervisor."""
 
-    def __init__(self, policy: str) -> None:
+    def __init__(self, policy: Policy, devices: int = DEVICES, pace: Pace | None = None) -> None:
         self._loop = VirtualLoop()
         self._hosts: list[Proc] = []
         self._away = SUPERVISOR_WAITS
         self.world: World
 
         async def begin() -> None:
-            self.world = World(DEVICES, POLICIES[policy])
+            self.world = World(devices, policy, pace=pace)
             await self.world.start_service()
             in_the_world(self._supervise(), "supervisor")
 
@@ -126,10 +128,14 @@ class Story:
                 if self.world.laws.breaches:
                     break
             else:
-                self._loop.run_until_complete(_EndWell(self).tell())
+                self._loop.run_until_complete(self.ends())
         except (AssertionError, Livelock) as wrong:
             return self.world.laws.breaches[0] if self.world.laws.breaches else f"{type(wrong).__name__}: {wrong}"
         return self.world.laws.breaches[0] if self.world.laws.breaches else None
+
+    async def ends(self) -> None:
+        """The world is made well, and everything that waits is given what it waits for."""
+        await _EndWell(self).tell()
 
     async def _act(self, step: Step) -> None:
         acted = getattr(self, step.act)(**step.choices)
@@ -228,22 +234,7 @@ class Story:
 
     def a_device_fails(self, number: int, fault: str, told: bool) -> None:
         """``told``: whether the driver reports it, or the next look has to find it."""
-        gpu = self.world.gpu(number)
-        match fault.partition("-"):
-            case ("xid", _, code):
-                gpu.xids[int(code)] = gpu.xids.get(int(code), 0) + 1
-            case ("slow", _, _):
-                gpu.slow = 20.0
-            case ("reset_fails" | "reset_missing", _, _):
-                setattr(gpu, fault, "no reset today")
-            case ("settings", _, _):
-                gpu.settings["compute-mode"] = "exclusive"
-            case ("hot", _, _):
-                gpu.celsius = 120
-            case ("holders", _, _):
-                self.world.unreadable.add(gpu.id)
-            case _:
-                setattr(gpu, fault, True)
+        befall(self.world, number, fault)
         if told:
             self.world.signal(number)
 
@@ -312,6 +303,8 @@ class Story:
         match wants:
             case "out":
                 service.life.start(_quietly(service.node.quarantine(device, "because", "uid:0")), "person")
+            case "glass":
+                service.life.start(_quietly(service.node.break_glass(device, 600.0, "because", "uid:0")), "person")
             case "back":
                 service.life.start(_quietly(service.node.unquarantine(device, "because", "uid:0")), "person")
             case _:
@@ -333,6 +326,28 @@ class Story:
     def the_service_will_be_killed_at_a_write(self, writes: int, durable: bool) -> None:
         self.world.vault.point = CrashPoint(writes, durable)
 
+    def mend(self) -> None:
+        """Take every fault away, of devices and of the machine."""
+        world = self.world
+        world.vault.point, world.vault.refuses = None, None
+        world.kubelet.trust = Trust.TRUSTED
+        world.unreadable.clear()
+        world.erasers.unkillable = False
+        for erasing in world.erasers.running.values():
+            erasing.killable = True
+        for gpu in world.matter.gpus.values():
+            gpu.mend()
+        self.hosts_leave()
+        for proc in world.matter.living():
+            proc.killable = True
+            tenant = world.kubelet.of(proc.pod)
+            if tenant is None or proc.sandbox:
+                continue
+            current = tenant.running and proc is tenant.first
+            if (tenant.listed and not current) or (tenant.unnamed and not tenant.listed):
+                # What a living pod left of itself is its own to end, and of a pod without a name nothing can be proved.
+                world.matter.end(proc)
+
 
 class _EndWell:
     """Faults end, the truth can be read, a service runs: after a while everything has what it waits for."""
@@ -343,7 +358,7 @@ class _EndWell:
 
     async def tell(self) -> None:
         world = self._world
-        self._mend()
+        self._story.mend()
         await world.run(10.0)  # what was on its way when the world was made well has arrived
         if any(_needs_reboot(record) for record in world.vault.records.values()):
             world.reboot()
@@ -357,27 +372,6 @@ class _EndWell:
                 world.kubelet.delete(tenant)
         await self._eventually(lambda record: True)
         await world.until(lambda: all(_at_rest(record) for record in world.vault.records.values()), 300.0)
-
-    def _mend(self) -> None:
-        world = self._world
-        world.vault.point, world.vault.refuses = None, None
-        world.kubelet.trust = Trust.TRUSTED
-        world.unreadable.clear()
-        world.erasers.unkillable = False
-        for erasing in world.erasers.running.values():
-            erasing.killable = True
-        for gpu in world.matter.gpus.values():
-            gpu.mend()
-        self._story.hosts_leave()
-        for proc in world.matter.living():
-            proc.killable = True
-            tenant = world.kubelet.of(proc.pod)
-            if tenant is None or proc.sandbox:
-                continue
-            current = tenant.running and proc is tenant.first
-            if (tenant.listed and not current) or (tenant.unnamed and not tenant.listed):
-                # What a living pod left of itself is its own to end, and of a pod without a name nothing can be proved.
-                world.matter.end(proc)
 
     async def _eventually(self, counts: Callable[[DeviceRecord], bool]) -> None:
         """Every pod that waits for devices that count is started, and these are clean or in use."""

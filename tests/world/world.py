@@ -16,7 +16,7 @@ from scrubber.domain.device import NodeIdentity
 from scrubber.domain.errors import Retry, ScrubberError
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Policy, XidClass
-from scrubber.domain.record import DeviceRecord
+from scrubber.domain.record import UNJUDGED, DeviceRecord
 from scrubber.domain.telemetry import Signal
 from scrubber.engine.instruments import Instruments
 from scrubber.engine.keeper import Keeper
@@ -43,7 +43,7 @@ from tests.world.ports import (
     SettingsOfLife,
     TelemetryOfLife,
 )
-from tests.world.service import Service
+from tests.world.service import Pace, Service
 from tests.world.timeline import VirtualClock, VirtualLoop
 from tests.world.vault import Vault
 
@@ -59,11 +59,14 @@ DEFAULT = Policy(
 class World:
     """Made inside a running virtual loop, with ``devices`` GPUs and no service yet."""
 
-    def __init__(self, devices: int = 2, policy: Policy = DEFAULT) -> None:
+    def __init__(
+        self, devices: int = 2, policy: Policy = DEFAULT, *, pace: Pace | None = None, gpus: Iterable[Gpu] = ()
+    ) -> None:
         loop = asyncio.get_running_loop()
         follow_lives(loop)
         self.clock = VirtualClock(loop)
         self.policy = policy
+        self.pace = pace or Pace()
         self.boots = 1
         self.unreadable: set[str] = set()
         """Devices whose holders, and UIDs of pods whose processes, cannot be told."""
@@ -71,7 +74,7 @@ class World:
         self.telemetry: TelemetryOfLife | None = None
         self.journal: JournalOfLife | None = None
         self.lives = 0
-        self.matter = Matter([gpu(number) for number in range(devices)], self._opens)
+        self.matter = Matter(list(gpus) or [gpu(number) for number in range(devices)], self._opens)
         self.erasers = Erasers(self.matter, self._eraser_starts, self._eraser_works)
         self.vault = Vault(self.kill, self._stored)
         self.kubelet = Kubelet(
@@ -89,6 +92,8 @@ class World:
             policy=lambda: self.policy,
             boot=lambda: self.identity.boot,
             now=self.clock.monotonic,
+            wall=self.clock.wall,
+            late=lambda: 2 * self.pace.health,
         )
         self._unseen: set[str] = set()
 
@@ -111,6 +116,7 @@ class World:
             inventory,
             ledger_health=self.vault.ledger.health,
             failed=lambda why: self.laws.breach("8", why),
+            pace=self.pace,
         )
         await self.service.started()
         return self.service
@@ -159,11 +165,13 @@ class World:
             self.service.kill()
 
     def reboot(self) -> None:
-        """Everything that runs is gone; what is durable, and the memory, stay."""
+        """Everything that runs is gone, and what the driver had; what is durable, and the memory, stay."""
         self.kill()
         for erasing in list(self.erasers.running.values()):
             erasing.task.cancel()
         self.kubelet.reboot()
+        for each in self.matter.gpus.values():
+            each.was_rebooted()
         self.boots += 1
 
     # -- what happens in it ----------------------------------------------------------------------------------------
@@ -256,6 +264,7 @@ class World:
             self.laws.at_rest(
                 {device: keeper.record.version for device, keeper in self.node.keepers.items()},
                 {device: record.version for device, record in self.vault.records.items()},
+                self.node.view().devices,
             )
 
     # -- what the parts tell ---------------------------------------------------------------------------------------
@@ -272,6 +281,7 @@ class World:
         self._unseen -= unseen
         self.laws.granted(tenant, answer)
         grants = [self.vault.grants.get((each.device, each.grant)) for each in answer]
+        tenant.unjudged = tenant.unjudged or any(each.exception in UNJUDGED for each in answer)
         tenant.unnamed = tenant.unnamed or any(grant is not None and grant.pod is None for grant in grants)
 
     def _container_starts(self, tenant: Tenant, proc: Proc) -> None:
@@ -295,9 +305,20 @@ class World:
 
 
 @asynccontextmanager
-async def a_world(devices: int = 2, policy: Policy = DEFAULT, *, settled: bool = True) -> AsyncIterator[World]:
-    """A world with a service whose devices are all clean (``settled``), or without one; no law may be broken in it."""
-    world = World(devices, policy)
+async def a_world(
+    devices: int = 2,
+    policy: Policy = DEFAULT,
+    *,
+    settled: bool = True,
+    pace: Pace | None = None,
+    gpus: Iterable[Gpu] = (),
+) -> AsyncIterator[World]:
+    """A world with a service whose devices are all clean (``settled``), or without one; no law may be broken in it.
+
+    Args:
+        gpus: its devices, in the place of ``devices`` whole ones.
+    """
+    world = World(devices, policy, pace=pace, gpus=gpus)
     try:
         if settled:
             await world.start_service()

@@ -16,27 +16,36 @@ from structlog.typing import FilteringBoundLogger
 
 from scrubber.adapters.journal.logging import timestamp
 from scrubber.adapters.journal.metrics import Metrics
+from scrubber.domain.policy import XidClass
 from scrubber.ports.journal import Event
 
 __all__ = ["StructlogJournal"]
 
 _LEVELS: Final[Mapping[str, int]] = {
+    "breaker.opened": logging.ERROR,
     "certificate.voided": logging.WARNING,
     "device.touched": logging.WARNING,
     "eraser.orphan": logging.WARNING,
+    "glass.broken": logging.ERROR,
+    "glass.mended": logging.WARNING,
     "handover.refused": logging.WARNING,
     "health.condemned": logging.ERROR,
     "health.quarantined": logging.ERROR,
     "health.recovery-failed": logging.WARNING,
+    "health.signal": logging.WARNING,
     "health.suspect": logging.WARNING,
     "leftover.ended": logging.WARNING,
     "leftover.pod-ended": logging.WARNING,
     "operator.quarantined": logging.WARNING,
     "policy.rejected": logging.ERROR,
     "stranger.ended": logging.WARNING,
+    "tenant.blamed": logging.ERROR,
     "use.ungranted": logging.WARNING,
 }
 """What is louder than a note. Every other event, one with an unknown name included, is told at INFO."""
+
+_HARMLESS: Final = frozenset({XidClass.IGNORE, XidClass.APPLICATION})
+"""Classes of signals that say nothing about the device."""
 
 _OURS: Final = frozenset(
     {"actor", "device", "event", "exc_info", "level", "log_level", "scrub", "stack_info", "timestamp"}
@@ -61,13 +70,20 @@ class StructlogJournal:
         for event in events:
             self._metrics.count(event)
             try:
-                self._logger.log(_LEVELS.get(event.name, logging.INFO), event.name, **_line(event))
+                self._logger.log(_level(event), event.name, **_line(event))
             except (OSError, ValueError):  # the stream is gone or closed
                 self._metrics.line_lost()
 
     def devices(self, states: Iterable[tuple[str, str, str]]) -> None:
         """Show the present states: (device id, hygiene, health) of every device there is; the others are forgotten."""
         self._metrics.devices(states)
+
+    def enforcement(self, devices: Iterable[tuple[str, str, bool]]) -> None:
+        """Show how the devices are judged: (device id, enforcement, whether its glass is broken) of every one there is.
+
+        The others are forgotten.
+        """
+        self._metrics.enforcement(devices)
 
     def ledger(self, ok: bool) -> None:
         """Show whether the ledger stores changes. Until it is told, the metric says that it does not."""
@@ -76,6 +92,12 @@ class StructlogJournal:
     def children(self, abandoned: int) -> None:
         """Show how many child processes had to be abandoned since the start, those that died later included."""
         self._metrics.children(abandoned)
+
+
+def _level(event: Event) -> int:
+    if event.name == "health.signal" and event.fields.get("class") in _HARMLESS:
+        return logging.INFO
+    return _LEVELS.get(event.name, logging.INFO)
 
 
 def _line(event: Event) -> dict[str, object]:

@@ -6,7 +6,8 @@ Every label is bounded: a value that the code does not know is counted as ``othe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -16,6 +17,8 @@ from prometheus_client.registry import Collector
 from scrubber.domain import errors
 from scrubber.domain.evidence import Occasion, Outcome, Path
 from scrubber.domain.handover import HandOver
+from scrubber.domain.policy import Enforcement
+from scrubber.domain.signals import SIGNALS
 from scrubber.ports.journal import Event
 
 __all__ = ["Metrics"]
@@ -42,6 +45,7 @@ def _codes(base: type[errors.ScrubberError]) -> frozenset[str]:
 
 
 _REFUSALS = _codes(errors.ScrubberError) | {
+    "breaker",
     "earlier-pod-lives",
     "foreign-assignment",
     "pod-unreadable",
@@ -49,45 +53,26 @@ _REFUSALS = _codes(errors.ScrubberError) | {
     "scrub-held-up",
     "scrubbing",
     "sharing",
+    "spent",
     "starting",
     "unassigned",
 }
 """Every error's own code, and those that the engine gives instead where it can say more."""
 
 _XID = "xid"
-_CAUSES = _codes(errors.DeviceFault) | {
-    _XID,
-    "diagnostics-failed",
-    "diagnostics-slow",
-    "ecc-uncorrected",
-    "erase-timeout",
-    "eraser-unkillable",
-    "fabric-failed",
-    "ghost",
-    "lifetime-ecc-uncorrected-aggregate",
-    "lifetime-remapped-rows-uncorrectable",
-    "memory-not-back",
-    "not-all-cleared",
-    "on-chip-failed",
-    "operator",
-    "page-retirement-limit",
-    "page-retirement-pending",
-    "recovery-reboot",
-    "recovery-reset",
-    "recovery-service",
-    "reset-failed",
-    "reset-required",
-    "reset-unavailable",
-    "row-remap-failure",
-    "row-remap-pending",
-    "scrub-overdue",
-    "settings-stay",
-    "too-hot",
-    "ungranted-use",
-    "unkillable",
-    "verification-failed",
-}
-"""Every device fault's code, and those of findings that take a device out of service. All XIDs are one class."""
+_CAUSES = _codes(errors.DeviceFault) | SIGNALS.keys() | {_XID, "operator"}
+"""Every device fault's code, those of the one table of what goes wrong, and a person's word. All XIDs are one class."""
+
+_XID_CODE = re.compile(rf"(?:{_XID}-)?([0-9]+)", re.ASCII)
+_LARGEST_XID = 200
+"""The catalogue of NVIDIA's ends below; a driver may say any number."""
+_XIDS = frozenset(map(str, range(1, _LARGEST_XID + 1)))
+
+_MOST_TENANTS = 64
+"""Tenants that are counted by name in the life of one service: each is a series, and namespaces come and go."""
+
+_STOPPED = frozenset({"resets", "soft"})
+_MODES = frozenset(Enforcement)
 
 
 def _one_of(known: frozenset[str], value: object, otherwise: str = OTHER) -> str:
@@ -101,29 +86,34 @@ def cause_class(code: object) -> str:
     return _one_of(_CAUSES, code)
 
 
+def _xid_label(code: object) -> str | None:
+    """The number of an XID (``95`` or ``xid-95``), ``other`` for one that no catalogue has; None for another signal."""
+    if isinstance(code, int) and not isinstance(code, bool):
+        return str(code) if 1 <= code <= _LARGEST_XID else OTHER
+    match = _XID_CODE.fullmatch(code) if isinstance(code, str) else None
+    return None if match is None else _one_of(_XIDS, match[1])
+
+
 def _measured(event: Event, name: str) -> float | None:
     """A field that is a number and not negative; None when it is absent or makes no sense (NaN, infinite)."""
     value = event.fields.get(name)
     return float(value) if isinstance(value, int | float) and 0 <= value < 2.0**63 else None
 
 
-class _DeviceStates(Collector):
-    """One series per device, with its two states as labels; replaced as a whole, so a scrape never sees half of it."""
+class _Present(Collector):
+    """What is so at present: series that are replaced as a whole, so that a scrape never sees half of a change."""
 
-    def __init__(self) -> None:
-        self.states: tuple[tuple[str, str, str], ...] = ()
+    def __init__(self, name: str, text: str, labels: Sequence[str]) -> None:
+        self._name, self._text, self._labels = name, text, tuple(labels)
+        self.series: Mapping[tuple[str, ...], float] = {}
 
     def describe(self) -> Iterator[Metric]:
-        yield GaugeMetricFamily(
-            "scrubber_device_state", "1 for the state each device is in.", labels=("device", "hygiene", "health")
-        )
+        yield GaugeMetricFamily(self._name, self._text, labels=self._labels)
 
     def collect(self) -> Iterator[Metric]:
-        family = GaugeMetricFamily(
-            "scrubber_device_state", "1 for the state each device is in.", labels=("device", "hygiene", "health")
-        )
-        for state in self.states:
-            family.add_metric(state, 1)
+        family = GaugeMetricFamily(self._name, self._text, labels=self._labels)
+        for labels, value in self.series.items():
+            family.add_metric(labels, value)
         yield family
 
 
@@ -184,12 +174,42 @@ class Metrics:
             self._quarantines.labels(cause)
         for use in sorted(_USES | {OTHER}):
             self._ungranted.labels(use)
-        self._states = _DeviceStates()
-        registry.register(self._states)
+        self._xids = Counter("scrubber_xids", "XIDs that devices showed, by number.", ("code",), registry=registry)
+        self._tenants: set[str] = set()
+        self._tenant_quarantines = Counter(
+            "scrubber_tenant_quarantines",
+            "Devices taken out of service while one tenant had them, by tenant.",
+            ("tenant_namespace",),
+            registry=registry,
+        )
+        self._breaker = Gauge(
+            "scrubber_breaker_open",
+            "1 while the node's breaker stops what it names: resets by recoveries, quarantines for soft signals.",
+            ("what",),
+            registry=registry,
+        )
+        for what in sorted(_STOPPED):
+            self._breaker.labels(what)
+        self._states = _Present(
+            "scrubber_device_state", "1 for the state each device is in.", ("device", "hygiene", "health")
+        )
+        self._glass = _Present(
+            "scrubber_break_glass", "1 while a person has the device handed out whatever is known of it.", ("device",)
+        )
+        self._enforcement = _Present("scrubber_enforcement", "Devices, by how they are judged.", ("mode",))
+        self.enforcement(())
+        for collector in (self._states, self._glass, self._enforcement):
+            registry.register(collector)
 
     def devices(self, states: Iterable[tuple[str, str, str]]) -> None:
         """Replace the states shown: (device id, hygiene, health)."""
-        self._states.states = tuple((str(device), str(hygiene), str(health)) for device, hygiene, health in states)
+        self._states.series = {(str(device), str(hygiene), str(health)): 1 for device, hygiene, health in states}
+
+    def enforcement(self, devices: Iterable[tuple[str, str, bool]]) -> None:
+        """Replace how the devices are judged: (device id, enforcement, whether its glass is broken)."""
+        now = tuple(devices)
+        self._glass.series = {(str(device),): 1 for device, _, broken in now if broken}
+        self._enforcement.series = {(mode,): sum(each == mode for _, each, _ in now) for mode in sorted(_MODES)}
 
     def line_lost(self) -> None:
         self._lost_lines.inc()
@@ -218,8 +238,27 @@ class Metrics:
                 self._leftovers.inc()
             case "health.quarantined" if event.fields.get("cause") != "operator":
                 self._quarantines.labels(cause_class(event.fields.get("cause"))).inc()
+                self._blame(event.fields.get("tenant_namespace"))
+            case "health.condemned":  # names a tenant only when it took the device out of his hands
+                self._blame(event.fields.get("tenant_namespace"))
+            case "health.signal":
+                self._signal(event)
+            case "breaker.opened" | "breaker.closed" if event.fields.get("what") in _STOPPED:
+                self._breaker.labels(event.fields["what"]).set(int(event.name == "breaker.opened"))
             case "operator.quarantined":  # a person's quarantine is counted by this event alone
                 self._quarantines.labels("operator").inc()
+
+    def _signal(self, event: Event) -> None:
+        code, new = _xid_label(event.fields.get("code")), _measured(event, "new")
+        if code is not None and new:
+            self._xids.labels(code).inc(new)
+
+    def _blame(self, tenant: object) -> None:
+        if not isinstance(tenant, str) or not tenant:
+            return
+        if len(self._tenants) < _MOST_TENANTS:
+            self._tenants.add(tenant)
+        self._tenant_quarantines.labels(tenant if tenant in self._tenants else OTHER).inc()
 
     def _handover(self, event: Event, outcome: str) -> None:
         kind = _one_of(_KINDS, event.fields.get("kind"), HandOver.UNKNOWN.value)

@@ -42,7 +42,8 @@ from scrubber.domain.evidence import (
 from scrubber.domain.handover import HandOver
 from scrubber.domain.health import Cause, Health, WayBack
 from scrubber.domain.hygiene import Hygiene
-from scrubber.domain.record import DeviceRecord, Grant
+from scrubber.domain.record import DeviceRecord, Glass, Grant, Lasting
+from scrubber.domain.tally import Attempt, Strike
 
 __all__ = ["CERTIFICATE", "GRANT", "RECORD", "SCRUB", "decode_fields", "encode_fields"]
 
@@ -84,6 +85,11 @@ _CERTIFICATE = shape(
 
 _CAUSE = shape(Cause, code=TEXT, sentence=TEXT, way_back=choice(WayBack), since=NUMBER, actor=TEXT)
 
+_LASTING = shape(Lasting, code=TEXT, since=NUMBER)
+_STRIKE = shape(Strike, at=NUMBER, code=TEXT, tenant=optional(TEXT))
+_ATTEMPT = shape(Attempt, at=NUMBER, reset=FLAG)
+_GLASS = shape(Glass, until=NUMBER, reason=TEXT, actor=TEXT)
+
 _RECORD = shape(
     DeviceRecord,
     device=TEXT,
@@ -97,6 +103,7 @@ _RECORD = shape(
     open_grants=listed(_GRANT),
     certificates=INTEGER,
     failures=INTEGER,
+    waits=INTEGER,
     clean_scrubs=INTEGER,
     retry_at=optional(NUMBER),
     must_reset=FLAG,
@@ -104,6 +111,11 @@ _RECORD = shape(
     tainted=FLAG,
     boot=TEXT,
     lifetime=COUNTS,
+    lasting=listed(_LASTING),
+    strikes=listed(_STRIKE),
+    attempts=listed(_ATTEMPT),
+    forgiven=optional(NUMBER),
+    glass=optional(_GLASS),
 )
 
 _FINDING = shape(Finding, step=choice(Step), code=TEXT, severity=choice(Severity), sentence=TEXT, evidence=SCALARS)
@@ -159,7 +171,14 @@ def _record_of_2(document: dict[str, Any]) -> None:
         _grant_of_2(grant)
 
 
-RECORD: Document[DeviceRecord] = Document(_RECORD, format=3, upgrades={2: _record_of_1, 3: _record_of_2})
+def _record_of_3(document: dict[str, Any]) -> None:
+    """Format 4 remembers what lasts, the quarantines and recoveries of a day, and a person's emergency."""
+    document.update(waits=0, lasting=[], strikes=[], attempts=[], forgiven=None, glass=None)
+
+
+RECORD: Document[DeviceRecord] = Document(
+    _RECORD, format=4, upgrades={2: _record_of_1, 3: _record_of_2, 4: _record_of_3}
+)
 GRANT: Document[Grant] = Document(_GRANT, format=3, upgrades={2: _grant_of_1, 3: _grant_of_2})
 CERTIFICATE: Document[Certificate] = Document(_CERTIFICATE, format=1)
 SCRUB: Document[ScrubRecord] = Document(_SCRUB, format=1)

@@ -18,11 +18,12 @@ __all__ = ["APPLICATION_ID", "SCHEMA", "create_database", "open_database", "take
 APPLICATION_ID = 0x53435242
 """``SCRB``; tells a ledger from any other database."""
 
-SCHEMA = 3
+SCHEMA = 4
 """``PRAGMA user_version``. Grows with every change to the tables or to a document's format.
 
 1: the first. 2: records carry the device's lifetime counters, scrubs know diagnostics; the tables are those of 1.
-3: records know of strangers, assignments of shares; the tables are those of 1.
+3: records know of strangers, assignments of shares; the tables are those of 1. 4: records remember what lasts and what a
+day brought; the tables are those of 1.
 """
 
 _BUSY_SECONDS = 2.0

@@ -17,7 +17,7 @@ from scrubber.adapters.children import child
 from scrubber.adapters.children.child import Fault
 from scrubber.adapters.children.message import Message
 from scrubber.adapters.sim import control, lease
-from scrubber.adapters.sim.control import Faults
+from scrubber.adapters.sim.faults import ABSENT, Faults
 from scrubber.adapters.sim.layout import SimDevice, current_settings, read_device, write_json
 from scrubber.domain.errors import Lost, ScrubberError
 
@@ -61,7 +61,9 @@ def _snapshot(found: SimDevice, faults: Faults, _: Message) -> Message:
         "xids": {str(code): faults.xids_seen[code] for code in sorted(faults.xids_standing)},
         "ecc_uncorrected": faults.ecc,
         "temperature_celsius": faults.temperature,
-        "recovery": faults.recovery,
+        "recovery": None if faults.recovery == ABSENT else faults.recovery,
+        "conditions": dict(faults.conditions),
+        "counters": dict(faults.counters),
         "settings": current_settings(found.directory, found.defaults),
         "defaults": dict(found.defaults),
     }

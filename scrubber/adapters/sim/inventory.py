@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from scrubber.adapters.sim.control import driver_absent
+from scrubber.adapters.sim.control import boots, driver_absent
 from scrubber.adapters.sim.layout import SimDevice, SimNode, load
 from scrubber.domain.device import Device, NodeIdentity
 from scrubber.domain.errors import Away, BadConfiguration, Lost, Unreadable
@@ -37,8 +37,9 @@ class SimInventory:
         return tuple(sorted(handed_out, key=_order))
 
     async def identity(self) -> NodeIdentity:
-        node = self._load()
-        return NodeIdentity(node=node.name, boot=_BOOT_ID.read_text(encoding="ascii").strip(), driver=node.driver)
+        node = self._load()  # first: it refuses a node's file that makes no sense
+        boot, pretended = _BOOT_ID.read_text(encoding="ascii").strip(), boots(self._directory)
+        return NodeIdentity(node=node.name, boot=f"{boot}-{pretended}" if pretended else boot, driver=node.driver)
 
     def find(self, device: Device) -> SimDevice:
         """Where the files of ``device`` are.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from scrubber.adapters.signals import Signals, SignalStream
 from scrubber.adapters.sim import control
-from scrubber.adapters.sim.control import Faults
+from scrubber.adapters.sim.faults import Faults
 from scrubber.adapters.sim.inotify import Inotify
 from scrubber.adapters.sim.layout import device_directories, load
 from scrubber.domain.errors import BadConfiguration, ScrubberError, Unreadable
@@ -17,6 +17,10 @@ from scrubber.domain.telemetry import Signal
 __all__ = ["SignalWatch", "meaning"]
 
 _STRUCTURE = frozenset({"node.json", "device.json", "memory", "devices", "instances", ""})
+_BREATH = 0.005
+"""Seconds after a change in which further ones are left to the kernel to keep: files that change a thousand times a second
+are read two hundred times, and no change is lost.
+"""
 
 
 def meaning(device: str, before: Faults | None, after: Faults | None) -> tuple[Signal, ...]:
@@ -47,6 +51,7 @@ class SignalWatch:
         self._faults: dict[Path, Faults | None] = {}
         self._ids: dict[Path, str] = {}
         self._driver_absent = False
+        self._resting: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Begin to watch; what is wrong by now is no event.
@@ -59,10 +64,13 @@ class SignalWatch:
             self._look_at_everything()
         except OSError as error:
             raise BadConfiguration(f"{self._directory} cannot be watched: {error}.") from error
-        asyncio.get_running_loop().add_reader(self._inotify.fileno(), self._changed)
+        self._attend()
 
     def close(self) -> None:
         """Stop watching; every stream ends."""
+        if self._resting is not None:
+            self._resting.cancel()
+            self._resting = None
         if self._inotify is not None:
             asyncio.get_running_loop().remove_reader(self._inotify.fileno())
             self._inotify.close()
@@ -73,9 +81,16 @@ class SignalWatch:
         """Signals from now on."""
         return self._signals.listen()
 
+    def _attend(self) -> None:
+        if self._inotify is not None:
+            asyncio.get_running_loop().add_reader(self._inotify.fileno(), self._changed)
+
     def _changed(self) -> None:
         if self._inotify is None:
             return
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._inotify.fileno())
+        self._resting = loop.call_later(_BREATH, self._attend)
         signals: list[Signal] = []
         changes = dict.fromkeys(self._inotify.read())
         if any(name in _STRUCTURE or name.isdigit() for _, name in changes):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
+from typing import TypeGuard
 
 from scrubber.adapters.children.message import Message
 from scrubber.adapters.children.questions import QuestionPool
@@ -29,16 +30,18 @@ class SimTelemetry:
     async def snapshot(self, device: Device) -> Snapshot:
         answer = await self._questions.ask(device.id, about(self._inventory.find(device), "snapshot"))
         recovery = answer.get("recovery")
-        if not isinstance(recovery, str):
+        if not isinstance(recovery, str | None):
             raise Unreadable("The driver's answer makes no sense: 'recovery' is no text.")
         return Snapshot(
             device.id,
-            xids=_counts(answer, "xids"),
+            xids=_xids(answer),
             ecc_uncorrected=_count(answer, "ecc_uncorrected"),
             temperature_celsius=_count(answer, "temperature_celsius"),
             recovery=recovery,
             settings=texts(answer, "settings"),
             defaults=texts(answer, "defaults"),
+            conditions=texts(answer, "conditions"),
+            counters=_counts(answer, "counters"),
         )
 
     def signals(self) -> AsyncIterator[Signal]:
@@ -58,27 +61,40 @@ def texts(answer: Message, key: str) -> Mapping[str, str]:
         Unreadable: there is none.
     """
     found = _object(answer, key)
-    if not all(isinstance(each, str) for each in found.values()):
+    said = {name: text for name, text in found.items() if isinstance(text, str)}
+    if len(said) != len(found):
         raise Unreadable(f"The driver's answer makes no sense: {key!r} holds what is no text.")
-    return found
+    return said
 
 
-def _object(answer: Message, key: str) -> dict[str, str]:
+def _object(answer: Message, key: str) -> dict[str, object]:
     found = answer.get(key)
     if not isinstance(found, dict):
         raise Unreadable(f"The driver's answer makes no sense: {key!r} is no object.")
     return found
 
 
-def _counts(answer: Message, key: str) -> Mapping[int, int]:
+def _counts(answer: Message, key: str) -> Mapping[str, int]:
+    found = _object(answer, key)
+    counted = {name: times for name, times in found.items() if _is_number(times)}
+    if len(counted) != len(found):
+        raise Unreadable(f"The driver's answer makes no sense: {key!r} holds no counts.")
+    return counted
+
+
+def _xids(answer: Message) -> Mapping[int, int]:
     try:
-        return {int(code): int(times) for code, times in _object(answer, key).items()}
-    except (TypeError, ValueError) as error:
-        raise Unreadable(f"The driver's answer makes no sense: {key!r} holds no counts.") from error
+        return {int(code): times for code, times in _counts(answer, "xids").items()}
+    except ValueError as error:
+        raise Unreadable("The driver's answer makes no sense: 'xids' holds what is no XID.") from error
 
 
 def _count(answer: Message, key: str) -> int:
     found = answer.get(key)
-    if not isinstance(found, int) or isinstance(found, bool):
+    if not _is_number(found):
         raise Unreadable(f"The driver's answer makes no sense: {key!r} is no number.")
     return found
+
+
+def _is_number(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -14,9 +14,10 @@ async def check_health(work: Work) -> StepResult:
     start = work.instruments.clock.monotonic()
     fresh = work.plan.path is Path.SLOW
     snapshot = await (work.instruments.telemetry.snapshot(work.device) if fresh else work.one_snapshot())
+    known = dict(work.record.lifetime)
     findings = (
-        *snapshot_findings(snapshot, work.policy),
-        *lifetime_findings(snapshot, dict(work.record.lifetime)),
+        *snapshot_findings(snapshot, work.policy, known),
+        *lifetime_findings(snapshot, known),
     )
     bad = any(finding.severity is Severity.FAULT for finding in findings)
     verdict = Verdict.FAILED if bad else Verdict.PASSED

@@ -1,0 +1,116 @@
+"""Out of service and back, by the way back: the default policy's pauses are part of the figures, and named beside them.
+
+Each sample is a device of its own that nobody uses, because a second quarantine on the same day waits longer. Devices go
+wrong one after the other and come back side by side, as they would. Measured by what the kubelet is told: from the fault to
+``Unhealthy``, and from the end of its cause to ``Healthy``. The cause of
+
+- *wait* is a driver that does not answer about the device. It is over when the driver answers again.
+- *scrub* is memory that is cleared too slowly, met by a scrub on demand; so its way out has the whole time in it that
+  clearing gets (``memory-floor``). It is over when clearing is fast again.
+- *reset* is XID 95. Its cause ends with the reset, which is part of the way back: counted from the fault.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
+
+from bench.figures import Amount, Quantiles, Timing
+from bench.listing import HEALTHY, UNHEALTHY, Listing
+from bench.node import Node
+from scrubber.adapters.sim import control
+from scrubber.api.client import AdminClient
+from scrubber.domain.policy import Policy
+
+__all__ = ["pauses", "recoveries"]
+
+_APART = 3.0
+"""Seconds between the faults of two devices: a device that hangs holds up the questions about another one for a second, and
+memory that is cleared slowly keeps one of two slots for five.
+"""
+_STAYS = 2.0
+"""Seconds that a cause goes on once its device is out: longer than the first pause of the way back."""
+_FOR_EVER = 3600.0
+
+_Break = Callable[[str], Awaitable[None]]
+_Mend = Callable[[str], None]
+
+
+async def recoveries(node: Node, *, samples: int) -> list[Timing]:
+    """The ways out and back of ``samples`` devices for each cause; the node has at least three times as many.
+
+    Its policy must allow as many resets: the default one's breaker stops at eight.
+    """
+    sim = node.stage.sim
+
+    async def hang(device: str) -> None:
+        control.fault(sim, device, stuck=True)
+
+    def answer(device: str) -> None:
+        control.clear(sim, device, ["stuck"])
+
+    async def scrub_slowly(device: str) -> None:
+        control.fault(sim, device, slow_clear=_FOR_EVER)
+        async with AdminClient(node.stage.sockets) as admin, aclosing(admin.scrub(device, "slow")) as updates:
+            await anext(updates)  # it has begun, and needs nobody who waits for it
+
+    def clear_fast(device: str) -> None:
+        control.clear(sim, device, ["slow-clear"])
+
+    async def raise_xid(device: str) -> None:
+        control.fault(sim, device, xid=95)
+
+    causes: list[tuple[str, str, _Break, _Mend | None]] = [
+        ("wait", "driver that does not answer", hang, answer),
+        ("scrub", "memory that is cleared too slowly", scrub_slowly, clear_fast),
+        ("reset", "XID 95", raise_xid, None),
+    ]
+    timings: list[Timing] = []
+    async with Listing.followed(node) as listing:
+        for number, (way, words, fail, mend) in enumerate(causes):
+            devices = node.devices[number * samples : (number + 1) * samples]
+            timings += await _there_and_back(listing, devices, way, words, fail, mend)
+    return timings
+
+
+def pauses() -> list[Amount]:
+    """What of every way back is waiting, by the default policy."""
+    rule = Policy().recovery
+    return [
+        Amount("recovery.pause.first", "default policy: pause before the first attempt", rule.backoff(0), "s"),
+        Amount(
+            "recovery.pause.probation",
+            f"default policy: pauses of the probation ({rule.probation_scrubs} clean scrubs)",
+            rule.probation_scrubs * rule.probation_interval,
+            "s",
+        ),
+    ]
+
+
+async def _there_and_back(
+    listing: Listing, devices: Sequence[str], way: str, words: str, fail: _Break, mend: _Mend | None
+) -> list[Timing]:
+    async def one(number: int, device: str) -> tuple[float, float]:
+        await asyncio.sleep(number * _APART)
+        began = time.perf_counter()
+        await fail(device)
+        out = await listing.told(device, UNHEALTHY)
+        if mend is None:
+            return out - began, await listing.told(device, HEALTHY) - began
+        await asyncio.sleep(_STAYS)
+        over = time.perf_counter()
+        mend(device)
+        return out - began, await listing.told(device, HEALTHY) - over
+
+    ways = await asyncio.gather(*(one(number, device) for number, device in enumerate(devices)))
+    start = "fault" if mend is None else "end of the cause"
+    return [
+        Timing(f"recovery.out.{way}", f"fault → out of ListAndWatch: {words}", Quantiles.of([out for out, _ in ways])),
+        Timing(
+            f"recovery.back.{way}",
+            f"{start} → Healthy in ListAndWatch, by {way}: {words}",
+            Quantiles.of([back for _, back in ways]),
+        ),
+    ]

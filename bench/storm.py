@@ -1,0 +1,176 @@
+"""A driver that reports XIDs without end about one device: what it costs the others, the service, and the ledger.
+
+One device of the node has the storm and no pod; the others have pods whose containers are restarted, measured against the
+echo before the storm and in it. Then the storm goes on alone, and what the service does about it is looked at. The XIDs are
+of classes that take no device out of service. The storm is raised by a process of its own, as
+``python -m bench.storm DIRECTORY DEVICE RATE``, which ends when its standard input does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from bench import footprint, hand_over
+from bench.echo import Echo
+from bench.figures import Amount, Timing
+from bench.node import Node
+from bench.opens import Opens
+from plugin.emulator.pods import Pod
+from scrubber.adapters.sim import control
+from scrubber.adapters.sim.storm import storm
+
+__all__ = ["CODES", "RATE", "xids"]
+
+CODES = (13, 31, 45)
+"""Two are an application's own fault, one depends on its context."""
+RATE = 1000.0
+"""XIDs a second."""
+_SAMPLES = 1000
+_MOST_XIDS = 10_000_000
+_NICE = 15
+_MINUTE = 60.0
+_BYTES_A_MEGABYTE = 1e6
+_MOST_ROWS = 1000
+"""That the service gives at once. So many would be far beyond what the storm may write."""
+
+
+async def xids(node: Node, echo: Echo, *, restarts: float, alone: float) -> tuple[list[Timing], list[Amount]]:
+    """Restarts of the other devices' containers without and with the storm, and what the storm makes the service do.
+
+    Args:
+        restarts: seconds of them, each time.
+        alone: seconds of watching the service, at rest and in the storm, while nothing else happens.
+    """
+    struck, others = node.devices[0], len(node.devices) - 1
+    # The first device is the one that is not asked for: nobody's restart may wait for it.
+    pods = await _pods_beside(node, struck)
+    timings = [await _restarts(node, echo, pods, "calm", f"hand-over beside no storm, {others} devices", restarts)]
+    calm = await _Watched.during(node, struck, alone)
+    began = time.time()
+    async with _raging(node, struck) as raging:
+        title = f"hand-over beside a storm of XIDs, {others} devices"
+        timings.append(await _restarts(node, echo, pods, "storm", title, restarts))
+        stormy = await _Watched.during(node, struck, alone)
+        rate = raging.rate
+    minutes = math.ceil((time.time() - began) / _MINUTE)
+    rows = len((await node.stage.read.history(device=struck, since=began, limit=_MOST_ROWS)).entries)
+    await node.end_pods(pods)
+    return timings, [
+        Amount("storm.rate", "storm: XIDs of one device", rate, "a second"),
+        Amount("storm.looks", "storm: questions about that device", stormy.looks, "a second"),
+        Amount("storm.looks.calm", "no storm: questions about that device", calm.looks, "a second"),
+        Amount("storm.cpu", "storm: CPU of the service and its children", stormy.cpu, "% of a core"),
+        Amount("storm.cpu.calm", "no storm: CPU of the service and its children", calm.cpu, "% of a core"),
+        Amount("storm.rows", f"storm: rows in the ledger, of {len(CODES)} codes in {minutes} min", float(rows), "rows"),
+        Amount("storm.rows.bound", "storm: rows by code and minute begun", rows / len(CODES) / minutes, "rows"),
+        Amount("storm.written", "storm: written by the service, log included", stormy.written, "MB a minute"),
+        Amount("storm.written.calm", "no storm: written by the service, log included", calm.written, "MB a minute"),
+    ]
+
+
+async def _pods_beside(node: Node, struck: str) -> list[Pod]:
+    """A running pod on every device but ``struck``."""
+    pods = await node.start_pods(len(node.devices))
+    (without,) = [each for each in pods if struck in each.device_ids]
+    pods.remove(without)
+    await node.stage.kubelet.delete(without, grace=0)
+    await node.stage.devices_are(
+        lambda devices: all(each.state == "clean" for each in devices if each.id == struck), _MINUTE
+    )
+    return pods
+
+
+async def _restarts(node: Node, echo: Echo, pods: list[Pod], name: str, title: str, seconds: float) -> Timing:
+    return await hand_over.same_container(
+        node, echo, pods, name=f"others-{name}", title=title, samples=_SAMPLES, budget=seconds
+    )
+
+
+class _Watched:
+    """What the service did about a device in some seconds: questions a second, % of a core, MB a minute."""
+
+    def __init__(self, looks: float, cpu: float, written: float) -> None:
+        self.looks, self.cpu, self.written = looks, cpu, written
+
+    @classmethod
+    async def during(cls, node: Node, device: str, seconds: float) -> _Watched:
+        began, cpu, written = (
+            time.perf_counter(),
+            footprint.cpu_of_service(node),
+            footprint.written_by_service(node),
+        )
+        with Opens.of(control.find(node.stage.sim, device).directory / "device.json") as opens:
+            await asyncio.sleep(seconds)
+        passed = time.perf_counter() - began
+        more = footprint.written_by_service(node) - written
+        return cls(
+            looks=opens.count / passed,
+            cpu=100 * (footprint.cpu_of_service(node) - cpu) / passed,
+            written=_MINUTE * more / passed / _BYTES_A_MEGABYTE,
+        )
+
+
+class _Raging:
+    """A storm under way."""
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+        self._before, self._began = self._raised(), time.perf_counter()
+
+    @property
+    def rate(self) -> float:
+        """XIDs a second so far."""
+        return (self._raised() - self._before) / (time.perf_counter() - self._began)
+
+    def _raised(self) -> int:
+        return sum(control.read(self._place).xids_seen.values())
+
+
+@asynccontextmanager
+async def _raging(node: Node, device: str) -> AsyncIterator[_Raging]:
+    """Inside, the storm rages."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "bench.storm", str(node.stage.sim), device, str(RATE)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(_MINUTE):
+            await process.stdout.readline()
+        yield _Raging(control.find(node.stage.sim, device).directory)
+    finally:
+        process.stdin.close()
+        status = await process.wait()
+        if status != 0:
+            raise RuntimeError(f"the storm broke off with {status}")
+
+
+def _rage(directory: Path, device: str, rate: float) -> None:
+    over = threading.Event()
+
+    def wait_for_the_end() -> None:
+        sys.stdin.buffer.read()
+        over.set()
+
+    def go_on(seconds: float) -> None:
+        if over.wait(seconds):
+            raise SystemExit(0)
+
+    os.nice(_NICE)  # a driver's storm takes no processor time from whoever is measured
+    threading.Thread(target=wait_for_the_end, daemon=True).start()
+    print("raging", flush=True)
+    storm(directory, device, CODES, repeat=_MOST_XIDS, rate=rate, sleep=go_on)
+
+
+if __name__ == "__main__":
+    _rage(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]))

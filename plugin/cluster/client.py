@@ -1,0 +1,270 @@
+"""The API server: the one module that knows its client library, and the edge where that library's errors end.
+
+It is loaded where there are credentials, and not in the event loop: loading takes a noticeable part of a second.
+
+Promises: one request at a time from this node, each within a deadline of its own. Whatever comes back, an answer that
+makes no sense or never ends included, is either a value or a :class:`plugin.cluster.errors.ClusterError`, and takes no
+more than a few times :data:`LONGEST` of memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from httpx2 import AsyncByteStream, HTTPError, HTTPStatusError, InvalidURL, Response, Timeout
+from lightkube import AsyncClient
+from lightkube.config.kubeconfig import KubeConfig, SingleConfig
+from lightkube.config.models import Cluster as Server
+from lightkube.config.models import User
+from lightkube.core.exceptions import ApiError, ConfigError
+from lightkube.models.core_v1 import EventSource, ObjectReference
+from lightkube.models.core_v1 import Node as NodeModel
+from lightkube.models.meta_v1 import DeleteOptions, ObjectMeta, Preconditions
+from lightkube.resources.core_v1 import Event, Node, NodeStatus, PodEviction
+from lightkube.types import PatchType
+from msgspec import MsgspecError
+from yaml import YAMLError
+
+from plugin.cluster.credentials import Credentials, ServiceAccount
+from plugin.cluster.errors import Busy, ClusterError, Denied, Exists, Later, Missing, Rejected
+from plugin.cluster.port import EventText, NodeSeen
+from plugin.cluster.view import CONDITION, Condition, Status
+
+__all__ = ["LONGEST", "ApiServer"]
+
+MANAGER = "scrubber-plugin"
+"""Who we are in ``managedFields`` and in the source of events."""
+
+LONGEST = 2 << 20
+"""Bytes of an answer. The cluster's store takes no object of more than 1.5 MiB, and a node has some ten KiB."""
+
+_T = TypeVar("_T")
+
+
+class ApiServer:
+    """The API server by ``lightkube``, on behalf of one node.
+
+    Args:
+        deadline: seconds that one request may take, from the first byte to the last.
+    """
+
+    def __init__(self, credentials: Credentials, node: str, *, deadline: float) -> None:
+        self._credentials = credentials
+        self._node = node
+        self._deadline = deadline
+        self._turn = asyncio.Lock()
+        self._client: AsyncClient | None = None
+
+    async def close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+
+    async def node(self) -> NodeSeen:
+        return _seen(await self._ask(lambda client: client.get(Node, self._node)))
+
+    async def show_condition(self, condition: Condition, *, since: datetime, now: datetime) -> NodeSeen:
+        entry = {
+            "type": CONDITION,
+            "status": condition.status.value,
+            "reason": condition.reason,
+            "message": condition.message,
+            "lastTransitionTime": _time(since),
+            "lastHeartbeatTime": _time(now),
+        }
+        # A strategic merge goes by the type of the condition: those of others stay as they are.
+        patch = {"status": {"conditions": [entry]}}
+        return _seen(await self._ask(lambda client: client.patch(NodeStatus, self._node, patch)))
+
+    async def show_labels(self, labels: Mapping[str, str]) -> None:
+        patch = {"metadata": {"labels": dict(labels)}}
+        await self._ask(lambda client: client.patch(Node, self._node, patch))
+
+    async def create_event(self, event: EventText, now: datetime) -> None:
+        about = event.regarding
+        # core/v1, not events.k8s.io/v1, which does not let the note of a repeated event say what is so by now.
+        created = Event(
+            metadata=ObjectMeta(name=event.name, namespace=about.home),
+            involvedObject=ObjectReference(
+                apiVersion="v1",
+                kind=about.kind,
+                name=about.name,
+                uid=about.uid or None,
+                namespace=about.namespace or None,
+            ),
+            reason=event.reason,
+            message=event.sentence,
+            type="Warning" if event.warning else "Normal",
+            count=1,
+            firstTimestamp=now.replace(microsecond=0),
+            lastTimestamp=now.replace(microsecond=0),
+            source=EventSource(component=MANAGER, host=self._node),
+            reportingComponent=MANAGER,
+            reportingInstance=self._node,
+        )
+        await self._ask(lambda client: client.create(created))
+
+    async def repeat_event(self, event: EventText, now: datetime, count: int | None) -> int:
+        patch: dict[str, Any] = {"message": event.sentence, "lastTimestamp": _time(now)}
+        if count is not None:
+            patch["count"] = count
+        namespace = event.regarding.home
+        answer = await self._ask(
+            lambda client: client.patch(Event, event.name, patch, namespace=namespace, patch_type=PatchType.MERGE)
+        )
+        return answer.count or 1
+
+    async def evict(self, namespace: str, pod: str, uid: str) -> None:
+        wish = _Evicted(
+            metadata=ObjectMeta(name=pod, namespace=namespace),
+            deleteOptions=DeleteOptions(preconditions=Preconditions(uid=uid)),
+        )
+        answer = await self._ask(lambda client: client.create(wish, name=pod, namespace=namespace))
+        if answer.status == "Failure":
+            raise Busy(f"The API server did not evict the pod: {answer.message or 'it does not say why.'}")
+
+    # -- the edge ------------------------------------------------------------------------------------------------------
+
+    async def _ask(self, request: Callable[[AsyncClient], Awaitable[_T]]) -> _T:
+        async with self._turn:
+            try:
+                async with asyncio.timeout(self._deadline):
+                    if self._client is None:
+                        self._client = await asyncio.to_thread(_connected, self._credentials, self._deadline)
+                    return await request(self._client)
+            except ClusterError:
+                raise
+            except TimeoutError:
+                await self.close()
+                raise Later(f"The API server did not answer within {self._deadline:g} s.") from None
+            except _STRANGE as error:
+                refusal, sound = _translated(error)
+                if not sound:
+                    # Certificates and tokens are files that others renew: the next request reads them anew.
+                    await self.close()
+                raise refusal from error
+
+
+class _Evicted(PodEviction):
+    """An eviction and its answer, which is a ``Status``: "Failure" comes with 201 when two disruption budgets fit."""
+
+    status: str | None = None
+    message: str | None = None
+
+
+_STRANGE = (
+    *(HTTPError, InvalidURL, ConfigError, MsgspecError, YAMLError, OSError),
+    # Without a content type, or with a status that is no object, lightkube stumbles over its own error.
+    *(ValueError, LookupError, TypeError, AttributeError, RecursionError),
+)
+"""Everything that the client raises, also about an answer that is none of the API's."""
+
+_KINDS: Mapping[int, type[ClusterError]] = {
+    400: Rejected,
+    403: Denied,
+    404: Missing,
+    409: Exists,
+    413: Rejected,
+    415: Rejected,
+    422: Rejected,
+}
+
+
+def _translated(error: Exception) -> tuple[ClusterError, bool]:
+    """What it means for whoever asked, and whether the connection and its credentials are worth keeping."""
+    answered: BaseException | None = error
+    while answered is not None and not isinstance(answered, HTTPStatusError):
+        answered = answered.__context__
+    if answered is None:
+        if isinstance(error, HTTPError | InvalidURL | ConfigError | YAMLError | OSError):
+            return Later(f"The API server cannot be asked: {_words(error)}"), False
+        return Later(f"The API server's answer makes no sense: {_words(error)}"), True
+    response = answered.response
+    words = _words(error) if isinstance(error, ApiError) else response.reason_phrase
+    sentence = f"The API server answered {response.status_code}: {words}"
+    patience = response.status_code == 429 or response.status_code >= 500
+    kind = _KINDS.get(response.status_code, Busy if patience else Later)
+    return kind(sentence, retry_after=_seconds(response.headers.get("Retry-After", ""))), response.status_code != 401
+
+
+def _words(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 300 else f"{text[:299]}…"
+
+
+def _seconds(header: str) -> float:
+    """``Retry-After`` in seconds; its other form, a date, is not used by API servers."""
+    return float(header) if header.isdecimal() and len(header) < 6 else 0.0
+
+
+def _connected(credentials: Credentials, deadline: float) -> AsyncClient:
+    client = AsyncClient(_config(credentials), timeout=Timeout(deadline), field_manager=MANAGER)
+    # lightkube has no way to say this. A transport of our own would be one, but with that no proxy is looked for.
+    http = client._client._client
+    http.headers["Accept-Encoding"] = "identity"
+    http.event_hooks = {"response": [_bound]}
+    return client
+
+
+async def _bound(response: Response) -> None:
+    """See to it that no more is read of an answer than :data:`LONGEST`; one that is packed is not read at all.
+
+    Raises:
+        Later: it is packed, which makes a thousand bytes of one. Nobody asked for that.
+    """
+    if response.headers.get("Content-Encoding", "identity") != "identity":
+        raise Later("The API server's answer is packed, which it was not asked for; a proxy may have done that.")
+    assert isinstance(response.stream, AsyncByteStream)
+    response.stream = _Bounded(response.stream)
+
+
+class _Bounded(AsyncByteStream):
+    """A body that ends with :class:`Later` where it gets too long."""
+
+    def __init__(self, stream: AsyncByteStream) -> None:
+        self._stream = stream
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        left = LONGEST
+        async for chunk in self._stream:
+            left -= len(chunk)
+            if left < 0:
+                raise Later(f"The API server's answer is longer than {LONGEST} bytes.")
+            yield chunk
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+def _config(credentials: Credentials) -> SingleConfig:
+    """What ``lightkube`` connects by.
+
+    Raises:
+        Later: the file cannot be used, as it is.
+    """
+    if isinstance(credentials, ServiceAccount):
+        server = Server(server=credentials.server, certificate_auth=str(credentials.authority))
+        config = KubeConfig.from_one(cluster=server, user=User(token_file=str(credentials.token))).get()
+    else:
+        config = KubeConfig.from_file(credentials.kubeconfig).get()
+    if config is None or config.user is None:
+        raise Later(f"{credentials} names no user: the API server would not know who asks.")
+    if config.user.exec is not None or config.user.auth_provider is not None:
+        raise Later(f"{credentials} has a program make the token; name a token file or a client certificate instead.")
+    return config
+
+
+def _seen(node: NodeModel) -> NodeSeen:
+    conditions = (node.status.conditions if node.status is not None else None) or []
+    labels = (node.metadata.labels if node.metadata is not None else None) or {}
+    for each in conditions:
+        if each.type == CONDITION and each.status in set(Status):
+            return NodeSeen(Status(each.status), each.lastTransitionTime, labels)
+    return NodeSeen(None, None, labels)
+
+
+def _time(moment: datetime) -> str:
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,301 @@
+"""What can be wrong with a simulated device: everything that NVIDIA's driver can say about a real one, as values.
+
+Promises: a reset lifts what a reset lifts on a real GPU and nothing else; what the device itself counts over its life goes
+up only by the hand that wrote it, and outlives resets and :meth:`Faults.without`; values that no reader could carry
+further are refused when they are read, wherever they come from. The questions child imports this module.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from scrubber.domain.errors import InvalidRequest, Unreadable
+
+__all__ = [
+    "ABSENT",
+    "CODES",
+    "CONDITIONS",
+    "MOST_XID",
+    "RECOVERIES",
+    "Faults",
+    "checked_conditions",
+    "checked_counters",
+]
+
+CONDITIONS = (
+    "xid",
+    "ecc",
+    "lost",
+    "stuck",
+    "slow-clear",
+    "wont-clear",
+    "reset",
+    "driver-absent",
+    "ghost",
+    "unkillable",
+    "temperature",
+    "recovery",
+    "condition",
+)
+"""What can be lifted, by name; ``condition`` is every code of :attr:`Faults.conditions`, and each can be named too."""
+
+_LIFTED_BY_RESET = frozenset(
+    {
+        "ecc-mode-pending",
+        "fabric-failed",
+        "mig-mode-pending",
+        "page-retirement-pending",
+        "reset-required",
+        "row-remap-pending",
+    }
+)
+CODES = _LIFTED_BY_RESET | {
+    "events-unheard",
+    "hw-slowdown",
+    "hw-thermal-slowdown",
+    "inforom-corrupt",
+    "nvlink-down",
+    "page-retirement-limit",
+    "pcie-generation",
+    "pcie-width",
+    "power-brake",
+    "row-remap-failure",
+    "scrub-on-free-disabled",
+}
+"""Conditions that NVIDIA's backend tells of. A driver may say others: they are taken, and outlast a reset."""
+
+MOST_XID = 9999
+"""The highest that a policy can name; those that NVIDIA's driver writes have three digits."""
+
+ABSENT = "absent"
+"""Of the driver's own word on what a device needs: it is too old to have one."""
+
+RECOVERIES = ("none", "reset", "reboot", "drain-p2p", "drain-and-reset", "imex", "bus-reset", "system-reboot", ABSENT)
+_ENDED_BY_RESET = frozenset({"reset", "drain-and-reset", "bus-reset"})
+
+_Key = TypeVar("_Key", int, str)
+
+_ATTRIBUTES = {"xid": "xids_standing", "reset": "reset_fails", "condition": "conditions"}
+_USUAL_TEMPERATURE = 41
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """What is wrong with a device. The default is: nothing.
+
+    Attributes:
+        xids_seen: XID → how often it was raised since the node was made; never goes down.
+        xids_standing: XIDs whose condition was not lifted yet.
+        ecc: uncorrected ECC errors.
+        lost: the device fell off the bus: every question is answered so.
+        stuck: no question about it is ever answered.
+        slow_clear: seconds that clearing all of its memory takes at least; 0 for as fast as it goes.
+        wont_clear: bytes that were cleared come back before they are verified.
+        reset_fails: a reset is tried and fails.
+        ghost: it is reported held, and no process can be found.
+        unkillable: whoever holds it cannot be ended.
+        temperature: in degrees Celsius.
+        recovery: what the driver itself asks for, one of :data:`RECOVERIES`.
+        conditions: what else the driver says while it lasts: code → what was read (``pcie-width`` → ``x8 of x16``).
+        counters: what the device counts over its life, by name (``retired_pages``).
+    """
+
+    xids_seen: Mapping[int, int] = field(default_factory=dict)
+    xids_standing: frozenset[int] = frozenset()
+    ecc: int = 0
+    lost: bool = False
+    stuck: bool = False
+    slow_clear: float = 0.0
+    wont_clear: bool = False
+    reset_fails: bool = False
+    ghost: bool = False
+    unkillable: bool = False
+    temperature: int = _USUAL_TEMPERATURE
+    recovery: str = "none"
+    conditions: Mapping[str, str] = field(default_factory=dict)
+    counters: Mapping[str, int] = field(default_factory=dict)
+
+    def with_xid(self, code: int) -> Faults:
+        """One more of XID ``code``, standing."""
+        seen = {**self.xids_seen, code: self.xids_seen.get(code, 0) + 1}
+        return replace(self, xids_seen=seen, xids_standing=self.xids_standing | {code})
+
+    def after_reset(self) -> Faults:
+        """What a successful reset leaves.
+
+        It lifts XIDs, volatile ECC errors, ghosts, the driver's request for it, and what waited for it. Heat, links,
+        broken rows, and a request for more than a reset stay.
+        """
+        return replace(
+            self,
+            xids_standing=frozenset(),
+            ecc=0,
+            recovery="none" if self.recovery in _ENDED_BY_RESET else self.recovery,
+            ghost=False,
+            conditions={code: read for code, read in self.conditions.items() if code not in _LIFTED_BY_RESET},
+        )
+
+    def after_reboot(self) -> Faults:
+        """What a reboot of the node leaves: all that a reset lifts, and whatever a driver or a process was at fault for."""
+        new_driver = ABSENT if self.recovery == ABSENT else "none"
+        return replace(self.after_reset(), recovery=new_driver, lost=False, stuck=False, unkillable=False)
+
+    def without(self, conditions: Iterable[str]) -> Faults:
+        """Lift ``conditions`` (names of :data:`CONDITIONS`, or codes of the device's own); counts of what was seen stay."""
+        usual = Faults()
+        lifted: dict[str, object] = {"conditions": self.conditions}
+        codes: set[str] = set()
+        for name in conditions:
+            if name not in CONDITIONS:
+                codes.add(name)
+            elif name != "driver-absent":  # the node's, in a file of its own
+                attribute = _ATTRIBUTES.get(name, name.replace("-", "_"))
+                lifted[attribute] = getattr(usual, attribute)
+        kept = replace(self, **lifted)  # type: ignore[arg-type]
+        return replace(kept, conditions={code: read for code, read in kept.conditions.items() if code not in codes})
+
+    def joined(self, parent: Faults) -> Faults:
+        """What an instance suffers: its own faults and those of the GPU that it is cut from."""
+        return Faults(
+            xids_seen=_added(self.xids_seen, parent.xids_seen),
+            xids_standing=self.xids_standing | parent.xids_standing,
+            ecc=self.ecc + parent.ecc,
+            lost=self.lost or parent.lost,
+            stuck=self.stuck or parent.stuck,
+            slow_clear=max(self.slow_clear, parent.slow_clear),
+            wont_clear=self.wont_clear or parent.wont_clear,
+            reset_fails=self.reset_fails or parent.reset_fails,
+            ghost=self.ghost or parent.ghost,
+            unkillable=self.unkillable or parent.unkillable,
+            temperature=max(self.temperature, parent.temperature),
+            recovery=max(self.recovery, parent.recovery, key=_asks),
+            conditions={**parent.conditions, **self.conditions},
+            counters=_added(self.counters, parent.counters),
+        )
+
+    def to_json(self) -> dict[str, object]:
+        document = {name: getattr(self, name) for name in _PLAIN}
+        document["xids"] = {
+            str(code): {"seen": seen, "standing": code in self.xids_standing}
+            for code, seen in sorted(self.xids_seen.items())
+        }
+        return {**document, "conditions": dict(self.conditions), "counters": dict(self.counters)}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, object], where: str) -> Faults:
+        """The faults in ``document``; keys that are absent mean that nothing is wrong.
+
+        Raises:
+            Unreadable: a value is of the wrong kind; ``where`` names the file.
+        """
+        values = {name: document[name] for name in _PLAIN if name in document}
+        for name, value in values.items():
+            if not isinstance(value, _PLAIN[name]) or (isinstance(value, bool) and _PLAIN[name] is not bool):
+                raise Unreadable(f"{where}: {name!r} makes no sense ({value!r}).")
+            if name in _RANGES and not _RANGES[name][0] <= value <= _RANGES[name][1]:  # type: ignore[operator]
+                lowest, highest = _RANGES[name]
+                raise Unreadable(f"{where}: {name!r} is out of range ({lowest:g} to {highest:g}).")
+        if values.get("recovery", "none") not in RECOVERIES:
+            raise Unreadable(f"{where}: 'recovery' must be one of {', '.join(RECOVERIES)}.")
+        seen, standing = _xids(document.get("xids", {}), where)
+        try:
+            conditions = checked_conditions(document.get("conditions", {}))
+            counters = checked_counters(document.get("counters", {}))
+        except InvalidRequest as error:
+            raise Unreadable(f"{where}: {error}") from error
+        return cls(xids_seen=seen, xids_standing=standing, conditions=conditions, counters=counters, **values)  # type: ignore[arg-type]
+
+
+_PLAIN: Mapping[str, type | tuple[type, ...]] = {
+    "ecc": int,
+    "lost": bool,
+    "stuck": bool,
+    "slow_clear": (int, float),
+    "wont_clear": bool,
+    "reset_fails": bool,
+    "ghost": bool,
+    "unkillable": bool,
+    "temperature": int,
+    "recovery": str,
+}
+
+_MOST_COUNTED = 1 << 53
+_RANGES: Mapping[str, tuple[float, float]] = {
+    "ecc": (0, _MOST_COUNTED),
+    "slow_clear": (0, 3600),
+    "temperature": (-273, 10_000),
+}
+"""What such a number can be at all; what lies outside would not even fit into the ledger."""
+
+_CODE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+_COUNTER = re.compile(r"[a-z0-9]+(_[a-z0-9]+)*")
+_LONGEST_WORD = 64
+_LONGEST_READING = 200
+
+
+def checked_conditions(document: object) -> dict[str, str]:
+    """``document`` as codes and what was read of each.
+
+    Raises:
+        InvalidRequest: a code or a reading that cannot be one.
+    """
+    if not isinstance(document, Mapping):
+        raise InvalidRequest("'conditions' must be an object of texts.")
+    for code, read in document.items():
+        if not _is_word(_CODE, code):
+            raise InvalidRequest(
+                f"{code!r} is no code of a condition: small letters, digits and hyphens, as pcie-width."
+            )
+        if code in CONDITIONS or code.startswith("xid-"):
+            raise InvalidRequest(f"{code!r} is a fault of its own and no code of a condition.")
+        if not isinstance(read, str) or len(read) > _LONGEST_READING or not read.isprintable():
+            raise InvalidRequest(
+                f"What was read of {code!r} must be a text of one line, of {_LONGEST_READING} characters at most."
+            )
+    return dict(document)
+
+
+def checked_counters(document: object) -> dict[str, int]:
+    """``document`` as names and what they count.
+
+    Raises:
+        InvalidRequest: a name or a number that cannot be one.
+    """
+    if not isinstance(document, Mapping):
+        raise InvalidRequest("'counters' must be an object of numbers.")
+    for name, value in document.items():
+        if not _is_word(_COUNTER, name):
+            raise InvalidRequest(
+                f"{name!r} is no name of a counter: small letters, digits and underscores, as retired_pages."
+            )
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MOST_COUNTED:
+            raise InvalidRequest(f"{name!r} must count from 0 to {_MOST_COUNTED}, not {value!r}.")
+    return dict(document)
+
+
+def _is_word(pattern: re.Pattern[str], word: object) -> bool:
+    return isinstance(word, str) and len(word) <= _LONGEST_WORD and pattern.fullmatch(word) is not None
+
+
+def _xids(document: object, where: str) -> tuple[dict[int, int], frozenset[int]]:
+    """How often each XID was seen, and those that stand."""
+    try:
+        seen = {int(code): int(each["seen"]) for code, each in document.items()}  # type: ignore[attr-defined]
+        standing = frozenset(int(code) for code, each in document.items() if each["standing"])  # type: ignore[attr-defined]
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+        raise Unreadable(f"{where}: 'xids' makes no sense.") from error
+    if not all(1 <= code <= MOST_XID and 0 <= times <= _MOST_COUNTED for code, times in seen.items()):
+        raise Unreadable(f"{where}: 'xids' holds a number out of range.")
+    return seen, standing
+
+
+def _asks(recovery: str) -> int:
+    """How much a word of :data:`RECOVERIES` says: an answer is more than none, and no answer is not that all is well."""
+    return ("none", ABSENT).index(recovery) if recovery in ("none", ABSENT) else 2
+
+
+def _added(one: Mapping[_Key, int], other: Mapping[_Key, int]) -> dict[_Key, int]:
+    return {key: one.get(key, 0) + other.get(key, 0) for key in {**one, **other}}

@@ -1,0 +1,46 @@
+"""A reboot of the simulated node, as far as its devices and whoever asks for its boot can tell.
+
+The machine goes on. So a reboot is refused while anything lives that a real one would have ended: a service on the node,
+or a holder of a device. Promise: afterwards the node says another boot, its driver is loaded anew, and the memory of its
+devices is what it was: what survives a reboot in real memory is nobody's to promise.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from scrubber.adapters.locks import SERVICE_LOCK
+from scrubber.adapters.sim import control, lease
+from scrubber.adapters.sim.faults import Faults
+from scrubber.adapters.sim.layout import load, write_json
+from scrubber.domain.errors import Held, SecondInstance
+
+__all__ = ["reboot"]
+
+
+def reboot(directory: Path) -> None:
+    """Let the node in ``directory`` look as after a reboot.
+
+    Raises:
+        SecondInstance: a service works on it; stop that first.
+        Held: somebody holds a device.
+        BadConfiguration: there is no simulated node here.
+        Unreadable: the control file of a device makes no sense.
+    """
+    devices = load(directory).devices
+    lock = os.open(directory / "locks" / SERVICE_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for found in devices:
+            if lease.held(found.memory, found.inode):
+                raise Held(f"Device {found.device.index} is held by a process, which a reboot would end: end it first.")
+        for found in devices:
+            control.change(found.directory, Faults.after_reboot)
+            write_json(found.directory / "settings.json", dict(found.defaults))
+        control.rebooted(directory)
+    except BlockingIOError:
+        raise SecondInstance(f"A scrub service works on the node in {directory}: stop it first.") from None
+    finally:
+        os.close(lock)

@@ -1,0 +1,58 @@
+"""What a device did within a day: its quarantines, with the tenant that had it, and the attempts to bring it back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+__all__ = ["DAY", "KEPT", "Attempt", "Strike", "blamed", "kept", "of_the_day"]
+
+DAY = 24 * 3600.0
+KEPT = 64
+"""Entries of one kind that a record keeps, the newest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A recovery that was begun, by the wall clock; ``reset``: with a reset of the device."""
+
+    at: float
+    reset: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Strike:
+    """A quarantine that no person ordered. ``tenant`` had the device then; None when nobody had, or it is not certain."""
+
+    at: float
+    code: str
+    tenant: str | None = None
+
+
+class _Dated(Protocol):
+    @property
+    def at(self) -> float: ...
+
+
+_D = TypeVar("_D", bound=_Dated)
+
+
+def of_the_day(entries: Iterable[_D], now: float, *, after: float | None = None) -> tuple[_D, ...]:
+    """Those of the 24 hours before ``now``, and later than ``after``.
+
+    Those that lie ahead of a clock that was set back are none of them.
+    """
+    begin = now - DAY if after is None else max(now - DAY, after)
+    return tuple(each for each in entries if begin < each.at <= now)
+
+
+def kept(entries: Iterable[_D], new: _D) -> tuple[_D, ...]:
+    """``entries`` with ``new``, as far as a record keeps them."""
+    return (*of_the_day(entries, new.at), new)[-KEPT:]
+
+
+def blamed(strikes: Iterable[Strike], now: float) -> Mapping[str, int]:
+    """How many quarantines of the day came while each tenant had the device."""
+    return Counter(each.tenant for each in of_the_day(strikes, now) if each.tenant is not None)

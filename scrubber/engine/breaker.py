@@ -1,0 +1,106 @@
+"""The node's breaker at work: it is asked before a reset and before a quarantine for a soft signal, and it is told of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+
+from scrubber.domain.breaker import Breaker, breaker_of, out_for_soft_signals
+from scrubber.domain.errors import LedgerFailure, NotReady
+from scrubber.domain.health import Health
+from scrubber.domain.policy import ResetUse
+from scrubber.domain.record import DeviceRecord
+from scrubber.engine.instruments import Instruments
+from scrubber.ports import Change, Event
+
+__all__ = ["Fuse", "watch_breaker"]
+
+_EVERY = 5.0
+"""Seconds between two looks at whether somebody has to be told."""
+
+
+class Fuse:
+    """What recoveries of one node may still do.
+
+    Args:
+        records: those of all devices, as they are believed.
+    """
+
+    def __init__(self, records: Callable[[], Collection[DeviceRecord]], instruments: Instruments) -> None:
+        self._records = records
+        self._instruments = instruments
+        self._starting: set[str] = set()
+        self._leaving: set[str] = set()
+
+    @property
+    def state(self) -> Breaker:
+        policy, now = self._instruments.policy(), self._instruments.clock.wall()
+        records = self._records()
+        # A device whose change was just believed is on record already.
+        begun = {record.device for record in records if record.health is Health.RECOVERING}
+        out = {record.device for record in records if out_for_soft_signals(record)}
+        starting, leaving = len(self._starting - begun), len(self._leaving - out)
+        return breaker_of(
+            records,
+            policy.breaker,
+            now,
+            required=policy.reset is ResetUse.REQUIRED,
+            sustained=policy.health.sustained,
+            starting=starting,
+            leaving=leaving,
+        )
+
+    @property
+    def soft_stopped(self) -> bool:
+        """Whether no further device is to be taken out for a soft signal."""
+        return bool(self.state.soft)
+
+    def stopped_until(self) -> float | None:
+        """Wall-clock seconds before which no recovery may reset a device; None while it may."""
+        return self.state.resets_until
+
+    @contextmanager
+    def leaving(self, device: str) -> Iterator[None]:
+        """Count the device among those that are out for a soft signal until that is on its record."""
+        self._leaving.add(device)
+        try:
+            yield
+        finally:
+            self._leaving.discard(device)
+
+    @contextmanager
+    def reset(self, device: str) -> Iterator[None]:
+        """Hold one of the resets that are left until it is on the record of ``device``.
+
+        Raises:
+            NotReady: there is none.
+        """
+        state = self.state
+        if state.resets:
+            raise NotReady(f"Device {device} waits with its reset. {state.resets}", code="breaker")
+        self._starting.add(device)
+        try:
+            yield
+        finally:
+            self._starting.discard(device)
+
+
+async def watch_breaker(fuse: Fuse, *, instruments: Instruments, every: float = _EVERY) -> None:
+    """Tell when something is stopped, and when it goes on again. Until cancelled."""
+    before = Breaker()
+    while True:
+        now = fuse.state.felt
+        events = [*_told("resets", before.resets, now.resets, instruments)]
+        events += _told("soft", before.soft, now.soft, instruments)
+        if events:
+            with suppress(LedgerFailure):  # the log line is written all the same
+                await instruments.ledger.commit(Change(events=tuple(events)))
+            instruments.journal.tell(events)
+        before = now
+        await instruments.clock.sleep(every)
+
+
+def _told(what: str, before: str, now: str, instruments: Instruments) -> Iterator[Event]:
+    if bool(before) is not bool(now):
+        name = "breaker.opened" if now else "breaker.closed"
+        yield Event(name, instruments.clock.wall(), fields={"what": what, "sentence": now or None})

@@ -1,0 +1,114 @@
+"""What owners of pods should be told: a start that is refused again and again, a device that went out of service in use.
+
+The kubelet asks for the same device for ever, so nothing but a person, or the pod's controller, ends such a wait. What is
+said here names devices, states and scrubs, and no other tenant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+
+from scrubber.domain.assignment import Pod, Reading, Trust
+from scrubber.domain.errors import ScrubberError
+from scrubber.domain.hygiene import Hygiene
+from scrubber.domain.policy import Enforcement, StuckRule
+from scrubber.engine.views import DeviceView, PodNotice
+from scrubber.ports import Clock
+
+__all__ = ["Refusals", "out_of_service"]
+
+_FORGOTTEN = 900.0
+"""Seconds without a refusal after which a pod waits no longer: the kubelet's longest pause between two tries is 300."""
+_MOST = 1024
+"""Pods that are remembered."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    """A pod's: since when (wall-clock and monotonic seconds), when it was refused last, and what it was told then."""
+
+    since: float
+    began: float
+    last: float
+    sentence: str
+
+
+class Refusals:
+    """Pods whose starts were refused and not granted since. Lost with the service: they are refused anew."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._waits: dict[tuple[Pod, frozenset[str]], _Wait] = {}
+
+    def refused(self, pods: Iterable[Pod], devices: Collection[str], refusal: ScrubberError) -> None:
+        """A start of one of ``pods`` (all that it can have been) on ``devices`` was refused."""
+        now = self._clock.monotonic()
+        for pod in pods:
+            key = (pod, frozenset(devices))
+            known = self._waits.get(key)
+            if known is None and len(self._waits) >= _MOST:
+                continue
+            since, began = (self._clock.wall(), now) if known is None else (known.since, known.began)
+            self._waits[key] = _Wait(since, began, now, refusal.public)
+
+    def granted(self, pods: Collection[Pod], devices: Collection[str]) -> bool:
+        """A start on ``devices`` was granted: of one of ``pods``, or, where nobody can say, of any that waits for them.
+
+        Answers whether somebody waits no more.
+        """
+        met = [(pod, wanted) for pod, wanted in self._waits if wanted & set(devices) and (not pods or pod in pods)]
+        for each in met:
+            del self._waits[each]
+        return bool(met)
+
+    def settle(self, reading: Reading) -> None:
+        """Forget pods that are gone, or ask no more."""
+        now = self._clock.monotonic()
+        named = {each.pod for each in (*reading.assignments, *reading.hinted)}
+        trusted = reading.trust is Trust.TRUSTED
+        self._waits = {
+            (pod, wanted): wait
+            for (pod, wanted), wait in self._waits.items()
+            if (pod in named or not trusted) and now - wait.last < _FORGOTTEN
+        }
+
+    def notices(self, rule: StuckRule) -> tuple[PodNotice, ...]:
+        """Pods that have waited for long enough to be told of, the longest first."""
+        now = self._clock.monotonic()
+        found = []
+        for (pod, wanted), wait in self._waits.items():
+            # The last refusal counts, not this moment: who was not refused since may be starting.
+            waited = wait.last - wait.began
+            if waited >= rule.tell_after and now - wait.last < _FORGOTTEN:
+                evict = rule.evict_after is not None and waited >= rule.evict_after
+                devices = tuple(sorted(wanted))
+                found.append(PodNotice(pod, devices, "GpuNotHandedOver", wait.sentence, wait.since, evict))
+        return tuple(sorted(found, key=lambda each: (each.since, each.pod.namespace, each.pod.name)))
+
+
+def out_of_service(views: Iterable[DeviceView]) -> tuple[PodNotice, ...]:
+    """Pods that use a device which is out of service: it stays with them."""
+    found: dict[Pod, PodNotice] = {}
+    for view in views:
+        record, cause = view.record, view.record.cause
+        if record.advertised or record.hygiene is not Hygiene.IN_USE or cause is None:
+            continue
+        if view.policy.enforcement is Enforcement.OBSERVE and not record.ordered_out_by_person:
+            continue  # nothing is refused
+        sentence = (
+            f"Device {record.device}, which this pod has, is {record.health.value} ({cause.code}). It stays with the pod; a "
+            "restart on it is refused until it is back in service."
+        )
+        for grant in record.open_grants:
+            if grant.pod is None:
+                continue
+            known = found.get(grant.pod)
+            if known is None:
+                found[grant.pod] = PodNotice(
+                    grant.pod, (record.device,), "GpuOutOfService", sentence, cause.since, evict=False
+                )
+            elif record.device not in known.devices:
+                devices, both = (*known.devices, record.device), f"{known.sentence} {sentence}"
+                found[grant.pod] = replace(known, devices=devices, sentence=both)
+    return tuple(sorted(found.values(), key=lambda each: (each.since, each.pod.namespace, each.pod.name)))

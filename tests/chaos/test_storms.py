@@ -1,0 +1,187 @@
+"""Storms: a driver that reports XIDs without end about one device, while everybody else goes on as if it were not there.
+
+Nothing is timed. A storm is a process of its own, and pods come and go on the other devices for as long as it rages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+import plugin
+import scrubber
+from plugin.emulator.stage import Stage
+from scrubber.adapters.ledger import ChainReport, verify
+from scrubber.api import scrubber_pb2 as pb
+from tests.chaos.staging import SOON, chaos_stage
+from tests.integration.acting import found_by, reader, running, writer
+
+APPLICATION = (31,)
+CLASSES = (13, 43, 45, 48, 61, 79, 95, 999)
+"""One of each class: application, ignored, context, reset twice, service, reboot, and one that is in no table."""
+RATE = 1000
+XIDS = 4000
+MINUTE = 60.0
+MOST_CODES = 32
+"""Codes of one device that the service tells of within a minute."""
+
+RAISE = """
+import json, sys
+from pathlib import Path
+from scrubber.adapters.sim.storm import storm
+directory, device, codes, repeat, rate = sys.argv[1:]
+storm(Path(directory), device, json.loads(codes), repeat=int(repeat), rate=float(rate))
+"""
+
+ROWS = 40
+BOUNDED = """
+import sys
+if "serve" in sys.orig_argv:
+    from scrubber.adapters.ledger import SqliteLedger
+    SqliteLedger.__init__.__kwdefaults__["max_audit_rows"] = {rows}
+"""
+"""What has a service keep fewer rows than it would: it has no flag for it, and 100,000 are too many for a test."""
+
+
+@dataclass
+class Weather:
+    """What was seen while a storm raged.
+
+    Attributes:
+        healths: index of a device → every health that it was seen in.
+        found: what each pod found on its device.
+        minutes: begun while it raged.
+    """
+
+    healths: dict[str, set[str]] = field(default_factory=dict)
+    answers: int = 0
+    found: list[str] = field(default_factory=list)
+    minutes: int = 0
+
+
+@asynccontextmanager
+async def struck(tmp_path: Path, *, hook: str | None = None) -> AsyncIterator[tuple[Stage, str]]:
+    """Four devices, one of which a tenant has; that one's id."""
+    async with chaos_stage(tmp_path) as stage:
+        if hook is not None:
+            (tmp_path / "sitecustomize.py").write_text(hook)
+            packages = {str(Path(each.__file__ or "").parents[1]) for each in (scrubber, plugin)}
+            stage.service.environment = {"PYTHONPATH": ":".join([str(tmp_path), *sorted(packages)])}
+            await stage.service.stop(SOON)
+            await stage.service.start()
+        await stage.all_clean(SOON)
+        pod = await running(stage, writer("victim", "team-v"))
+        (device,) = pod.device_ids
+        yield stage, device
+
+
+async def rage(stage: Stage, device: str, codes: Sequence[int], *, xids: int = XIDS) -> Weather:
+    """Raise ``xids`` XIDs of ``codes``, and run pods on the other devices until it is over."""
+    weather, began = Weather(), time.time()
+    arguments = (str(stage.sim), device, str(list(codes)), str(xids), str(RATE))
+    storm = await asyncio.create_subprocess_exec(sys.executable, "-c", RAISE, *arguments)
+    looking = asyncio.create_task(_look(stage, weather))
+    try:
+        for number in range(1000):
+            pods = [await stage.kubelet.run(reader(f"p{number}-{lane}", f"team-{lane}")) for lane in range(3)]
+            weather.found += await asyncio.gather(*(found_by(pod) for pod in pods))
+            await asyncio.gather(*(stage.kubelet.delete(pod, grace=0) for pod in pods))
+            if storm.returncode is not None:
+                break
+        assert await storm.wait() == 0
+    finally:
+        looking.cancel()
+        if storm.returncode is None:
+            storm.kill()
+            await storm.wait()
+    weather.minutes = 1 + int((time.time() - began) / MINUTE)
+    return weather
+
+
+async def _look(stage: Stage, weather: Weather) -> None:
+    """Ask for the devices again and again, as an operator would; the answers have to keep coming."""
+    while True:
+        async with asyncio.timeout(SOON):
+            devices = (await stage.read.devices()).devices
+        weather.answers += 1
+        for each in devices:
+            weather.healths.setdefault(each.index, set()).add(each.health)
+        await asyncio.sleep(0.05)
+
+
+async def rows(stage: Stage, device: str, since: float) -> list[pb.HistoryEntry]:
+    return list((await stage.read.history(device=device, since=since, limit=1000)).entries)
+
+
+async def index_of(stage: Stage, device: str) -> str:
+    return next(each.index for each in (await stage.read.devices()).devices if each.id == device)
+
+
+def others_were_left_alone(weather: Weather, index: str) -> None:
+    assert len(weather.found) >= 3
+    assert set(weather.found) == {""}
+    assert weather.answers >= 3
+    assert {each: seen for each, seen in weather.healths.items() if each != index} == {
+        each: {"healthy"} for each in "0123" if each != index
+    }
+
+
+async def and_the_service_lived(stage: Stage, pid: int) -> ChainReport:
+    assert stage.service.pid == pid
+    assert stage.service.process is not None
+    assert stage.service.process.returncode is None
+    assert await stage.service.stop(SOON) == 0
+    report = verify(stage.directory / "state")
+    assert report.intact, report.sentence
+    return report
+
+
+async def test_a_storm_of_an_application_s_own_errors_changes_nobody_and_writes_a_row_a_minute(tmp_path: Path) -> None:
+    async with struck(tmp_path) as (stage, device):
+        pid, index, began = stage.service.pid, await index_of(stage, device), time.time()
+        weather = await rage(stage, device, APPLICATION)
+        others_were_left_alone(weather, index)
+        assert weather.healths[index] == {"healthy"}
+        told = await rows(stage, device, began)
+        assert {each.name for each in told} == {"health.signal"}
+        assert 1 <= len(told) <= weather.minutes
+        await and_the_service_lived(stage, pid)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_a_storm_of_all_classes_and_random_codes_takes_that_device_out_and_no_other(
+    tmp_path: Path, seed: int
+) -> None:
+    codes = [*CLASSES, *random.Random(seed).sample(range(1, 999), 60)]
+    async with struck(tmp_path) as (stage, device):
+        pid, index, began = stage.service.pid, await index_of(stage, device), time.time()
+        weather = await rage(stage, device, codes)
+        others_were_left_alone(weather, index)
+        assert "quarantined" in weather.healths[index]
+        told = await rows(stage, device, began)
+        signals = Counter(each.fields_json for each in told if each.name == "health.signal")
+        assert 1 <= signals.total() <= MOST_CODES * weather.minutes
+        assert len(told) <= len(codes) * weather.minutes
+        await and_the_service_lived(stage, pid)
+
+
+async def test_the_ledger_stays_within_its_bound_and_forgets_nobody_s_state(tmp_path: Path) -> None:
+    async with struck(tmp_path, hook=BOUNDED.format(rows=ROWS)) as (stage, device):
+        pid, index = stage.service.pid, await index_of(stage, device)
+        weather = await rage(stage, device, CLASSES)
+        others_were_left_alone(weather, index)
+        out = {each.index: each.health for each in (await stage.read.devices()).devices}
+        assert out.pop(index) == "quarantined"
+        assert set(out.values()) == {"healthy"}
+        trail = await and_the_service_lived(stage, pid)
+        assert trail.rows <= ROWS
+        assert trail.pruned.sequence > 0

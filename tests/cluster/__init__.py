@@ -1,0 +1,1 @@
+"""A stand-in for the API server, as far as the plugin asks it."""

@@ -1,0 +1,275 @@
+"""A stand-in for the API server on loopback: real HTTP, the few resources that the plugin asks for, and every way to fail.
+
+It keeps the rules that decide whether a request of ours would do on a real one: which patch types there are, where the
+event of a node must live, what a precondition on a UID is for, which verb on which resource the role allows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import parse_qs, urlsplit
+
+import yaml
+
+from plugin.cluster.credentials import Login
+from tests.plugin_collaborators import Bell
+
+STRATEGIC, MERGE, JSON = "application/strategic-merge-patch+json", "application/merge-patch+json", "application/json"
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request, as it came."""
+
+    method: str
+    path: str
+    kind: str
+    token: str
+    body: Json
+    query: dict[str, list[str]] = field(default_factory=dict)
+    encodings: str = ""
+
+    @property
+    def what(self) -> str:
+        """``patch nodes/status``, as a role would name it."""
+        words = self.path.strip("/").split("/")
+        words = words[words.index("namespaces") + 2 :] if "namespaces" in words else words[2:]
+        resource = "/".join([words[0], *words[2:]])
+        return f"{ {'GET': 'get', 'PATCH': 'patch', 'POST': 'create'}[self.method] } {resource}"
+
+
+@dataclass(frozen=True)
+class Said:
+    """One answer. ``raw`` replaces everything that would go over the wire; None with ``hang`` for nothing at all."""
+
+    code: int = 200
+    body: Any = None
+    headers: tuple[tuple[str, str], ...] = ()
+    raw: bytes | None = None
+    hang: bool = False
+
+
+def failure(code: int, reason: str, message: str = "", *, after: int | None = None) -> Said:
+    """A ``Status``, as the API server refuses."""
+    body = {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "metadata": {},
+        "status": "Failure",
+        "reason": reason,
+        "message": message or reason,
+        "code": code,
+    }
+    return Said(code, body, () if after is None else (("Retry-After", str(after)),))
+
+
+HANG = Said(hang=True)
+DROP = Said(raw=b"")
+
+Fault = Callable[[Asked], Said | None]
+
+
+class ApiServerStandIn:
+    """Nodes, events and pods.
+
+    Attributes:
+        allowed: what the role allows, in the words of :attr:`Asked.what`.
+        fault: asked first; None: no fault.
+        guarded: UIDs of pods that a disruption budget keeps.
+    """
+
+    def __init__(self) -> None:
+        self.bell = Bell()
+        self.asked: list[Asked] = []
+        self.nodes: dict[str, Json] = {}
+        self.events: dict[tuple[str, str], Json] = {}
+        self.pods: dict[tuple[str, str], str] = {}
+        self.evicted: list[str] = []
+        self.guarded: set[str] = set()
+        self.token = "good"
+        self.allowed = {"get nodes", "patch nodes", "patch nodes/status", "create events", "patch events"}
+        self.fault: Fault = lambda asked: None
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+        self.port = 0
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """On the port that it had before, if it had one."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        """Gone, connections and all."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
+            for writer in list(self._writers):
+                writer.transport.abort()
+            await server.wait_closed()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def add_node(self, name: str, **labels: str) -> Json:
+        ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "the kubelet is posting"}
+        self.nodes[name] = {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {"name": name, "uid": f"uid-of-{name}", "labels": dict(labels)},
+            "status": {"conditions": [ready]},
+        }
+        return self.nodes[name]
+
+    def condition(self, node: str, kind: str) -> Json | None:
+        """Of a node, by its type."""
+        found = [each for each in self.nodes[node]["status"]["conditions"] if each["type"] == kind]
+        return found[0] if found else None
+
+    def asked_for(self, what: str) -> list[Asked]:
+        return [each for each in self.asked if each.what == what]
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        await self.bell.until(holds)
+
+    # -- HTTP ----------------------------------------------------------------------------------------------------------
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        try:
+            while request := await self._read(reader):
+                self.asked.append(request)
+                said = self.fault(request) or self._answer(request)
+                self.bell.ring()
+                if said.hang:
+                    await reader.read()  # until the other side has had enough
+                    return
+                if said.raw is not None:
+                    writer.write(said.raw)
+                    return
+                body = said.body if isinstance(said.body, bytes) else json.dumps(said.body).encode()
+                headers = {"Content-Type": JSON, "Content-Length": str(len(body)), **dict(said.headers)}
+                lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items() if value)
+                writer.write(f"HTTP/1.1 {said.code} Word\r\n{lines}\r\n".encode() + body)
+                await writer.drain()
+        except (ConnectionError, asyncio.IncompleteReadError):
+            return
+        finally:
+            self._writers.discard(writer)
+            writer.close()
+
+    async def _read(self, reader: asyncio.StreamReader) -> Asked | None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+        method, target, _ = head[0].split(" ")
+        headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
+        body = await reader.readexactly(int(headers.get("content-length", "0")))
+        split = urlsplit(target)
+        return Asked(
+            method,
+            split.path,
+            headers.get("content-type", ""),
+            headers.get("authorization", ""),
+            json.loads(body) if body else {},
+            parse_qs(split.query),
+            headers.get("accept-encoding", ""),
+        )
+
+    # -- the API -------------------------------------------------------------------------------------------------------
+
+    def _answer(self, asked: Asked) -> Said:
+        if asked.token != f"Bearer {self.token}":
+            return failure(401, "Unauthorized")
+        if asked.what not in self.allowed:
+            return failure(403, "Forbidden", f"the role does not allow: {asked.what}")
+        words = asked.path.strip("/").split("/")
+        match [asked.method, *words]:
+            case ["GET", "api", "v1", "nodes", name]:
+                return self._node(name, asked)
+            case ["PATCH", "api", "v1", "nodes", name, *_]:
+                return self._node(name, asked)
+            case ["POST", "api", "v1", "namespaces", namespace, "events"]:
+                return self._new_event(namespace, asked.body)
+            case ["PATCH", "api", "v1", "namespaces", namespace, "events", name]:
+                return self._patched_event(namespace, name, asked)
+            case ["POST", "api", "v1", "namespaces", namespace, "pods", name, "eviction"]:
+                return self._eviction(namespace, name, asked.body)
+        return failure(404, "NotFound", asked.path)
+
+    def _node(self, name: str, asked: Asked) -> Said:
+        node = self.nodes.get(name)
+        if node is None:
+            return failure(404, "NotFound", f'nodes "{name}" not found')
+        if asked.method == "PATCH":
+            if asked.kind != STRATEGIC:
+                return failure(415, "UnsupportedMediaType")
+            if asked.path.endswith("/status"):
+                kept = {each["type"]: each for each in node["status"]["conditions"]}
+                for each in asked.body["status"]["conditions"]:
+                    kept[each["type"]] = kept.get(each["type"], {}) | each
+                node["status"]["conditions"] = list(kept.values())
+            else:
+                node["metadata"]["labels"] |= asked.body["metadata"]["labels"]
+        return Said(200, node)
+
+    def _new_event(self, namespace: str, event: Json) -> Said:
+        about, name = event["involvedObject"], event["metadata"]["name"]
+        if about.get("namespace", "default") != namespace or event["metadata"].get("namespace", namespace) != namespace:
+            return failure(422, "Invalid", "involvedObject.namespace: does not match event.namespace")
+        if (namespace, name) in self.events:
+            return failure(409, "AlreadyExists", f'events "{name}" already exists')
+        self.events[namespace, name] = event
+        return Said(201, event)
+
+    def _patched_event(self, namespace: str, name: str, asked: Asked) -> Said:
+        event = self.events.get((namespace, name))
+        if event is None:
+            return failure(404, "NotFound", f'events "{name}" not found')
+        if asked.kind not in (MERGE, STRATEGIC):
+            return failure(415, "UnsupportedMediaType")
+        event |= asked.body
+        return Said(200, event)
+
+    def _eviction(self, namespace: str, name: str, eviction: Json) -> Said:
+        if (eviction["apiVersion"], eviction["kind"], eviction["metadata"]["name"]) != ("policy/v1", "Eviction", name):
+            return failure(400, "BadRequest", "name in URL does not match name in Eviction object")
+        uid = self.pods.get((namespace, name))
+        if uid is None:
+            return failure(404, "NotFound", f'pods "{name}" not found')
+        if eviction["deleteOptions"]["preconditions"]["uid"] != uid:
+            return failure(409, "Conflict", "the UID in the precondition does not match the UID in record")
+        if uid in self.guarded:
+            return failure(429, "TooManyRequests", "Cannot evict pod as it would violate the pod's disruption budget.")
+        del self.pods[namespace, name]
+        self.evicted.append(uid)
+        return Said(201, {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201})
+
+
+def kubeconfig(directory: Path, server: str, *, token: str = "good", **user: Any) -> Login:
+    """A kubeconfig in ``directory`` with the token in a file of its own, which a test may write anew."""
+    secret = directory / "token"
+    secret.write_text(token)
+    path = directory / "kubeconfig"
+    written = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "here",
+        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": server}}],
+        "users": [{"name": "u", "user": user or {"tokenFile": str(secret)}}],
+    }
+    path.write_text(yaml.safe_dump(written))
+    return Login(path)

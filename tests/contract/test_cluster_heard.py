@@ -1,0 +1,81 @@
+"""Whoever listens to the watch on the service hears what the kubelet is told, and when: no sooner, no later."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from plugin.board import Board
+from plugin.logs import logger
+from plugin.service import ServiceWatch, WatchTimes
+from scrubber.api import scrubber_pb2 as pb
+from scrubber.api.client import PluginClient
+from tests.plugin_collaborators import Bell, FakeService, device, snapshot
+
+
+class Ear:
+    """What was heard, newest last."""
+
+    def __init__(self) -> None:
+        self.bell = Bell()
+        self.heard: list[pb.Snapshot | None] = []
+
+    def __call__(self, shown: pb.Snapshot | None) -> None:
+        self.heard.append(shown)
+        self.bell.ring()
+
+
+@pytest.fixture
+async def service(short_tmp: Path) -> AsyncIterator[FakeService]:
+    async with FakeService(short_tmp, snapshot(device(0))) as running:
+        yield running
+
+
+@contextlib.asynccontextmanager
+async def watching(short_tmp: Path, ear: Ear | None, times: WatchTimes) -> AsyncIterator[Board]:
+    client, board = PluginClient(short_tmp), Board()
+    loop = asyncio.get_running_loop()
+    watch = ServiceWatch(client, board, times=times, log=logger(level="error"), clock=loop.time, listen=ear)
+    task = asyncio.create_task(watch.run())
+    try:
+        yield board
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+        await client.close()
+
+
+async def test_every_snapshot_is_passed_on_and_the_end_after_the_grace_period(
+    service: FakeService, short_tmp: Path
+) -> None:
+    ear = Ear()
+    async with watching(short_tmp, ear, WatchTimes(grace=0.05, retry=0.01)) as board:
+        await ear.bell.until(lambda: bool(ear.heard))
+        service.show(snapshot(device(0), device(1), version=2))
+        await ear.bell.until(lambda: len(ear.heard) == 2)
+        await service.stop()
+        await ear.bell.until(lambda: ear.heard[-1] is None)
+        assert not any(offer.healthy for offer in board.offers)
+        await service.start(snapshot(device(0), epoch="second"))
+        await ear.bell.until(lambda: ear.heard[-1] is not None)
+    assert [None if each is None else each.version for each in ear.heard] == [1, 2, None, 1]
+
+
+async def test_a_service_that_is_back_in_time_was_never_away(service: FakeService, short_tmp: Path) -> None:
+    ear = Ear()
+    async with watching(short_tmp, ear, WatchTimes(grace=60, retry=0.01)):
+        await ear.bell.until(lambda: bool(ear.heard))
+        await service.stop()
+        await service.start(snapshot(device(0), epoch="second"))
+        await ear.bell.until(lambda: len(ear.heard) == 2)
+    assert None not in ear.heard
+
+
+async def test_nobody_needs_to_listen(service: FakeService, short_tmp: Path) -> None:
+    async with watching(short_tmp, None, WatchTimes()) as board:
+        async with asyncio.timeout(20):
+            await board.until(lambda: bool(board.offers))

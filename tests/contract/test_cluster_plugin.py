@@ -1,0 +1,166 @@
+"""The plugin beside an API server: told or not, answering or not, the kubelet notices nothing of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plugin.cluster.view import CONDITION
+from tests.cluster.api_server import HANG, ApiServerStandIn, Said, kubeconfig
+from tests.plugin_collaborators import PATIENCE, FakeKubelet, FakeService, allocation, device, snapshot, start
+
+PROGRAM = """
+import asyncio, sys
+from pathlib import Path
+from plugin.main import PluginSettings, run
+directory, cluster, node = Path(sys.argv[1]), *sys.argv[2:4]
+settings = PluginSettings(
+    kubelet_dir=directory, socket=directory / "s", registration="classic", log_format="json", cluster=cluster, node_name=node
+)
+try:
+    status = asyncio.run(run(settings))
+finally:
+    print(*sorted({"lightkube", "httpx2", "msgspec"} & sys.modules.keys()), flush=True)
+sys.exit(status)
+"""
+"""Says at its end what it has loaded of the API server's client."""
+
+
+class Running:
+    """The plugin as a process, and what it logged."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.lines: list[dict[str, Any]] = []
+
+    async def says(self, event: str) -> dict[str, Any]:
+        assert self.process.stderr is not None
+        async with asyncio.timeout(PATIENCE):
+            while line := await self.process.stderr.readline():
+                self.lines.append(json.loads(line))
+                if self.lines[-1]["event"] == event:
+                    return self.lines[-1]
+        raise AssertionError(f"the plugin ended without saying {event!r}; it said {self.lines}")
+
+    async def stops(self) -> tuple[int, str]:
+        """Its exit status after SIGTERM, and what it had loaded."""
+        self.process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(PATIENCE):
+            out, err = await self.process.communicate()
+        self.lines += [json.loads(line) for line in err.splitlines()]
+        assert self.process.returncode is not None
+        return self.process.returncode, out.decode().strip()
+
+
+@asynccontextmanager
+async def plugin(
+    directory: Path, environment: dict[str, str], cluster: str = "auto", node: str = "node-1"
+) -> AsyncIterator[Running]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("KUBE", "HTTP", "http"))}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", PROGRAM, str(directory), cluster, node, env=kept | environment, stdout=PIPE, stderr=PIPE
+    )
+    try:
+        yield Running(process)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ApiServerStandIn]:
+    async with ApiServerStandIn() as standing:
+        standing.add_node("node-1")
+        yield standing
+
+
+@pytest.fixture
+def credentials(server: ApiServerStandIn, short_tmp: Path) -> dict[str, str]:
+    return {"KUBECONFIG": str(kubeconfig(short_tmp, server.url).kubeconfig)}
+
+
+def status(server: ApiServerStandIn) -> str:
+    found = server.condition("node-1", CONDITION)
+    return "" if found is None else f"{found['status']} {found['reason']}"
+
+
+async def test_with_credentials_the_cluster_follows_the_service_and_hears_of_the_end(
+    server: ApiServerStandIn, credentials: dict[str, str], short_tmp: Path
+) -> None:
+    out = device(1, advertised=False, state="quarantined", refusal="Device sim-1 is quarantined.")
+    async with (
+        FakeService(short_tmp / "s", snapshot(device(0))) as service,
+        plugin(short_tmp, credentials) as running,
+    ):
+        assert (await running.says("The cluster is told of this node"))["node"] == "node-1"
+        await server.until(lambda: status(server) == "True AllInService")
+        service.show(snapshot(device(0), out, version=2))
+        await server.until(lambda: len(server.events) == 1)
+        assert await running.stops() == (0, "httpx2 lightkube msgspec")
+    assert status(server) == "Unknown PluginStopped"
+
+
+@pytest.mark.parametrize(
+    ("cluster", "node", "reason"),
+    [("off", "node-1", "--cluster off"), ("auto", "", "--node-name")],
+)
+async def test_where_it_is_not_wanted_nobody_is_asked_and_nothing_is_loaded(
+    server: ApiServerStandIn, credentials: dict[str, str], short_tmp: Path, cluster: str, node: str, reason: str
+) -> None:
+    async with FakeService(short_tmp / "s", snapshot(device(0))), plugin(short_tmp, credentials, cluster, node) as it:
+        assert reason in (await it.says("The cluster is told nothing of this node"))["reason"]
+        await it.says("Following the scrub service")
+        assert await it.stops() == (0, "")
+    assert server.asked == []
+
+
+async def test_without_credentials_there_is_one_line_and_silence(server: ApiServerStandIn, short_tmp: Path) -> None:
+    async with FakeService(short_tmp / "s", snapshot(device(0))), plugin(short_tmp, {}) as running:
+        assert (await running.says("The cluster is told nothing of this node"))["level"] == "info"
+        await running.says("Following the scrub service")
+        assert await running.stops() == (0, "")
+    assert [each["event"] for each in running.lines if "cluster" in each["event"].lower()] == [
+        "The cluster is told nothing of this node"
+    ]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [HANG, Said(500, b"null"), Said(200, b"<html>"), Said(raw=b"\x00\xff" * 100), None],
+    ids=["hangs", "500", "garbage", "no HTTP", "away"],
+)
+async def test_an_api_server_that_is_of_no_use_delays_nothing_of_the_kubelets(
+    server: ApiServerStandIn, credentials: dict[str, str], short_tmp: Path, said: Said | None
+) -> None:
+    if said is None:
+        await server.stop()
+    server.fault = lambda asked: said
+    async with (
+        FakeKubelet(short_tmp) as kubelet,
+        FakeService(short_tmp / "s", snapshot(device(0))) as service,
+        plugin(short_tmp, credentials) as running,
+    ):
+        registered = await kubelet.new_registration()
+        if said is None:
+            await running.says("The cluster is not told; trying again")
+        else:
+            await server.until(lambda: bool(server.asked))
+        await registered.plugin.Allocate(allocation("sim-0"), timeout=10)
+        await registered.plugin.PreStartContainer(start("sim-0"), timeout=10)
+        service.show(snapshot(device(0, advertised=False, refusal="Device sim-0 is quarantined."), version=2))
+        await kubelet.until(lambda: registered.healthy == set())
+        ended, _ = await running.stops()
+        assert ended == 0
+        await kubelet.until(lambda: registered.ended)
+        assert registered.error is None

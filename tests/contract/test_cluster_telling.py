@@ -1,0 +1,512 @@
+"""The cluster is told what is so, whatever the API server does, and nobody waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plugin.cluster.bulletin import BulletinTimes
+from plugin.cluster.client import ApiServer
+from plugin.cluster.duties import NodeTimes
+from plugin.cluster.port import NodeSeen
+from plugin.cluster.telling import ClosableCluster, ClusterTimes, PauseTimes, Telling
+from plugin.cluster.view import CONDITION, PREFIX, Condition
+from scrubber.api import scrubber_pb2 as pb
+from tests.cluster.api_server import DROP, HANG, ApiServerStandIn, Asked, Said, failure, kubeconfig
+from tests.plugin_collaborators import PATIENCE, Bell, device, snapshot
+
+QUICK = ClusterTimes(
+    deadline=20,
+    settle=60,
+    farewell=5,
+    restart=0.01,
+    pause=PauseTimes(first=0.01, longest=0.05, denied=60),
+    node=NodeTimes(spacing=0, labels=0, heartbeat=60, eviction=0),
+    bulletin=BulletinTimes(spacing=0),
+)
+"""The real thing, hurried; what takes 60 s does not happen here."""
+
+
+class Diary:
+    """A log that is read by the test."""
+
+    def __init__(self) -> None:
+        self.bell = Bell()
+        self.lines: list[tuple[str, dict[str, Any]]] = []
+
+    def debug(self, event: str, **facts: Any) -> None:
+        self.lines.append((event, facts))
+        self.bell.ring()
+
+    info = warning = error = debug
+
+    def said(self, event: str, **facts: Any) -> list[dict[str, Any]]:
+        return [found for name, found in self.lines if name == event and facts.items() <= found.items()]
+
+
+GOOD = device(0, state="clean", certified=True)
+BAD = device(0, state="quarantined", advertised=False, refusal="Device sim-0 is quarantined (xid-79).")
+
+
+def noticed(evict: bool = False, pod: str = "train-0") -> pb.PodNotice:
+    return pb.PodNotice(
+        namespace="team-a",
+        name=pod,
+        uid=f"uid-of-{pod}",
+        reason="GpuNotHandedOver",
+        sentence=f"{pod} waits.",
+        evict=evict,
+    )
+
+
+def with_notices(*notices: pb.PodNotice) -> pb.Snapshot:
+    shown = snapshot(GOOD)
+    shown.notices.extend(notices)
+    return shown
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ApiServerStandIn]:
+    async with ApiServerStandIn() as standing:
+        standing.add_node("node-1", zone="a")
+        yield standing
+
+
+@pytest.fixture
+def diary() -> Diary:
+    return Diary()
+
+
+@pytest.fixture
+def told(server: ApiServerStandIn, diary: Diary, tmp_path: Path) -> Callable[..., Any]:
+    login = kubeconfig(tmp_path, server.url)
+
+    @asynccontextmanager
+    async def telling(
+        times: ClusterTimes = QUICK, connect: Callable[[], ClosableCluster] | None = None
+    ) -> AsyncIterator[Telling]:
+        loop = asyncio.get_running_loop()
+        one = Telling(
+            connect or (lambda: ApiServer(login, "node-1", deadline=times.deadline)),
+            "node-1",
+            times=times,
+            log=diary,
+            clock=loop.time,
+            wall=lambda: 1_900_000_000.0,
+            spread=lambda: 0.5,
+        )
+        one.start()
+        try:
+            yield one
+        finally:
+            await one.stop()
+
+    return telling
+
+
+def status(server: ApiServerStandIn) -> tuple[str, str]:
+    """Of our condition: status and reason; empty when the node has none."""
+    found = server.condition("node-1", CONDITION)
+    return ("", "") if found is None else (found["status"], found["reason"])
+
+
+def counts(server: ApiServerStandIn) -> dict[str, str]:
+    labels = server.nodes["node-1"]["metadata"]["labels"]
+    return {name.removeprefix(PREFIX): value for name, value in labels.items() if name.startswith(PREFIX)}
+
+
+def reasons(server: ApiServerStandIn) -> list[tuple[str, str, int]]:
+    """Of all events: whose, why, how often."""
+    return [(each["involvedObject"]["name"], each["reason"], each["count"]) for each in server.events.values()]
+
+
+# --- what is so ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_node_in_order_has_its_condition_and_its_counts_and_no_event(
+    server: ApiServerStandIn, told: Callable[..., Any]
+) -> None:
+    async with told() as telling:
+        telling.heard(snapshot(GOOD, device(1, state="in-use")))
+        await server.until(lambda: status(server) == ("True", "AllInService") and bool(counts(server)))
+        assert counts(server) == {"clean": "1", "dirty": "1", "quarantined": "0"}
+    assert server.events == {}
+
+
+async def test_a_device_that_goes_and_comes_back_is_seen_everywhere(
+    server: ApiServerStandIn, told: Callable[..., Any]
+) -> None:
+    async with told() as telling:
+        telling.heard(snapshot(GOOD))
+        await server.until(lambda: status(server)[0] == "True")
+        telling.heard(snapshot(BAD))
+        await server.until(lambda: status(server)[0] == "False" and len(server.events) == 1)
+        await server.until(lambda: counts(server) == {"clean": "0", "dirty": "0", "quarantined": "1"})
+        (written,) = server.events.values()
+        assert written["message"] == BAD.refusal
+        telling.heard(snapshot(GOOD))
+        await server.until(lambda: status(server)[0] == "True" and len(server.events) == 2)
+        assert reasons(server) == [("node-1", "GpuOutOfService", 1), ("node-1", "GpuBackInService", 1)]
+
+
+async def test_a_service_that_is_away_makes_the_condition_unknown_and_nothing_clean(
+    server: ApiServerStandIn, told: Callable[..., Any]
+) -> None:
+    async with told() as telling:
+        telling.heard(snapshot(GOOD))
+        await server.until(lambda: counts(server).get("clean") == "1")
+        telling.heard(None)
+        await server.until(lambda: status(server) == ("Unknown", "ScrubServiceAway"))
+        await server.until(lambda: counts(server) == {"clean": "0", "dirty": "1", "quarantined": "0"})
+
+
+async def test_a_service_that_was_never_there_is_said_to_be_away_after_a_while(
+    server: ApiServerStandIn, told: Callable[..., Any]
+) -> None:
+    async with told(replace(QUICK, settle=0.01)):
+        await server.until(lambda: status(server) == ("Unknown", "ScrubServiceAway"))
+    assert counts(server) == {}
+
+
+async def test_a_service_that_comes_back_unready_does_not_hide_that_it_was_away(
+    server: ApiServerStandIn, told: Callable[..., Any]
+) -> None:
+    async with told() as telling:
+        telling.heard(snapshot(GOOD))
+        await server.until(lambda: status(server)[0] == "True")
+        telling.heard(None)
+        telling.heard(snapshot(GOOD, ready=False, epoch="second"))
+        await server.until(lambda: status(server) == ("Unknown", "ScrubServiceAway"))
+
+
+async def test_a_service_that_is_only_starting_is_not_called_away_at_once(
+    server: ApiServerStandIn, told: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    other = ApiServer(kubeconfig(tmp_path / "other", server.url), "node-1", deadline=20)
+    async with told() as telling:
+        telling.heard(snapshot(GOOD, ready=False))
+        for _ in range(30):  # long enough, by the server's own measure, to have written it
+            await other.node()
+        telling.heard(snapshot(GOOD))
+        await server.until(lambda: status(server)[0] == "True")
+        assert [each.body["status"]["conditions"][0]["status"] for each in server.asked_for("patch nodes/status")] == [
+            "True"
+        ]
+    await other.close()
+
+
+async def test_a_plugin_that_stops_says_that_nobody_watches(server: ApiServerStandIn, told: Callable[..., Any]) -> None:
+    async with told() as telling:
+        telling.heard(snapshot(GOOD))
+        await server.until(lambda: status(server)[0] == "True")
+    assert status(server) == ("Unknown", "PluginStopped")
+
+
+async def test_a_plugin_that_starts_again_makes_no_second_event_of_the_same_thing(
+    server: ApiServerStandIn, told: Callable[..., Any]
+) -> None:
+    for asked in ("create events", "patch events"):
+        async with told() as telling:
+            telling.heard(snapshot(BAD))
+            await server.until(lambda asked=asked: bool(server.asked_for(asked)))  # type: ignore[misc]
+    assert reasons(server) == [("node-1", "GpuOutOfService", 1)]
+
+
+async def test_a_pods_owner_is_told_in_its_own_namespace_and_nowhere_else(
+    server: ApiServerStandIn, told: Callable[..., Any]
+) -> None:
+    async with told() as telling:
+        telling.heard(with_notices(noticed()))
+        await server.until(lambda: len(server.events) == 1 and status(server)[0] == "True")
+    ((namespace, _), written), *others = server.events.items()
+    assert not others
+    assert (namespace, written["message"], written["reason"]) == ("team-a", "train-0 waits.", "GpuNotHandedOver")
+    elsewhere = [each.body for each in server.asked if "namespaces/team-a" not in each.path]
+    assert "train-0" not in str(elsewhere)
+
+
+# --- evictions -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_pod_that_the_policy_wants_gone_is_evicted_once(
+    server: ApiServerStandIn, told: Callable[..., Any], diary: Diary
+) -> None:
+    server.allowed.add("create pods/eviction")
+    server.pods = {("team-a", "train-0"): "uid-of-train-0", ("team-a", "other"): "uid-of-other"}
+    async with told() as telling:
+        telling.heard(with_notices(noticed(evict=True), noticed(pod="other")))
+        await diary.bell.until(lambda: bool(diary.said("Pod evicted, as the policy says")))
+        telling.heard(with_notices(noticed(evict=True), noticed(pod="other")))
+        telling.heard(snapshot(BAD))
+        await server.until(lambda: status(server)[0] == "False")
+    assert server.evicted == ["uid-of-train-0"]
+    assert len(server.asked_for("create pods/eviction")) == 1
+    assert len(diary.said("Pod evicted, as the policy says", namespace="team-a", pod="train-0")) == 1
+
+
+async def test_a_disruption_budget_is_waited_for(server: ApiServerStandIn, told: Callable[..., Any]) -> None:
+    server.allowed.add("create pods/eviction")
+    server.pods = {("team-a", "train-0"): "uid-of-train-0"}
+    server.guarded = {"uid-of-train-0"}
+    async with told(replace(QUICK, node=replace(QUICK.node, again=0.01))) as telling:
+        telling.heard(with_notices(noticed(evict=True)))
+        await server.until(lambda: len(server.asked_for("create pods/eviction")) >= 3)
+        assert server.evicted == []
+        server.guarded.clear()
+        await server.until(lambda: bool(server.evicted))
+
+
+async def test_a_pod_that_starts_while_its_eviction_waits_behind_others_is_not_evicted(
+    server: ApiServerStandIn, told: Callable[..., Any]
+) -> None:
+    server.allowed.add("create pods/eviction")
+    server.pods = {("team-a", "train-0"): "uid-of-train-0"}
+    slow = [True]
+    server.fault = lambda asked: HANG if slow[0] else None
+    async with told(replace(QUICK, deadline=0.5)) as telling:
+        telling.heard(with_notices(noticed(evict=True)))
+        await server.until(lambda: bool(server.asked))  # and all others wait for their turn behind it
+        telling.heard(snapshot(BAD))  # which says nothing of the pod any more
+        slow[0] = False
+        await server.until(lambda: status(server)[0] == "False" and bool(counts(server)))
+        await server.until(lambda: any(reason == "GpuOutOfService" for _, reason, _ in reasons(server)))
+    assert server.asked_for("create pods/eviction") == []
+
+
+async def test_one_pod_that_may_not_be_evicted_keeps_no_other_from_it(
+    server: ApiServerStandIn, told: Callable[..., Any]
+) -> None:
+    server.allowed.add("create pods/eviction")
+    server.pods = {("team-a", f"train-{number}"): f"uid-of-train-{number}" for number in range(2)}
+    refusal = failure(403, "Forbidden", "the namespace is being terminated")
+    server.fault = lambda asked: refusal if "train-0/eviction" in asked.path else None
+    async with told() as telling:
+        telling.heard(with_notices(noticed(evict=True), noticed(evict=True, pod="train-1")))
+        await server.until(lambda: server.evicted == ["uid-of-train-1"])
+
+
+async def test_a_role_without_evictions_is_said_once_and_all_else_goes_on(
+    server: ApiServerStandIn, told: Callable[..., Any], diary: Diary
+) -> None:
+    server.pods = {("team-a", "train-0"): "uid-of-train-0"}
+    async with told() as telling:
+        telling.heard(with_notices(noticed(evict=True)))
+        await diary.bell.until(lambda: bool(diary.said("A pod is not evicted", pod="train-0")))
+        await server.until(lambda: len(server.events) == 1)
+        for state, shown in (("False", BAD), ("True", GOOD)):
+            both = snapshot(shown)
+            both.notices.append(noticed(evict=True))
+            telling.heard(both)
+            await server.until(lambda state=state: status(server)[0] == state)  # type: ignore[misc]
+    assert server.evicted == []
+    assert len(server.asked_for("create pods/eviction")) == 1
+    assert len(diary.said("A pod is not evicted")) == 1
+
+
+# --- an API server that fails ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        failure(401, "Unauthorized"),
+        failure(429, "TooManyRequests", after=0),
+        failure(500, "InternalError"),
+        failure(409, "Conflict"),
+        Said(200, b"{]"),
+        Said(503, b"<html>", (("Content-Type", "text/html"),)),
+        DROP,
+    ],
+    ids=str,
+)
+async def test_whatever_it_answers_is_tried_again_until_it_is_told(
+    server: ApiServerStandIn, told: Callable[..., Any], said: Said
+) -> None:
+    faults = {"get nodes": 2, "patch nodes/status": 2, "patch nodes": 2, "create events": 2}
+
+    def fault(asked: Asked) -> Said | None:
+        faults[asked.what] = faults.get(asked.what, 0) - 1
+        return said if faults[asked.what] >= 0 else None
+
+    server.fault = fault
+    async with told(replace(QUICK, bulletin=replace(QUICK.bulletin, shelved=0.01))) as telling:
+        telling.heard(snapshot(BAD))
+        await server.until(lambda: status(server)[0] == "False" and counts(server).get("quarantined") == "1")
+        await server.until(lambda: bool(server.events))
+
+
+async def test_one_thing_that_is_not_allowed_keeps_nothing_else_from_being_told(
+    server: ApiServerStandIn, told: Callable[..., Any]
+) -> None:
+    for missing in ("patch nodes/status", "patch nodes", "create events"):
+        server.allowed = {"get nodes", "patch nodes", "patch nodes/status", "create events"} - {missing}
+        server.add_node("node-1")
+        server.events.clear()
+        asked = len(server.asked)
+        async with told() as telling:
+            telling.heard(snapshot(BAD))
+            await server.until(
+                lambda missing=missing, asked=asked: (  # type: ignore[misc]
+                    any(each.what == missing for each in server.asked[asked:])
+                    and (missing == "patch nodes/status" or status(server)[0] == "False")
+                    and (missing == "patch nodes" or counts(server).get("quarantined") == "1")
+                    and (missing == "create events" or len(server.events) == 1)
+                )
+            )
+
+
+async def test_after_an_outage_the_present_is_told_and_not_the_past(
+    server: ApiServerStandIn, told: Callable[..., Any], diary: Diary
+) -> None:
+    async with told() as telling:
+        telling.heard(snapshot(GOOD))
+        await server.until(lambda: status(server)[0] == "True" and bool(counts(server)))
+        await server.stop()
+        for number in range(1000):
+            telling.heard(snapshot(BAD if number % 2 else GOOD, device(1)))
+            await asyncio.sleep(0)
+        await diary.bell.until(lambda: bool(diary.said("The cluster is not told; trying again", what="condition")))
+        telling.heard(snapshot(GOOD, device(1, advertised=False, state="condemned", refusal="It is condemned.")))
+        server.fault = lambda asked: failure(503, "ServiceUnavailable")
+        await server.start()
+        before = len(server.asked)
+        await server.until(lambda: len(server.asked) >= before + 4)  # all of it is known by now, and none of it told
+        server.fault = lambda asked: None
+        before = len(server.asked)
+        await server.until(lambda: status(server)[0] == "False" and len(server.events) == 1)
+        await server.until(lambda: counts(server) == {"clean": "1", "dirty": "0", "quarantined": "1"})
+        assert reasons(server) == [("node-1", "GpuCondemned", 1)]
+        assert len(server.asked) - before <= 8
+        await diary.bell.until(lambda: bool(diary.said("The cluster is told again", what="condition")))
+
+
+async def test_labels_that_somebody_took_away_come_back(server: ApiServerStandIn, told: Callable[..., Any]) -> None:
+    async with told(replace(QUICK, node=replace(QUICK.node, heartbeat=0.01))) as telling:
+        telling.heard(snapshot(GOOD))
+        await server.until(lambda: bool(counts(server)))
+        server.nodes["node-1"]["metadata"]["labels"].clear()
+        await server.until(lambda: counts(server) == {"clean": "1", "dirty": "0", "quarantined": "0"})
+
+
+async def test_an_api_server_that_fails_is_left_alone_for_a_while(
+    server: ApiServerStandIn, told: Callable[..., Any], tmp_path: Path
+) -> None:
+    server.fault = lambda asked: failure(500, "InternalError") if asked.token == "Bearer good" else None
+    async with told(replace(QUICK, farewell=0.05, pause=PauseTimes(first=60, longest=60))) as telling:
+        telling.heard(snapshot(BAD))
+        await server.until(lambda: len(server.asked) == 3)  # the condition, the labels, the event
+        server.token = "mine"
+        (tmp_path / "other").mkdir()
+        other = ApiServer(kubeconfig(tmp_path / "other", server.url, token="mine"), "node-1", deadline=20)
+        for number in range(30):  # long enough, by the server's own measure, for a hundred more
+            telling.heard(snapshot(BAD if number % 2 else GOOD))
+            await other.node()
+        await other.close()
+    assert [each.what for each in server.asked if each.token == "Bearer good"] == [
+        *("get nodes", "patch nodes", "create events")
+    ]
+
+
+async def test_a_failure_now_and_then_makes_no_pause_longer(server: ApiServerStandIn, told: Callable[..., Any]) -> None:
+    odd = [True]
+
+    def fault(asked: Asked) -> Said | None:
+        if asked.what != "patch nodes/status":
+            return None
+        odd[0] = not odd[0]
+        return failure(503, "ServiceUnavailable") if odd[0] else None
+
+    server.fault = fault
+    async with told(replace(QUICK, pause=PauseTimes(first=0.01, longest=PATIENCE * 100))) as telling:
+        for number in range(14):  # doubled each time, the last pause would be longer than anybody waits
+            telling.heard(snapshot(BAD if number % 2 else GOOD))
+            await server.until(lambda number=number: status(server)[0] == str(number % 2 == 0))  # type: ignore[misc]
+
+
+async def test_an_api_server_that_does_not_answer_holds_nobody_up(
+    server: ApiServerStandIn, told: Callable[..., Any]
+) -> None:
+    server.fault = lambda asked: HANG
+    async with asyncio.timeout(PATIENCE), told(replace(QUICK, farewell=0.05)) as telling:
+        telling.heard(snapshot(GOOD))
+        await server.until(lambda: bool(server.asked))
+        for _ in range(10_000):
+            telling.heard(snapshot(BAD))
+    assert len(server.asked) == 1  # one request at a time, and none waits behind it that would be sent later
+
+
+async def test_a_farewell_that_nobody_takes_is_cut_short(server: ApiServerStandIn, told: Callable[..., Any]) -> None:
+    async with asyncio.timeout(PATIENCE), told(replace(QUICK, farewell=0.05)) as telling:
+        telling.heard(snapshot(GOOD))
+        await server.until(lambda: status(server)[0] == "True" and bool(counts(server)))
+        server.fault = lambda asked: HANG
+    assert status(server)[0] == "True"
+
+
+async def test_a_burst_of_changes_is_not_a_burst_of_writes(server: ApiServerStandIn, told: Callable[..., Any]) -> None:
+    times = replace(QUICK, node=NodeTimes(), bulletin=BulletinTimes())
+    async with told(times) as telling:
+        telling.heard(snapshot(GOOD))
+        await server.until(lambda: status(server)[0] == "True" and bool(counts(server)))
+        for number in range(200):
+            telling.heard(snapshot(BAD if number % 2 else GOOD))
+            await asyncio.sleep(0)
+        telling.heard(snapshot(BAD, with_index(1)))
+        await server.until(lambda: len(server.events) >= 1)
+    writes = [each.what for each in server.asked if each.what not in ("get nodes", "create events")]
+    assert writes.count("patch nodes") == 1
+    assert writes.count("patch nodes/status") == 2  # the first word and the last
+    assert len(server.events) <= 2
+
+
+def with_index(number: int) -> pb.SnapshotDevice:
+    return device(number, state="dirty")
+
+
+# --- mistakes of our own ---------------------------------------------------------------------------------------------
+
+
+class Stumbling:
+    """A cluster that fails once in a way that nobody foresaw."""
+
+    def __init__(self, behind: ApiServer) -> None:
+        self._behind = behind
+        self._stumbled = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._behind, name)
+
+    async def show_condition(self, condition: Condition, *, since: datetime, now: datetime) -> NodeSeen:
+        if not self._stumbled:
+            self._stumbled = True
+            raise ZeroDivisionError("nobody foresaw this")
+        return await self._behind.show_condition(condition, since=since, now=now)
+
+
+async def test_an_error_that_nobody_foresaw_is_said_and_the_telling_begins_anew(
+    server: ApiServerStandIn, told: Callable[..., Any], diary: Diary, tmp_path: Path
+) -> None:
+    behind = ApiServer(kubeconfig(tmp_path, server.url), "node-1", deadline=20)
+    async with told(connect=lambda: Stumbling(behind)) as telling:
+        telling.heard(snapshot(BAD))
+        await server.until(lambda: status(server)[0] == "False" and len(server.events) == 1)
+    (line,) = diary.said("Telling the cluster has failed, and begins anew")
+    assert "nobody foresaw this" in line["reason"]
+    assert reasons(server) == [("node-1", "GpuOutOfService", 1)]
+
+
+async def test_a_client_that_cannot_even_be_loaded_is_said(told: Callable[..., Any], diary: Diary) -> None:
+    def missing() -> ClosableCluster:
+        raise ImportError("No module named 'lightkube'")
+
+    async with told(connect=missing) as telling:
+        telling.heard(snapshot(GOOD))
+        await diary.bell.until(lambda: len(diary.said("Telling the cluster has failed, and begins anew")) >= 2)

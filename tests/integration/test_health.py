@@ -1,0 +1,350 @@
+"""Out of service and back, with the shipped daemons: what the driver says of a device, and what the kubelet is told of it.
+
+Nothing here waits for a time to pass. Where it matters that a device stays out, another one goes out and comes back
+meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from plugin.emulator.pods import ContainerState
+from plugin.emulator.stage import RESOURCE, Stage
+from scrubber.adapters.ledger.offline import verify
+from scrubber.adapters.sim import control
+from scrubber.adapters.sim.reboot import reboot
+from scrubber.api import scrubber_pb2 as pb
+from scrubber.api.client import AdminClient
+from tests.integration.acting import SOON, Capacity, found_by, history, reader, running, staged, writer
+
+POLICY = """\
+name: health
+limits:
+  question: 3s
+  memory-floor: 1s
+health:
+  sustained:
+    power-brake: 300ms
+    too-hot: 1h
+  calm: 200ms
+  blame: 1
+recovery:
+  backoff-initial: 100ms
+  backoff-max: 400ms
+  attempts: 3
+  probation-scrubs: 2
+  probation-interval: 100ms
+diagnostics:
+  recovery: none
+breaker:
+  resets: 100
+  soft-percent: 100
+"""
+
+
+@asynccontextmanager
+async def health_stage(tmp_path: Path, *, devices: int = 2, policy: str = POLICY) -> AsyncIterator[Stage]:
+    path = tmp_path / "health.yaml"
+    path.write_text(policy)
+    async with staged(devices=devices, policy=str(path)) as stage:
+        yield stage
+
+
+async def first_is(stage: Stage, *healths: str) -> pb.Device:
+    """Device 0, once its health is one of ``healths``."""
+    devices = await stage.devices_are(lambda devices: _first(devices).health in healths, SOON)
+    return _first(devices)
+
+
+def _first(devices: Sequence[pb.Device]) -> pb.Device:
+    return next(each for each in devices if each.index == "0")
+
+
+async def advertised(stage: Stage, wanted: int) -> None:
+    """Wait until the kubelet counts ``wanted`` healthy devices."""
+    await stage.kubelet.changed(lambda kubelet: kubelet.allocatable(RESOURCE) == wanted, SOON)
+
+
+async def the_other_goes_and_comes(stage: Stage, *, left: int = 0) -> None:
+    """Time passes: device 1 is reset and comes back, while ``left`` devices beside it are healthy."""
+    control.fault(stage.sim, "1", xid=95)
+    await advertised(stage, left)
+    await advertised(stage, left + 1)
+
+
+async def life(stage: Stage, device: str) -> list[str]:
+    """The states of health that ``device`` went through, by the audit trail."""
+    names = [each.name for each in (await stage.read.history(device=device, limit=1000)).entries[::-1]]
+    return [name.removeprefix("health.") for name in names if name.startswith("health.") and name != "health.signal"]
+
+
+BACK = ["quarantined", "recovering", "probation", "healthy"]
+
+
+# --- what passes by itself
+
+
+async def test_a_condition_that_lasts_makes_suspect_then_quarantines_and_its_end_brings_the_device_back(
+    tmp_path: Path,
+) -> None:
+    async with health_stage(tmp_path) as stage:
+        control.fault(stage.sim, "0", conditions={"power-brake": "reasons 0x80"})
+        await advertised(stage, 1)
+        out = await first_is(stage, "quarantined")
+        assert (out.cause.code, out.cause.way_back) == ("power-brake", "wait")
+        await the_other_goes_and_comes(stage)
+        assert (await first_is(stage, "quarantined", "recovering", "probation", "healthy")).health == "quarantined"
+        control.clear(stage.sim, "0", ["power-brake"])
+        await advertised(stage, 2)
+        assert await life(stage, out.id) == ["suspect", *BACK]
+        assert await found_by(await stage.kubelet.run(reader("b", "team-b"))) == ""
+
+
+async def test_a_condition_that_ends_in_time_makes_suspect_and_the_kubelet_never_hears_of_it(tmp_path: Path) -> None:
+    async with health_stage(tmp_path) as stage:
+        seen = Capacity(stage)
+        watching = asyncio.create_task(seen.watch())
+        control.fault(stage.sim, "0", temperature=99)
+        suspect = await first_is(stage, "suspect")
+        assert suspect.cause.code == "too-hot"
+        assert suspect.offered
+        assert await found_by(await stage.kubelet.run(reader("b", "team-b"))) == ""
+        control.clear(stage.sim, "0", ["temperature"])
+        await first_is(stage, "healthy")
+        watching.cancel()
+        assert seen.allocatable == [2]
+        assert await life(stage, suspect.id) == ["suspect", "healthy"]
+
+
+async def test_an_application_s_own_error_is_told_of_and_takes_nobody_out(tmp_path: Path) -> None:
+    async with health_stage(tmp_path) as stage:
+        pod = await running(stage, writer("a", "team-a"))
+        (device,) = pod.device_ids
+        control.fault(stage.sim, device, xid=31)
+        told = await _rows(stage, "health.signal")
+        assert (told[0]["code"], told[0]["class"], told[0]["tenant_namespace"]) == ("xid-31", "application", "team-a")
+        assert await life(stage, device) == []
+        assert {each.health for each in (await stage.read.devices()).devices} == {"healthy"}
+
+
+# --- the ways back
+
+
+async def test_wait_a_driver_that_answers_again(tmp_path: Path) -> None:
+    async with health_stage(tmp_path) as stage:
+        control.fault(stage.sim, "0", stuck=True)
+        await advertised(stage, 1)
+        out = await first_is(stage, "quarantined")
+        assert (out.cause.code, out.cause.way_back) == ("driver-stuck", "wait")
+        control.clear(stage.sim, "0")
+        await advertised(stage, 2)
+        assert await life(stage, out.id) == BACK
+
+
+async def test_scrub_memory_that_can_be_cleared_in_time_again(tmp_path: Path) -> None:
+    async with health_stage(tmp_path, devices=1) as stage:
+        pod = await running(stage, writer("a", "team-a"))
+        control.fault(stage.sim, "0", slow_clear=600.0)
+        await stage.kubelet.delete(pod, grace=0)
+        await advertised(stage, 0)
+        out = await first_is(stage, "quarantined", "recovering")
+        assert (out.cause.code, out.cause.way_back) == ("erase-timeout", "scrub")
+        control.clear(stage.sim, "0")
+        await advertised(stage, 1)
+        assert (await life(stage, out.id))[-3:] == ["recovering", "probation", "healthy"]
+        assert await found_by(await stage.kubelet.run(reader("b", "team-b"))) == ""
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [
+        pytest.param({"xid": 95}, "xid-95", id="XID"),
+        pytest.param({"conditions": {"row-remap-pending": "1"}}, "row-remap-pending", id="rows to remap"),
+        pytest.param({"recovery": "drain-and-reset"}, "recovery-reset", id="the driver asks"),
+        pytest.param({"ecc": 1}, "ecc-uncorrected", id="ECC"),
+    ],
+)
+async def test_reset_what_a_reset_lifts_comes_back_by_itself(
+    tmp_path: Path, fault: dict[str, object], code: str
+) -> None:
+    async with health_stage(tmp_path) as stage:
+        control.fault(stage.sim, "0", **fault)  # type: ignore[arg-type]
+        await advertised(stage, 1)
+        await advertised(stage, 2)
+        back = await first_is(stage, "healthy")
+        assert await life(stage, back.id) == BACK
+        (out,) = [row for row in await history(stage, "health.quarantined") if row["device"] == back.id]
+        assert (out["cause"], out["way_back"]) == (code, "reset")
+
+
+async def test_reboot_another_boot_of_the_node(tmp_path: Path) -> None:
+    async with health_stage(tmp_path) as stage:
+        control.fault(stage.sim, "0", xid=79)
+        await advertised(stage, 1)
+        out = await first_is(stage, "quarantined")
+        assert out.cause.way_back == "reboot"
+        await the_other_goes_and_comes(stage)
+        assert (await first_is(stage, "quarantined", "recovering", "probation", "healthy")).health == "quarantined"
+        assert await stage.service.stop(SOON) == 0
+        reboot(stage.sim)
+        await stage.service.start()
+        await first_is(stage, "healthy")
+        await advertised(stage, 2)
+        assert (await life(stage, out.id))[-3:] == ["recovering", "probation", "healthy"]
+
+
+async def test_person_hardware_that_somebody_looked_at(tmp_path: Path) -> None:
+    async with health_stage(tmp_path) as stage:
+        control.fault(stage.sim, "0", conditions={"row-remap-failure": "a row could not be remapped"})
+        await advertised(stage, 1)
+        out = await first_is(stage, "quarantined")
+        assert out.cause.way_back == "person"
+        control.clear(stage.sim, "0")
+        await the_other_goes_and_comes(stage)
+        assert (await first_is(stage, "quarantined", "recovering", "probation", "healthy")).health == "quarantined"
+        done = await stage.command("unquarantine", "0", "--reason", "its memory was changed")
+        assert done.status == 0, done.err
+        await advertised(stage, 2)
+        (released,) = await history(stage, "operator.released")
+        assert released["reason"] == "its memory was changed"
+        assert await life(stage, out.id) == ["quarantined", "healthy"]  # its probation is told by operator.released
+
+
+async def test_a_device_that_no_reset_mends_is_condemned_with_a_sentence_and_a_person_brings_it_back(
+    tmp_path: Path,
+) -> None:
+    async with health_stage(tmp_path) as stage:
+        control.fault(stage.sim, "0", xid=95, reset="fail")
+        out = await first_is(stage, "condemned")
+        assert "3 attempts to recover it failed" in out.cause.sentence
+        assert out.cause.way_back == "person"
+        control.clear(stage.sim, "0")
+        async with AdminClient(stage.sockets) as admin:
+            await admin.unquarantine("0", "seated anew")
+        await advertised(stage, 2)
+
+
+# --- nothing launders health
+
+
+CAUSES = [
+    pytest.param({"conditions": {"power-brake": ""}}, "quarantined", id="what lasts"),
+    pytest.param({"temperature": 99}, "suspect", id="suspect"),
+    pytest.param({"conditions": {"row-remap-failure": ""}}, "quarantined", id="for a person"),
+    pytest.param({"xid": 79}, "quarantined", id="for a reboot"),
+    pytest.param({"xid": 95, "reset": "fail"}, "condemned", id="condemned"),
+]
+
+
+@pytest.mark.parametrize(("fault", "health"), CAUSES)
+async def test_kill_9_of_the_service_changes_nobody_s_health(
+    tmp_path: Path, fault: dict[str, object], health: str
+) -> None:
+    async with health_stage(tmp_path) as stage:
+        control.fault(stage.sim, "0", **fault)  # type: ignore[arg-type]
+        before = await first_is(stage, health)
+        for _ in range(2):
+            await stage.service.kill()
+            await stage.service.start()
+            assert await _healths(stage, _other_is_clean) == [health]
+        after = await first_is(stage, health)
+        assert (after.cause.code, after.cause.since) == (before.cause.code, before.cause.since)
+        await advertised(stage, 2 if health == "suspect" else 1)
+        assert await stage.service.stop(SOON) == 0
+        assert verify(stage.directory / "state").intact
+
+
+async def test_what_went_wrong_while_the_service_was_down_is_found_by_comparing(tmp_path: Path) -> None:
+    async with health_stage(tmp_path, devices=3) as stage:
+        await stage.service.kill()
+        control.fault(stage.sim, "0", xid=95, reset="fail")
+        control.fault(stage.sim, "1", temperature=99)
+        await stage.service.start()
+        await stage.devices_are(
+            lambda devices: [each.health for each in devices] == ["condemned", "suspect", "healthy"], SOON
+        )
+        await advertised(stage, 2)
+
+
+async def test_probation_that_was_cut_off_is_begun_where_it_was_and_never_left_out(tmp_path: Path) -> None:
+    policy = POLICY.replace("probation-scrubs: 2", "probation-scrubs: 8")
+    async with health_stage(tmp_path, policy=policy) as stage:
+        control.fault(stage.sim, "0", xid=95)
+        before = await first_is(stage, "probation")
+        await stage.service.kill()
+        await stage.service.start()
+        assert await _healths(stage, lambda devices: _first(devices).health == "healthy") == ["probation", "healthy"]
+        scrubs = [row for row in await history(stage, "scrub.finished") if row["device"] == before.id]
+        assert len([row for row in scrubs if row["occasion"] == "recovery" and row["outcome"] == "passed"]) >= 8
+
+
+# --- what one device does to the others, and to whoever has it
+
+
+async def test_the_breaker_keeps_a_device_waiting_for_its_reset_and_everything_else_goes_on(tmp_path: Path) -> None:
+    async with health_stage(tmp_path, devices=3, policy=POLICY.replace("resets: 100", "resets: 1")) as stage:
+        control.fault(stage.sim, "0", xid=95)
+        await advertised(stage, 2)
+        await advertised(stage, 3)
+        control.fault(stage.sim, "0", xid=95)
+        await advertised(stage, 2)
+        (opened, *_) = await _rows(stage, "breaker.opened")
+        assert (opened["what"], bool(opened["sentence"])) == ("resets", True)
+        assert (await stage.read.info()).breaker.resets
+        for name in ("b", "c"):
+            assert await found_by(await stage.kubelet.run(reader(name, "team-b"))) == ""
+        out = await first_is(stage, "quarantined", "recovering", "probation", "healthy")
+        assert out.health == "quarantined"
+        assert stage.kubelet.allocatable(RESOURCE) == 2
+
+
+async def test_a_device_that_fails_under_a_pod_goes_out_stays_with_it_and_the_tenant_is_counted(tmp_path: Path) -> None:
+    async with health_stage(tmp_path) as stage:
+        pod = await running(stage, writer("a", "team-a"))
+        (device,) = pod.device_ids
+        control.fault(stage.sim, device, xid=95)
+        await advertised(stage, 1)
+        (out,) = await _rows(stage, "health.quarantined")
+        assert (out["device"], out["tenant_namespace"]) == (device, "team-a")
+        (blamed,) = await _rows(stage, "tenant.blamed")
+        assert (blamed["tenant_namespace"], blamed["quarantines"]) == ("team-a", 1)
+        assert pod.status.containers["main"].state is ContainerState.RUNNING
+        await stage.kubelet.delete(pod, grace=0)
+        await advertised(stage, 2)
+        for name in ("b", "c"):
+            assert await found_by(await stage.kubelet.run(reader(name, "team-b"))) == ""
+
+
+def _other_is_clean(devices: Sequence[pb.Device]) -> bool:
+    return any(each.index == "1" and each.state == "clean" for each in devices)
+
+
+async def _rows(stage: Stage, name: str) -> list[dict[str, object]]:
+    """The audit rows of that name, once there are some."""
+    async with asyncio.timeout(SOON):
+        while True:
+            rows = await history(stage, name)
+            if rows:
+                return rows
+            await asyncio.sleep(0.05)
+
+
+async def _healths(stage: Stage, until: Callable[[Sequence[pb.Device]], bool]) -> list[str]:
+    """Every health of device 0 that a service which has just been started tells of, from its first word on, each once in
+    a row.
+    """
+    seen: list[str] = []
+
+    def look(devices: Sequence[pb.Device]) -> bool:
+        found = [each.health for each in devices if each.index == "0"]
+        if found != seen[-1:]:
+            seen.extend(found)
+        return bool(found) and until(devices)
+
+    await stage.devices_are(look, SOON)
+    return seen

@@ -1,0 +1,324 @@
+"""The life of one device's health, explored to its end: every place that any order of events leads to, and what holds there.
+
+Three models share the events of ``tests/world/health_graph.py``: one asks about limits, one about conditions that may
+pass, one about tenants who have a device whose glass is broken. All of them at once would be millions of places, and no
+other answer. A last test takes the same events through lives with real times and numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from types import MappingProxyType
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from scrubber.domain.admission import may_be_handed_over
+from scrubber.domain.evidence import Outcome
+from scrubber.domain.handover import HandOver
+from scrubber.domain.health import Health, WayBack
+from scrubber.domain.hygiene import Hygiene
+from scrubber.domain.policy import Enforcement, HealthRule, Policy, RecoveryRule
+from scrubber.domain.record import DeviceRecord
+from scrubber.domain.recovery import after_findings, after_scrub, spent, stands
+from scrubber.domain.tally import DAY, KEPT, Attempt
+from scrubber.domain.tending import Act, next_need
+from tests.world.health_graph import LASTS, SOFT, TENANT, Graph, Place, Promise, events
+from tests.world.samples import DEVICE, NODE, NOW, POLICY, certificate
+
+HEALTH = HealthRule(sustained={SOFT: LASTS})
+LIMITED = RecoveryRule(attempts=2, attempts_per_day=3, resets_per_day=2, probation_scrubs=1)
+UNLIMITED = RecoveryRule(attempts=2, attempts_per_day=KEPT, resets_per_day=KEPT, probation_scrubs=2)
+OF_CONDITIONS = {"hot", "hot, and the breaker is open", "an event", "passed, and it is hot", "it has lasted"}
+OF_PEOPLE = {"its glass", "a person takes it out", "a scrub of what is out starts"}
+OF_RESTARTS = {"kill -9", "a reboot", "settled"}
+OF_TENANTS = {"a tenant gets it", "it is given back"}
+
+
+def faults(*ways: WayBack) -> set[str]:
+    return {f"{how}: {way.value}" for way in ways for how in ("fault", "failed", "failed after its reset")}
+
+
+FOR_OTHERS = faults(WayBack.REBOOT, WayBack.PERSON)
+MODELS: Mapping[str, tuple[RecoveryRule, set[str]]] = {
+    # Which rule is in force, and which events are left out.
+    "limits": (LIMITED, OF_CONDITIONS | OF_PEOPLE | FOR_OTHERS | faults(WayBack.SCRUB)),
+    "conditions": (UNLIMITED, {"its glass", "kill -9"} | OF_TENANTS | faults(WayBack.SCRUB)),
+    "tenants": (UNLIMITED, OF_CONDITIONS | OF_RESTARTS | FOR_OTHERS | OF_PEOPLE - {"its glass"}),
+}
+
+# -- what every step keeps ---------------------------------------------------------------------------------------------
+
+
+def _comes_back_proved(before: Place, name: str, after: Place) -> bool:
+    back = after.record.advertised and not before.record.advertised
+    return not back or after.counted.proofs >= after.counted.owed
+
+
+def _a_fault_takes_it_out(before: Place, name: str, after: Place) -> bool:
+    return not name.startswith("fault: ") or not after.record.advertised
+
+
+def _only_a_person(before: Place, name: str, after: Place) -> bool:
+    persons = before.record.health is Health.CONDEMNED or before.record.ordered_out_by_person
+    stays = (after.record.health, after.record.cause) == (before.record.health, before.record.cause)
+    return not persons or stays or name.startswith("a person ")
+
+
+def _attempts_of_a_day(before: Place, name: str, after: Place) -> bool:
+    return after.counted.attempts <= LIMITED.attempts_per_day and after.counted.resets <= LIMITED.resets_per_day
+
+
+def _is_condemned_with_a_sentence(before: Place, name: str, after: Place) -> bool:
+    cause = after.record.cause
+    if after.record.health is not Health.CONDEMNED:
+        return True
+    return cause is not None and cause.way_back is WayBack.PERSON and cause.sentence != "said"
+
+
+def _not_for_a_tenant(before: Place, name: str, after: Place) -> bool:
+    """Nor for what has to end by itself: only failures of its own, or a day's limit that is not one tenant's, condemn."""
+    record, counted = after.record, after.counted
+    if record.health is not Health.CONDEMNED or before.record.health is Health.CONDEMNED:
+        return True
+    if record.cause is not None and "within a day" in record.cause.sentence:
+        return {each.tenant for each in record.strikes} != {TENANT}
+    return counted.own >= LIMITED.attempts
+
+
+def _open_breaker(before: Place, name: str, after: Place) -> bool:
+    return name != "hot, and the breaker is open" or after.record.advertised is before.record.advertised
+
+
+def _suspect_at_once(before: Place, name: str, after: Place) -> bool:
+    return not name.startswith("hot") or after.record.health is not Health.HEALTHY
+
+
+def _out_once_it_has_lasted(before: Place, name: str, after: Place) -> bool:
+    if name != "hot" or not before.record.advertised:
+        return True
+    lasted = any(each.code == SOFT and each.since <= NOW - LASTS for each in before.record.lasting)
+    return after.record.advertised is not lasted
+
+
+def _handed_over_in_service_only(before: Place, name: str, after: Place) -> bool:
+    record = after.record
+    policy = replace(POLICY, enforcement=Enforcement.OBSERVE) if record.glass is not None else POLICY
+    goes = [may_be_handed_over(record, kind, policy, NODE).go for kind in HandOver]
+    by_word = record.glass is not None and not record.ordered_out_by_person
+    return not any(goes) or record.advertised or by_word
+
+
+def _somebody_acts(before: Place, name: str, after: Place) -> bool:
+    """The machine rests only where it is well, where somebody has it, or where the next act is not its own."""
+    record = after.record
+    if next_need(record, POLICY, NODE).act is not Act.NOTHING or record.hygiene is Hygiene.IN_USE:
+        return True
+    if record.health in (Health.HEALTHY, Health.SUSPECT):
+        return record.hygiene is Hygiene.CLEAN
+    cause = record.cause
+    theirs = cause is not None and (cause.by_person or cause.way_back in (WayBack.PERSON, WayBack.REBOOT))
+    return record.health in (Health.QUARANTINED, Health.CONDEMNED) and theirs
+
+
+PROMISES: Mapping[str, Promise] = MappingProxyType(
+    {
+        "nothing returns without its clean scrubs after the last fault": _comes_back_proved,
+        "a fault takes a device out at once": _a_fault_takes_it_out,
+        "only a person brings back what a person took out, and what is condemned": _only_a_person,
+        "attempts and resets stay within the day's limits": _attempts_of_a_day,
+        "what is condemned says why, and waits for a person": _is_condemned_with_a_sentence,
+        "no device is condemned for what one tenant did, or for what has to end by itself": _not_for_a_tenant,
+        "an open breaker lets no soft signal take a device out": _open_breaker,
+        "a soft signal makes suspect at once": _suspect_at_once,
+        "a soft signal takes a device out when it has lasted, and not before": _out_once_it_has_lasted,
+        "nothing that is out of service is handed over but by a person's word": _handed_over_in_service_only,
+        "somebody acts wherever something has to be done": _somebody_acts,
+    }
+)
+
+
+@cache
+def graph(model: str) -> Graph:
+    recovery, left_out = MODELS[model]
+    policy = replace(POLICY, recovery=recovery, health=HEALTH)
+    happen = {name: each for name, each in events(policy).items() if name not in left_out}
+    return Graph.explored(policy, happen, PROMISES)
+
+
+@pytest.mark.parametrize("promise", PROMISES)
+@pytest.mark.parametrize("model", MODELS)
+def test_whatever_happens_in_whatever_order(model: str, promise: str) -> None:
+    explored = graph(model)
+    if promise in explored.broken:
+        before, event, after = explored.broken[promise]
+        pytest.fail(f"{explored.way_to(before)}\nthen: {event}\n{after.story}\n{after}", pytrace=False)
+
+
+def test_every_event_happens_somewhere_and_every_state_of_health_is_met() -> None:
+    assert frozenset().union(*(graph(model).happened for model in MODELS)) == events(POLICY).keys()
+    for model in MODELS:
+        met = {place.record.health for place in graph(model).found}
+        assert met == {*Health} - ({Health.SUSPECT} if model != "conditions" else set())
+
+
+# -- the way out -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_state_has_a_way_out_by_the_machine_alone_unless_it_says_that_it_needs_help(model: str) -> None:
+    """In a world that is well from here on: scrubs pass, resets work, nothing is seen any more."""
+    explored = graph(model)
+    known: dict[Place, None] = {}
+    for place in explored.found:
+        record = replace(place.record, glass=None)
+        if Place(record) in known:
+            continue
+        known[Place(record)] = None
+        try:
+            _comes_out(record, explored.policy)
+        except AssertionError as stuck:
+            pytest.fail(f"{explored.way_to(place)}\n{stuck}", pytrace=False)
+
+
+def _comes_out(record: DeviceRecord, policy: Policy) -> None:
+    now, boot = NOW, 1
+    for _ in range(40):
+        need = next_need(record, policy, replace(NODE, boot=f"boot-{boot}"))
+        now = max(now, need.due or now)
+        if need.act is Act.SETTLE:
+            record = record.service_started(record.boot)
+        elif need.act is Act.RECOVER:
+            record = after_findings(record, (), policy, now)
+            assert not stands(record, ())
+            left = spent(record, policy, now)
+            if left is record:
+                begun = record.recovery_started(Attempt(now, record.must_reset)).scrub_started()
+                record = _passes(begun, policy, now, reset=record.must_reset)
+            else:
+                record = left
+        elif need.act is not Act.NOTHING:
+            record = _passes(record.scrub_started(), policy, now, reset=False)
+        elif record.hygiene is Hygiene.IN_USE:
+            record = record.released()
+        elif record.health is Health.HEALTHY:
+            return
+        elif record.health is Health.SUSPECT:
+            record = after_findings(record, (), policy, now)
+        else:
+            cause = record.cause
+            assert cause is not None, "out of service, and nothing says why"
+            if cause.way_back is WayBack.REBOOT and not cause.by_person:
+                boot += 1
+                record = record.service_started(f"boot-{boot}")
+            else:
+                assert cause.by_person or cause.way_back is WayBack.PERSON, "nobody is to act, and nobody is told to"
+                record = record.released_by_person(retry_at=now)
+    raise AssertionError(f"it does not come out, and is {record.health.value} in the end")
+
+
+def _passes(record: DeviceRecord, policy: Policy, now: float, *, reset: bool) -> DeviceRecord:
+    issued = certificate(sequence=record.certificates + 1, previous_grant=record.grants, boot=record.boot)
+    passed = record.scrub_passed(issued, was_reset=reset)
+    return after_scrub(passed, Outcome.PASSED, (), policy, now, reset=reset)
+
+
+# -- the same with real times ------------------------------------------------------------------------------------------
+
+REAL = replace(POLICY, health=HealthRule(sustained={SOFT: LASTS}))
+TIME_STANDS_FOR = {"the pause is over", "it has lasted", "a day passes"}
+HAPPEN = sorted(events(REAL).keys() - TIME_STANDS_FOR)
+
+
+class Lives(RuleBasedStateMachine):
+    """One record through a life of days, under the default policy. Its pauses are real, and so are its limits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = NOW
+        self.place = Place(DeviceRecord(DEVICE, boot=NODE.boot))
+        self.events = events(REAL, lambda: self.now)
+        self.begun: list[tuple[float, bool]] = []
+
+    @rule(name=st.sampled_from(HAPPEN), times=st.integers(1, 3))
+    def something_happens(self, name: str, times: int) -> None:
+        for _ in range(times):
+            self._step(name)
+
+    @rule(seconds=st.sampled_from((1.0, 5.0, 61.0, LASTS, 3_600.0, DAY / 3, DAY)))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(
+        ending=st.sampled_from(
+            ("passed", "passed, with a reset", "failed: reset", "held up after its reset", "kill -9")
+        )
+    )
+    def it_is_tended(self, ending: str) -> None:
+        """The next attempt, as soon as it is due."""
+        due = next_need(self.place.record, REAL, NODE).due
+        self.now = max(self.now, due or self.now)
+        self._step("a recovery starts")
+        self._step("a scrub starts")
+        self._step(ending)
+
+    @rule(rounds=st.integers(1, 12))
+    def it_comes_again_and_again(self, rounds: int) -> None:
+        """A tenant gets it, and it fails under him; it is reset, proved, and his again."""
+        for _ in range(rounds):
+            for name in ("a tenant gets it", "fault: reset", "it is given back"):
+                self._step(name)
+            for _ in range(1 + REAL.recovery.probation_scrubs):
+                due = next_need(self.place.record, REAL, NODE).due
+                self.now = max(self.now, min(due or self.now, self.now + 3_600.0))
+                self._step("a recovery starts")
+                self._step("a scrub starts")
+                self._step("passed, with a reset")
+                self._step("passed")
+
+    def _step(self, name: str) -> None:
+        before = self.place
+        after = self.events[name](before)
+        if after is None:
+            return
+        if name == "a person releases it":
+            self.begun.clear()
+        if before.planned and before.record.health is Health.RECOVERING and not after.planned:
+            made = (
+                "after its reset" in name
+                or "with a reset" in name
+                or name in ("abandoned", "kill -9", "a reboot", "settled")
+            )
+            self.begun += [(self.now, True)] if made else []
+        for promise, kept in PROMISES.items():
+            if promise not in NOT_IN_REAL_TIME:
+                assert kept(before, name, after), promise
+        self.place = after
+
+    @invariant()
+    def stays_within_its_limits(self) -> None:
+        record = self.place.record
+        assert record.failures <= REAL.recovery.attempts
+        assert len(record.attempts) <= KEPT
+        assert len(record.strikes) <= KEPT
+        resets = [at for at, _ in self.begun if self.now - DAY < at <= self.now]
+        assert len(resets) <= REAL.recovery.resets_per_day
+        if record.retry_at is not None:
+            assert record.retry_at - self.now <= max(DAY, REAL.recovery.backoff_max)
+
+    @invariant()
+    def has_a_way_out(self) -> None:
+        _comes_out(replace(self.place.record, glass=None), REAL)
+
+
+NOT_IN_REAL_TIME = {
+    "attempts and resets stay within the day's limits",
+    "no device is condemned for what one tenant did, or for what has to end by itself",
+    "a soft signal takes a device out when it has lasted, and not before",
+}
+"""They speak of folded places."""
+
+TestLives = Lives.TestCase

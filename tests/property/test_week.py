@@ -1,0 +1,141 @@
+"""A week of a node with four devices: pods in bursts, faults at any hour, services that are killed, reboots, and people.
+
+Seven days of virtual time pass in seconds, because nobody looks often while nothing happens: a service that is started for
+the quiet hours looks every quarter of an hour. Whatever it finds then is void and proved again, which is a week's test of its own.
+The laws of ``tests/world`` watch every step. At the end the faults are gone and a day passes: every device is well and
+clean by itself, or says in a sentence why it waits for a person.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+
+from scrubber.domain.health import Health
+from scrubber.domain.record import DeviceRecord
+from scrubber.domain.tally import DAY
+from tests.world.service import Pace
+from tests.world.story import POLICIES, Plot, Step, Story
+
+DEVICES = 4
+DAYS = 7
+BUSY, QUIET = Pace(watch=2.0, health=10.0), Pace(watch=900.0, health=900.0)
+BURSTS_A_DAY, ACTS_OF_A_BURST = 2, 14
+HOUR = 3_600.0
+FAULTS = (
+    *("xid-31", "xid-79", "xid-95", "xid-95", "xid-154", "xid-999", "stuck", "lost", "silent", "nonsense", "odd"),
+    *("wont_clear", "slow", "ghost", "reset_fails", "settings", "hot", "hot", "holders", "ecc", "ecc"),
+    *("says:row-remap-pending", "says:row-remap-failure", "says:pcie-width", "says:nvlink-down", "says:hw-slowdown"),
+    *("asks:reset", "asks:reboot", "counts:ecc_uncorrected_aggregate", "counts:retired_pages"),
+    *("flaw:memory-short", "flaw:memory-kept", "flaw:on-chip", "flaw:settings-stay", "flaw:eraser-dies"),
+)
+MOMENTS = (0.0, 0.06, 1.1, 9.0, 35.0, 90.0, 240.0)
+NAMESPACES = ("acme-space", "acme-space", "umbrella-space")
+CHILDREN = ("none", "none", "holds", "lets-go")
+
+Draw = Callable[[Random], dict[str, Any]]
+
+
+def _some(**choices: tuple[object, ...] | range) -> Draw:
+    return lambda random: {name: random.choice(among) for name, among in choices.items()}
+
+
+PODS: tuple[tuple[str, Draw], ...] = (
+    ("a_pod_is_admitted", _some(namespace=NAMESPACES, name=("web-0", "train-1"), wants=(1, 2), kind=("plain", "init"))),
+    ("a_pod_is_admitted", _some(namespace=NAMESPACES, name=("job-2", "job-3"), wants=(1, 1), kind=("plain", "slow"))),
+    ("a_pod_follows_another", _some(namespace=NAMESPACES, wants=(1, 2), writes=(True,), lives_on=(0.5, 4.0, 60.0))),
+    ("a_pod_writes_everywhere", _some(choice=range(6))),
+    ("a_container_exits", _some(choice=range(6), again=(True, False), writes=(True, False), child=CHILDREN)),
+    ("a_pod_is_deleted", _some(choice=range(6), lives_on=(None, 0.5, 60.0), child=CHILDREN)),
+    ("the_machine_fails", _some(choice=range(6), what=("untold", "unkillable", "erasers"))),
+    ("a_stranger_writes_on_a_device", _some(number=range(DEVICES), stays=(0.0, 2.5, 20.0))),
+    ("the_kubelet_starts_again", _some()),
+    ("a_person_acts", _some(number=range(DEVICES), wants=("out", "back", "back", "slow", "glass"))),
+    ("the_service_ends", _some(away=(0.1, 15.0), how=("kill", "kill", "stop", "reboot"))),
+    ("the_service_will_be_killed_at_a_write", _some(writes=range(1, 7), durable=(True, False))),
+)
+TROUBLE: tuple[tuple[str, Draw], ...] = (
+    ("a_device_fails", _some(number=range(DEVICES), fault=FAULTS, told=(True, False))),
+    ("a_device_is_well_again", _some(number=range(DEVICES))),
+)
+
+
+def draw(seed: int) -> Plot:
+    """A week: some bursts a day, and quiet hours between them in which devices fail as well."""
+    random, steps = Random(seed), list[Step]()
+    for _ in range(DAYS * BURSTS_A_DAY):
+        steps.append(Step("work_begins", {"how": random.choice(("kill", "stop"))}, 30.0))
+        for _ in range(ACTS_OF_A_BURST):
+            act, choices = random.choice((*PODS, *PODS, *TROUBLE, *TROUBLE, *TROUBLE))
+            steps.append(Step(act, choices(random), random.choice(MOMENTS)))
+        steps.append(Step("the_node_is_left_alone", {"how": random.choice(("kill", "stop", "reboot"))}, 60.0))
+        for _ in range(3):
+            act, choices = random.choice(TROUBLE)
+            steps.append(Step(act, choices(random), DAY / BURSTS_A_DAY / 3))
+    return tuple(steps)
+
+
+class Week(Story):
+    """A story with quiet hours."""
+
+    async def work_begins(self, how: str) -> None:
+        self.world.pace = BUSY
+        await self.the_service_ends(0.1, how)
+
+    async def the_node_is_left_alone(self, how: str) -> None:
+        """Who runs goes on; who waits gives up."""
+        for tenant in self.world.kubelet.tenants:
+            if tenant.waiting:
+                self.world.kubelet.delete(tenant)
+        self.world.pace = QUIET
+        await self.the_service_ends(0.1, how)
+
+    async def ends(self) -> None:
+        """A day after the last fault is gone, nobody is out who does not say what he waits for."""
+        world = self.world
+        self.mend()
+        for tenant in world.kubelet.tenants:
+            if tenant.listed:
+                world.kubelet.delete(tenant)
+        await self.the_node_is_left_alone("reboot")
+        await world.run(DAY + 2 * HOUR)
+        for record in world.vault.records.values():
+            assert record.health is Health.HEALTHY or _waits_for_a_person(record), (
+                f"{record.health.value}: {record.cause}"
+            )
+        await self.work_begins("kill")
+        await world.run(30.0)
+        for device, record in list(world.vault.records.items()):
+            if _waits_for_a_person(record):
+                await world.node.unquarantine(device, "looked at", "uid:0")
+        await world.until(lambda: all(_is_well(each) for each in world.vault.records.values()), within=HOUR)
+
+
+def _waits_for_a_person(record: DeviceRecord) -> bool:
+    cause = record.cause
+    out = record.health in (Health.QUARANTINED, Health.CONDEMNED)
+    return out and cause is not None and "person" in cause.return_sentence and bool(cause.sentence)
+
+
+def _is_well(record: DeviceRecord) -> bool:
+    unnamed = any(grant.pod is None for grant in record.open_grants)
+    return record.health is Health.HEALTHY and (record.state == "clean" or unnamed)
+
+
+@pytest.mark.parametrize(("seed", "policy"), [(6, "default"), (13, "strict"), (11, "trusted")])
+def test_no_law_is_broken_in_a_week_and_a_day_after_it_all_that_needs_nobody_is_well(seed: int, policy: str) -> None:
+    week = Week(POLICIES[policy], DEVICES, BUSY)
+    week.world.kubelet.longest_pause = 300.0
+    began = week.world.clock.wall()
+    try:
+        wrong = week.play(draw(seed))
+        took = week.world.clock.wall() - began
+    finally:
+        week.close()
+    assert wrong is None
+    assert took >= DAYS * DAY
+    met = {record.health for _, record in week.world.laws.health.past}
+    assert met == {*Health}, "a week in which a state of health was not met tries too little"

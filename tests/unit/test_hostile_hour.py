@@ -1,0 +1,331 @@
+"""An hour with a tenant who tries to take the node out, and what he achieves: figures, held against bounds.
+
+He may do what a pod may: bring about XIDs, ECC errors and heat on devices that he was given, leave processes behind that
+hold them or cannot be ended, restart, keep a device busy, come back on other devices, and be on all of them but one. He
+can spoil what he was given, for as long as the node's breaker and the day's limits let him; he cannot reach what others
+have, wear a device out, or have one condemned that is well without him.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from random import Random
+
+import pytest
+
+from scrubber.domain.health import ADVERTISED, Health
+from scrubber.domain.hygiene import Hygiene
+from scrubber.domain.policy import BreakerRule
+from scrubber.domain.record import DeviceRecord
+from scrubber.domain.tally import DAY
+from scrubber.ports import Event
+from tests.world.asking import started
+from tests.world.kubelet import Tenant
+from tests.world.matter import Proc
+from tests.world.service import Pace
+from tests.world.timeline import in_virtual_time
+from tests.world.world import DEFAULT, World, a_world
+
+HOUR = 3_600.0
+PACE = Pace(watch=2.0, health=5.0)
+MALLORY, OTHERS = "mallory-space", "acme-space"
+RESET_XID, CONTEXT_XID, APPLICATION_XID = 95, 154, 31
+TOLD_A_MINUTE = 32
+"""Codes of one device that are told of within a minute."""
+ROWS_BESIDES = 10
+"""Rows of a device and minute, on average, that are no signals: its hand-overs, scrubs and changes of health."""
+ACTS = (
+    *("come", "come", "come", "xid", "xid", "xid", "ecc", "heat", "context", "unknown", "flood", "restart"),
+    *("leave", "leave", "stuck"),
+)
+
+
+@dataclass(frozen=True)
+class Achieved:
+    """What an hour came to.
+
+    Attributes:
+        out_of_service: device-seconds, of ``devices`` times 3,600.
+        others_out_of_service: device-seconds while another tenant had the device.
+        starts, refused: of other tenants' containers, and answers that had them wait.
+        exceptions: starts of others that rested on no certificate.
+        resets, most_of_one: made by recoveries, on the node and of one device.
+        condemned: devices.
+        rows: of the audit, signals apart.
+        signals_a_minute: the most that were told of one device within a minute.
+        blamed: how often somebody was told whose pods the quarantines came under.
+    """
+
+    devices: int
+    out_of_service: float
+    others_out_of_service: float
+    starts: int
+    refused: int
+    exceptions: int
+    resets: int
+    most_of_one: int
+    condemned: int
+    rows: int
+    signals_a_minute: int
+    blamed: int
+
+
+class Mallory:
+    """One hour's worth of mischief, drawn from a seed; he wants all devices but the one that is kept from him."""
+
+    def __init__(self, world: World, seed: int, *, spared: int) -> None:
+        self._world = world
+        self._random = Random(seed)
+        self._spared = spared
+        self._stuck: list[tuple[float, Proc]] = []
+        self._pods = 0
+
+    def mine(self) -> list[Tenant]:
+        return [each for each in self._world.kubelet.tenants if each.pod.namespace == MALLORY and each.listed]
+
+    def _mine_and_running(self) -> list[Tenant]:
+        return [each for each in self.mine() if each.running and each.first is not None and each.first.holds]
+
+    async def act(self) -> None:
+        world, random = self._world, self._random
+        self._let_go()
+        act, running = random.choice(ACTS), self._mine_and_running()
+        if act == "come":
+            await self._come()
+        elif running:
+            tenant = random.choice(running)
+            world.write_all(tenant)
+            self._misbehave(act, tenant)
+
+    async def _come(self) -> None:
+        world = self._world
+        numbers = [
+            list(world.matter.gpus).index(each) for each in world.kubelet.free() if world.node.keepers[each].offered
+        ]
+        numbers = [each for each in numbers if each != self._spared][: self._random.choice((1, 1, 2, 9))]
+        if numbers:
+            self._pods += 1
+            await world.admit(MALLORY, f"miner-{self._pods}", numbers)
+
+    def _misbehave(self, act: str, tenant: Tenant) -> None:
+        world, random = self._world, self._random
+        device = world.matter.gpus[random.choice(tenant.devices)]
+        match act:
+            case "xid":
+                device.came(RESET_XID)
+            case "ecc":
+                device.ecc = (device.ecc or 0) + 1
+            case "heat":
+                device.celsius = 120
+            case "context":
+                device.came(CONTEXT_XID)
+            case "unknown":
+                for code in range(1_000, 1_000 + random.choice((1, 5, 100))):
+                    device.came(code)
+            case "flood":
+                device.came(random.choice((APPLICATION_XID, CONTEXT_XID, RESET_XID)), 50_000)
+            case "restart":
+                self._leave_behind(tenant, holds=random.random() < 0.5)
+                world.kubelet.exit(tenant, again=True)
+            case "stuck" | "leave":
+                left = self._leave_behind(tenant, holds=True)
+                if act == "stuck":
+                    device.came(RESET_XID)
+                    left.killable = False
+                    self._stuck.append((world.clock.monotonic() + random.choice((30.0, 300.0, 900.0)), left))
+                world.kubelet.force_delete(tenant, random.choice((0.5, 20.0)))
+        if random.random() < 0.7:
+            world.signal(list(world.matter.gpus).index(device.id))
+
+    def _leave_behind(self, tenant: Tenant, *, holds: bool) -> Proc:
+        assert tenant.first is not None
+        left = self._world.matter.fork(tenant.first)
+        if not holds:
+            left.holds.clear()
+        return left
+
+    def _let_go(self, *, all_of_them: bool = False) -> None:
+        """What was stuck in the kernel comes out of it; and a device that he works no more cools down."""
+        now = self._world.clock.monotonic()
+        for until, proc in self._stuck:
+            if until <= now or all_of_them:
+                proc.killable = True
+        worked = {device for each in self._mine_and_running() for device in each.devices}
+        for device in self._world.matter.gpus.values():
+            if device.id not in worked:
+                device.celsius = 40
+
+    def leave(self) -> None:
+        """He is thrown off the node, and his last processes come out of the kernel."""
+        for tenant in self.mine():
+            self._world.kubelet.delete(tenant)
+        self._let_go(all_of_them=True)
+
+
+class Others:
+    """A tenant with one device for the whole hour, and with short jobs wherever there is room."""
+
+    def __init__(self, world: World, seed: int) -> None:
+        self._world = world
+        self._random = Random(seed)
+        self._jobs: dict[str, float] = {}
+        self._last = 0
+
+    async def begin(self, spared: int) -> None:
+        keeper = await self._world.admit(OTHERS, "train-0", [spared])
+        assert keeper is not None
+        await self._world.until(lambda: keeper.running)
+
+    async def act(self) -> None:
+        world = self._world
+        now = world.clock.monotonic()
+        for tenant in [each for each in world.kubelet.tenants if each.listed and each.uid in self._jobs]:
+            if tenant.running and any(world.matter.living(tenant.uid)):
+                world.write_all(tenant)
+            if now >= self._jobs[tenant.uid]:
+                world.kubelet.delete(tenant)
+        free = [each for each in world.kubelet.free() if world.node.keepers[each].offered]
+        if free and self._random.random() < 0.3:
+            self._last += 1
+            number = list(world.matter.gpus).index(self._random.choice(free))
+            job = await world.admit(OTHERS, f"job-{self._last}", [number])
+            if job is not None:
+                self._jobs[job.uid] = now + 45.0
+
+    def starts(self) -> list[Tenant]:
+        return [each for each in self._world.kubelet.tenants if each.pod.namespace == OTHERS]
+
+
+def _seconds(past: list[tuple[float, DeviceRecord]], until: float, *, others: bool) -> float:
+    """Device-seconds out of service; with ``others`` only those while a pod of theirs had the device."""
+    total, since = 0.0, dict[str, float]()
+    for at, record in past:
+        grant = record.last_grant
+        had = record.hygiene is Hygiene.IN_USE and grant is not None and grant.pod is not None
+        counts = not others or (had and grant is not None and grant.pod is not None and grant.pod.namespace == OTHERS)
+        out = record.health not in ADVERTISED and counts
+        if out and record.device not in since:
+            since[record.device] = at
+        elif not out and record.device in since:
+            total += at - since.pop(record.device)
+    return total + sum(until - each for each in since.values())
+
+
+def _most_in_a_minute(events: list[Event]) -> int:
+    most = 0
+    for device in {event.device for event in events}:
+        told = [event.at for event in events if event.name == "health.signal" and event.device == device]
+        most = max([most, *(sum(at <= each < at + 60.0 for each in told) for at in told)])
+    return most
+
+
+async def _an_hour(world: World, seed: int) -> Achieved:
+    spared = len(world.matter.gpus) - 1
+    others, mallory = Others(world, seed), Mallory(world, seed, spared=spared)
+    await others.begin(spared)
+    began, rows = world.clock.wall(), len(world.vault.events)
+    while world.clock.wall() < began + HOUR:
+        await mallory.act()
+        await others.act()
+        await world.run(7.0)
+        world.look()
+    refused = sum(len(each.refusals) for each in others.starts())
+    resets = Counter(device for _, device in world.laws.health.recoveries)
+    grants = [grant for grant in world.vault.grants.values() if grant.pod is not None and grant.pod.namespace == OTHERS]
+    until = world.clock.wall()
+    past = world.laws.health.past
+    mallory.leave()
+    return Achieved(
+        devices=len(world.matter.gpus),
+        out_of_service=_seconds(past, until, others=False),
+        others_out_of_service=_seconds(past, until, others=True),
+        starts=len(grants),
+        refused=refused,
+        exceptions=sum(grant.exception is not None for grant in grants),
+        resets=sum(resets.values()),
+        most_of_one=max(resets.values(), default=0),
+        condemned=len({each.device for _, each in past if each.health is Health.CONDEMNED}),
+        rows=sum(event.name != "health.signal" for event in world.vault.events[rows:]),
+        signals_a_minute=_most_in_a_minute(world.vault.events),
+        blamed=sum(event.name == "tenant.blamed" for event in world.vault.events),
+    )
+
+
+@pytest.mark.parametrize("devices", [4, 8])
+@pytest.mark.parametrize("seed", range(3))
+@in_virtual_time
+async def test_a_tenant_who_tries_for_an_hour_spoils_what_he_was_given_and_nothing_else(
+    devices: int, seed: int
+) -> None:
+    async with a_world(devices, DEFAULT, pace=PACE) as world:
+        achieved = await _an_hour(world, seed)
+        print(f"\n{achieved}")
+        assert achieved.others_out_of_service == 0.0
+        assert achieved.condemned == 0
+        assert achieved.resets <= DEFAULT.breaker.resets
+        assert achieved.most_of_one <= DEFAULT.recovery.resets_per_day
+        assert achieved.out_of_service <= (devices - 1) * HOUR
+        assert achieved.rows <= devices * ROWS_BESIDES * 60
+        assert achieved.signals_a_minute <= TOLD_A_MINUTE
+        assert achieved.starts > 0
+        assert achieved.exceptions == 0
+        assert achieved.blamed > 0
+
+
+@in_virtual_time
+async def test_when_he_is_gone_every_device_comes_back_by_itself_within_a_day() -> None:
+    async with a_world(4, DEFAULT, pace=PACE) as world:
+        await _an_hour(world, seed=7)
+        for tenant in world.kubelet.tenants:
+            if tenant.listed:
+                world.kubelet.delete(tenant)
+        await _a_day_passes(world)
+        assert {each.health for each in world.vault.records.values()} == {Health.HEALTHY}
+        assert not any(event.actor.startswith("uid:") for event in world.vault.events)
+
+
+@in_virtual_time
+async def test_a_device_that_one_tenant_breaks_over_and_over_rests_for_a_day_and_is_not_condemned() -> None:
+    patient = replace(DEFAULT, breaker=BreakerRule(resets=1_000))
+    async with a_world(1, patient, pace=PACE) as world:
+        for _ in range(DEFAULT.recovery.resets_per_day + 1):
+            await world.until(lambda: world.record().health is Health.HEALTHY and world.settled(), within=HOUR)
+            tenant = await started(world, MALLORY, "miner-0")
+            world.gpu().came(RESET_XID)
+            world.signal(0)
+            await world.until(lambda: world.record().health is Health.QUARANTINED)
+            world.kubelet.delete(tenant)
+        await world.run(HOUR)
+        cause = world.record().cause
+        assert cause is not None
+        assert "rests until a day has passed" in cause.sentence
+        assert (world.record().health, world.gpu().resets) == (Health.QUARANTINED, DEFAULT.recovery.resets_per_day)
+        await _a_day_passes(world)
+        assert world.record().health is Health.HEALTHY
+
+
+@in_virtual_time
+async def test_a_process_that_cannot_be_ended_beside_an_xid_condemns_nobody_and_costs_no_reset() -> None:
+    async with a_world(2, DEFAULT, pace=PACE) as world:
+        tenant = await started(world, MALLORY, "miner-0")
+        assert tenant.first is not None
+        left = world.matter.fork(tenant.first)
+        left.killable = False
+        world.gpu().came(RESET_XID)
+        world.signal(0)
+        world.kubelet.delete(tenant)
+        await world.run(6 * HOUR)
+        assert world.gpu().resets == 0
+        assert not world.node.fuse.state.resets, "what resets nothing opens the breaker for others"
+        left.killable = True
+        await world.until(lambda: world.record().health is Health.HEALTHY, within=DAY + HOUR)
+        assert Health.CONDEMNED not in {each.health for _, each in world.laws.health.past}
+
+
+async def _a_day_passes(world: World) -> None:
+    """At a slower pace: nobody is on the node any more."""
+    world.kill()
+    world.pace = Pace(watch=8.0, health=60.0)
+    await world.start_service()
+    await world.run(DAY + HOUR)

@@ -1,0 +1,147 @@
+"""The table of XIDs: every row says what a code means, where that comes from, and what the code says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scrubber.config.policy_file import load_policy
+from scrubber.config.shipped import shipped_xids
+from scrubber.config.xid_file import XidRow, load_xids, parse_xids
+from scrubber.domain.errors import BadConfiguration
+from scrubber.domain.policy import XidClass
+
+SHIPPED = load_xids()
+
+CLASSIFIED = {
+    XidClass.IGNORE: [14, 37, 38, 43, 44, 63, 66, 67, 92, 93, *range(106, 109), 121, 137, 141, 152, 153, 157, 160, 161],
+    XidClass.APPLICATION: [
+        *(8, 11, 13, 25, 31, 32, 39, 40, 41, 60, 68, 69, 70, 71, 72, 75, 76, 77, 80, *range(82, 87), 88, 89, 94),
+        *(*range(96, 106), *range(126, 136), 139),
+    ],
+    XidClass.RESET: [46, 48, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158],
+    XidClass.REBOOT: [79, 151],
+    XidClass.CONTEXT: [45, 54, 74, 78, *range(144, 151), 154, 159],
+    XidClass.SERVICE: [61, *range(122, 126), 142],
+}
+
+
+def test_the_table_has_every_code_that_is_known_with_its_class_and_no_other() -> None:
+    assert {code: row.kind for code, row in SHIPPED.items()} == {
+        code: kind for kind, codes in CLASSIFIED.items() for code in codes
+    }
+
+
+@pytest.mark.parametrize("code", sorted(SHIPPED))
+def test_every_row_has_its_source_and_its_note(code: int) -> None:
+    row = SHIPPED[code]
+    assert row.code == code
+    assert row.source
+    assert row.note
+    assert not row.note.endswith("."), "a few words, to stand within a sentence"
+
+
+@pytest.mark.parametrize("code", [63, 68, 69, 94, 109, 121])
+def test_a_code_that_public_tools_disagree_on_says_so(code: int) -> None:
+    assert "disputed:" in SHIPPED[code].note
+    assert "gpud" in SHIPPED[code].note
+
+
+def test_only_those_are_disputed() -> None:
+    assert {code for code, row in SHIPPED.items() if "disputed" in row.note} == {63, 68, 69, 94, 109, 121}
+
+
+def test_a_policy_has_the_tables_classes_and_notes_where_it_says_nothing_else(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("name: mine\nxids: {reset: [94, 4242]}\n")
+    policy = load_policy(file)
+    assert policy.xids == {**{c: row.kind for c, row in SHIPPED.items()}, 94: XidClass.RESET, 4242: XidClass.RESET}
+    assert policy.xid_notes == {code: row.note for code, row in SHIPPED.items()}
+
+
+def test_a_note_that_is_worded_anew_changes_no_certificate(tmp_path: Path) -> None:
+    text = shipped_xids().read_bytes()
+    file = tmp_path / "xid.yaml"
+    file.write_bytes(text.replace(b"an uncorrectable ECC error", b"two bits of a word were wrong"))
+    assert load_xids(file) != SHIPPED
+    assert {code: row.kind for code, row in load_xids(file).items()} == load_policy("default").xids
+
+
+GOOD = "sources: {us: Seen.}\nxids:\n  - {code: 13, class: application, source: us, note: an exception}\n"
+
+
+def test_a_range_is_a_row_for_each_of_its_codes_and_they_come_in_order() -> None:
+    text = GOOD + "  - code: 3-4\n    class: reset\n    source: us\n    note: >-\n      two\n      lines\n"
+    assert list(parse_xids(text.encode(), "xid.yaml").values()) == [
+        XidRow(3, XidClass.RESET, "us", "two lines"),
+        XidRow(4, XidClass.RESET, "us", "two lines"),
+        XidRow(13, XidClass.APPLICATION, "us", "an exception"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        pytest.param(
+            GOOD + "  - {code: 12-14, class: reset, source: us, note: again}\n",
+            "xid.yaml:4: xids.code: XID 13 has a row already (13); keep one of them.",
+            id="twice",
+        ),
+        pytest.param(
+            GOOD + "  - {code: 14, class: rest, source: us, note: x}\n",
+            'xid.yaml:4: xids.class: "rest" is not known; did you mean "reset"?',
+            id="no such class",
+        ),
+        pytest.param(
+            GOOD + "  - {code: 14, class: reset, source: them, note: x}\n",
+            'xid.yaml:4: xids.source: the source "them" is not explained; write one of us, or explain it under sources.',
+            id="a source that nobody explains",
+        ),
+        pytest.param(
+            GOOD + "  - {code: 14, class: reset, source: us}\n",
+            'xid.yaml:4: the key "note" is missing; add a line such as note: what the code says.',
+            id="no note",
+        ),
+        pytest.param(
+            GOOD + "  - {code: 14, source: us, note: x}\n",
+            'xid.yaml:4: the key "class" is missing; add a line such as class: unknown.',
+            id="no class",
+        ),
+        pytest.param(
+            GOOD + "  - {code: 14, class: reset, source: us, notes: x, note: y}\n",
+            'xid.yaml:4: unknown key "notes" in "xids"; did you mean "note"?',
+            id="unknown key",
+        ),
+        pytest.param(
+            GOOD + "  - {code: 14, class: reset, source: us, note: ''}\n",
+            'xid.yaml:4: xids.note: "" does not fit here; write at least one character.',
+            id="an empty note",
+        ),
+        pytest.param(
+            GOOD + "  - {code: 4-2, class: reset, source: us, note: x}\n",
+            'xid.yaml:4: xids.code: the range "4-2" is empty; write the lower number first: 2-4.',
+            id="an empty range",
+        ),
+        pytest.param(
+            "sources: {us: Seen.}\n",
+            'xid.yaml:1: the key "xids" is missing; add a line such as '
+            "xids: [{code: 79, class: reboot, source: action, note: off the bus}].",
+            id="no rows",
+        ),
+        pytest.param(
+            "- 79\n",
+            "xid.yaml:1: a table of XIDs is a mapping with the keys sources and xids; begin with a line such as sources:.",
+            id="not a mapping",
+        ),
+    ],
+)
+def test_what_is_no_table_is_refused_with_line_and_hint(text: str, complaint: str) -> None:
+    with pytest.raises(BadConfiguration) as caught:
+        parse_xids(text.encode(), "xid.yaml")
+    assert str(caught.value) == complaint
+
+
+def test_a_table_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadConfiguration, match=r"xid\.yaml: the table of XIDs cannot be read: No such file"):
+        load_xids(tmp_path / "xid.yaml")

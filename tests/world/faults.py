@@ -1,0 +1,44 @@
+"""What can befall a device, by name, so that a plot can be drawn from a seed and told again."""
+
+from __future__ import annotations
+
+from tests.world.world import World
+
+__all__ = ["befall"]
+
+
+def befall(world: World, number: int, fault: str) -> None:
+    """Let ``fault`` happen to device ``number``.
+
+    ``xid-95`` is an XID; ``says:nvlink-down`` a condition that lasts; ``asks:reboot`` what the driver asks for;
+    ``counts:retired_pages`` one more on a counter of the device's own; ``flaw:on-chip`` a way in which its scrubs go wrong;
+    anything else an attribute of the device.
+    """
+    gpu = world.gpu(number)
+    kind, _, what = fault.partition(":")
+    match kind:
+        case "says":
+            gpu.conditions[what] = "as read"
+        case "asks":
+            gpu.recovery = what
+        case "counts":
+            gpu.counters[what] = gpu.counters.get(what, 0) + 1
+        case "flaw":
+            gpu.flaws.add(what)
+        case "ecc":
+            gpu.ecc = (gpu.ecc or 0) + 1
+        case "slow":
+            gpu.slow = 20.0
+        case "reset_fails" | "reset_missing":
+            setattr(gpu, kind, "no reset today")
+        case "settings":
+            gpu.settings["compute-mode"] = "exclusive"
+        case "hot":
+            gpu.celsius = 120
+        case "holders":
+            world.unreadable.add(gpu.id)
+        case _ if kind.startswith("xid-"):
+            gpu.came(int(kind.removeprefix("xid-")))
+        case _:
+            assert isinstance(getattr(gpu, kind), bool), fault
+            setattr(gpu, kind, True)

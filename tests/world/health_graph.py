@@ -1,0 +1,380 @@
+"""All that can happen to the health of one device, as a graph: places, the events between them, and how it is explored.
+
+A place is a real record, made by the domain's own functions, and what was counted beside it, so that nothing which a record
+says of itself is taken for granted. Places are folded: what decides about nothing (versions, ids, the minute of an attempt)
+is the same in all of them. The clock stands still, and time is an event: a pause is over, a condition has lasted, a day has
+passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from scrubber.domain.evidence import Certificate, Finding, Outcome, Severity
+from scrubber.domain.health import ADVERTISED, Cause, Health, WayBack
+from scrubber.domain.hygiene import Hygiene
+from scrubber.domain.policy import Policy
+from scrubber.domain.record import DeviceRecord, Glass
+from scrubber.domain.recovery import after_findings, after_scrub, spent
+from scrubber.domain.tally import DAY, Attempt, Strike, of_the_day
+from scrubber.domain.tending import Act, next_need
+from tests.world.samples import DEVICE, NODE, NOW, assignment, certificate, finding, grant, pod
+
+__all__ = ["FAULT_OF", "LASTS", "SOFT", "TENANT", "Counted", "Event", "Graph", "Place", "Promise", "events"]
+
+LASTS = 600.0
+SOFT, ONCE = "too-hot", "xid-154"
+TENANT = "acme"
+FAULT_OF = {
+    WayBack.SCRUB: "erase-timeout",
+    WayBack.WAIT: "driver-stuck",
+    WayBack.RESET: "xid-95",
+    WayBack.REBOOT: "xid-79",
+    WayBack.PERSON: "xid-122",
+}
+"""A code for each way back."""
+BY_A_PERSON = Cause("operator", "because", WayBack.PERSON, NOW, "uid:1000")
+BROKEN = Glass(NOW + 1e9, "there is no other", "uid:1000")
+CERTIFICATE = certificate()
+GRANT = grant(1, assignment(pod(TENANT)))
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What has happened, by the test's own count.
+
+    Attributes:
+        proofs: clean slow paths since the last fault; ``owed``: how many it takes until the device is back.
+        attempts, resets: of today, by recoveries.
+        own: failures on the way back for which no tenant can be blamed.
+    """
+
+    proofs: int = 0
+    owed: int = 0
+    attempts: int = 0
+    resets: int = 0
+    own: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """``planned``: the scrub under way is a recovery that is to reset the device."""
+
+    record: DeviceRecord
+    counted: Counted = Counted()
+    planned: bool = False
+
+    @property
+    def story(self) -> str:
+        record = self.record
+        cause = "" if record.cause is None else f" for {record.cause.code} ({record.cause.way_back.value})"
+        return f"{record.hygiene.value}, {record.health.value}{cause}"
+
+
+Event = Callable[[Place], Place | None]
+"""None where it cannot happen."""
+
+
+Promise = Callable[[Place, str, Place], bool]
+"""Whether a step from one place to the next, by the event of that name, keeps it."""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Everything that some events lead to.
+
+    Attributes:
+        policy: the one in force.
+        found: each place with the one before it, and the event between them.
+        happened: the events that could happen somewhere.
+        broken: for each promise that is not kept, the first step that breaks it.
+    """
+
+    policy: Policy
+    found: Mapping[Place, tuple[Place | None, str]]
+    happened: frozenset[str]
+    broken: Mapping[str, tuple[Place, str, Place]]
+
+    @classmethod
+    def explored(cls, policy: Policy, happen: Mapping[str, Event], promises: Mapping[str, Promise]) -> Graph:
+        first = _folded(Place(DeviceRecord(DEVICE, boot=NODE.boot)), policy)
+        found: dict[Place, tuple[Place | None, str]] = {first: (None, "")}
+        broken: dict[str, tuple[Place, str, Place]] = {}
+        happened: set[str] = set()
+        edge = [first]
+        while edge:
+            following = []
+            for place in edge:
+                for name, event in happen.items():
+                    unfolded = event(place)
+                    if unfolded is None:
+                        continue
+                    happened.add(name)
+                    after = _folded(unfolded, policy)
+                    for promise, kept in promises.items():
+                        if promise not in broken and not kept(place, name, after):
+                            broken[promise] = (place, name, after)
+                    if after not in found:
+                        found[after] = (place, name)
+                        following.append(after)
+            edge = following
+        return cls(policy, found, frozenset(happened), broken)
+
+    def way_to(self, place: Place) -> str:
+        """How one gets there, for whoever has to read why a test failed."""
+        lines, here = [place.story], place
+        while True:
+            before, event = self.found[here]
+            if before is None:
+                return "\n".join(["", *reversed(lines)])
+            lines.append(f"{before.story}; then: {event}")
+            here = before
+
+
+def _folded(place: Place, policy: Policy) -> Place:
+    """The same for everything that is decided, with the least of details."""
+    record, rule = place.record, policy.recovery
+    cause, health = record.cause, record.health
+    if cause is not None:
+        by_limit = "within a day" in cause.sentence
+        code = cause.code if health in (Health.QUARANTINED, Health.RECOVERING) and not by_limit else ""
+        sentence = "within a day" if by_limit else "attempts" if health is Health.CONDEMNED else "said"
+        cause = replace(cause, code=code, sentence=sentence, since=NOW)
+    tenants = {each.tenant for each in of_the_day(record.strikes, NOW, after=record.forgiven)}
+    resets = [each.reset for each in of_the_day(record.attempts, NOW, after=record.forgiven)]
+    under_way = resets[-1:] if health is Health.RECOVERING else []
+    attempts = [*sorted(resets[: len(resets) - len(under_way)]), *under_way]
+    retry_at = record.retry_at
+    if retry_at is not None:
+        retry_at = NOW if retry_at <= NOW else NOW + (DAY if retry_at > NOW + DAY / 2 else 1.0)
+    hygiene = record.hygiene
+    if hygiene is Hygiene.CLEAN and health not in ADVERTISED:
+        hygiene = Hygiene.DIRTY  # nothing is decided by what a certificate of it would say
+    lasting = tuple(replace(each, since=NOW - LASTS if each.since <= NOW - LASTS else NOW) for each in record.lasting)
+    folded = DeviceRecord(
+        DEVICE,
+        hygiene=hygiene,
+        health=health,
+        cause=cause,
+        certificate=CERTIFICATE if hygiene is Hygiene.CLEAN and record.certificate is not None else None,
+        open_grants=(GRANT,) if record.open_grants else (),
+        failures=min(record.failures, rule.attempts),
+        clean_scrubs=record.clean_scrubs,
+        retry_at=retry_at,
+        must_reset=record.must_reset,
+        boot=NODE.boot,
+        lasting=lasting,
+        strikes=tuple(Strike(NOW, "", each) for each in sorted(tenants, key=str)),
+        attempts=tuple(Attempt(NOW, each) for each in attempts) if rule.attempts_per_day < 64 else (),
+        glass=record.glass,
+    )
+    counted = place.counted
+    if rule.attempts_per_day >= 64:
+        counted = replace(counted, attempts=0, resets=0)
+    counted = Counted(
+        proofs=min(counted.proofs, counted.owed),
+        owed=counted.owed,
+        attempts=min(counted.attempts, rule.attempts_per_day + 1),
+        resets=min(counted.resets, rule.resets_per_day + 1),
+        own=min(counted.own, rule.attempts),
+    )
+    return Place(folded, counted, place.planned and hygiene is Hygiene.SCRUBBING)
+
+
+# -- what happens ------------------------------------------------------------------------------------------------------
+
+
+def events(policy: Policy, now: Callable[[], float] = lambda: NOW) -> Mapping[str, Event]:
+    """All of them, by name; the last three stand for time, where the clock stands still."""
+    hot, once = finding(SOFT, Severity.WARNING), finding(ONCE, Severity.WARNING)
+    faults = {way: finding(code) for way, code in FAULT_OF.items()}
+    return {
+        "quiet": _look(policy, now),
+        "hot": _look(policy, now, hot),
+        "hot, and the breaker is open": _look(policy, now, hot, soft_stopped=True),
+        "an event": _look(policy, now, once),
+        **{f"fault: {way.value}": _look(policy, now, fault) for way, fault in faults.items()},
+        "a scrub starts": _scrub_starts(*ADVERTISED, Health.PROBATION),
+        "a scrub of what is out starts": _scrub_starts(Health.QUARANTINED, Health.CONDEMNED),
+        "a recovery starts": _recovery_starts(policy, now),
+        "passed": _ends(policy, now, Outcome.PASSED),
+        "passed, with a reset": _ends(policy, now, Outcome.PASSED, reset=True),
+        "passed, and it is hot": _ends(policy, now, Outcome.PASSED, hot),
+        "held up": _ends(policy, now, Outcome.HELD_UP),
+        "held up after its reset": _ends(policy, now, Outcome.HELD_UP, reset=True),
+        "abandoned": _ends(policy, now, Outcome.ABANDONED),
+        **{f"failed: {way.value}": _ends(policy, now, Outcome.FAILED, fault) for way, fault in faults.items()},
+        **{
+            f"failed after its reset: {way.value}": _ends(policy, now, Outcome.FAILED, fault, reset=True)
+            for way, fault in faults.items()
+        },
+        "kill -9": _service_starts(NODE.boot),
+        "a reboot": _service_starts("boot-2"),
+        "settled": _settled(policy, now),
+        "a person takes it out": lambda at: replace(at, record=replace(at.record.ordered_out(BY_A_PERSON), glass=None)),
+        "a person releases it": _released_by_a_person(policy, now),
+        "its glass": _glass,
+        "a tenant gets it": _granted,
+        "it is given back": _when(Hygiene.IN_USE, lambda record: record.released()),
+        "somebody touches it": _when(Hygiene.CLEAN, lambda record: record.touched()),
+        "the pause is over": _pause_is_over,
+        "it has lasted": _has_lasted,
+        "a day passes": _a_day_passes,
+    }
+
+
+def _after(before: Place, record: DeviceRecord, counted: Counted, policy: Policy) -> Place:
+    """With the count of proofs begun anew where a fault took the device out, or on from a person's word."""
+    out = (Health.QUARANTINED, Health.CONDEMNED)
+    news = (record.health, record.cause) != (before.record.health, before.record.cause)
+    if record.health in out and news:
+        counted = replace(counted, proofs=0, owed=policy.recovery.probation_scrubs + 1)
+    return Place(record, counted, before.planned)
+
+
+def _look(policy: Policy, now: Callable[[], float], *found: Finding, soft_stopped: bool = False) -> Event:
+    def event(at: Place) -> Place:
+        record = after_findings(at.record, found, policy, now(), soft_stopped=soft_stopped)
+        counted = at.counted
+        if record.failures > at.record.failures and at.record.tenant is None:
+            counted = replace(counted, own=counted.own + 1)
+        return _after(at, record, counted, policy)
+
+    return event
+
+
+def _scrub_starts(*while_it_is: Health) -> Event:
+    def event(at: Place) -> Place | None:
+        may = at.record.hygiene in (Hygiene.DIRTY, Hygiene.CLEAN) and at.record.health in while_it_is
+        return replace(at, record=at.record.scrub_started(), planned=False) if may else None
+
+    return event
+
+
+def _recovery_starts(policy: Policy, now: Callable[[], float]) -> Event:
+    def event(at: Place) -> Place | None:
+        need = next_need(at.record, policy, NODE)
+        if need.act is not Act.RECOVER or (need.due or 0.0) > now():
+            return None
+        left = spent(at.record, policy, now())
+        if left is not at.record:
+            return _after(at, left, at.counted, policy)
+        resets = at.record.must_reset
+        return replace(at, record=at.record.recovery_started(Attempt(now(), resets)).scrub_started(), planned=resets)
+
+    return event
+
+
+def _ends(policy: Policy, now: Callable[[], float], outcome: Outcome, *found: Finding, reset: bool = False) -> Event:
+    """The scrub under way is over; ``reset``: the device was reset on the way, as some recoveries do."""
+    waits = any(each.code == FAULT_OF[WayBack.WAIT] for each in found)
+
+    def event(at: Place) -> Place | None:
+        record, counted = at.record, at.counted
+        if record.hygiene is not Hygiene.SCRUBBING or (reset and not at.planned):
+            return None
+        recovering, passed = record.health is Health.RECOVERING, outcome is Outcome.PASSED
+        if passed and at.planned and not reset:
+            return None  # a plan with a reset does not pass without one
+        if passed:
+            counted = replace(counted, proofs=counted.proofs + 1)
+        hygiene = record.scrub_passed(_issued(record), was_reset=reset) if passed else record.scrub_ended()
+        if recovering:
+            may_have = outcome is Outcome.ABANDONED and at.planned
+            made = reset or may_have or not (waits or outcome is Outcome.HELD_UP)
+            failed = outcome is Outcome.FAILED and not waits
+            counted = replace(
+                counted,
+                attempts=counted.attempts + made,
+                resets=counted.resets + (reset or may_have),
+                own=counted.own + failed,
+            )
+        after = after_scrub(hygiene, outcome, found, policy, now(), reset=reset)
+        if not recovering and after.failures > record.failures and record.tenant is None:
+            counted = replace(counted, own=counted.own + 1)
+        return replace(_after(at, after, counted, policy), planned=False)
+
+    return event
+
+
+def _broken_off(at: Place) -> Counted:
+    """A recovery that nobody saw the end of may have been all that it was planned to be."""
+    if at.record.health is not Health.RECOVERING:
+        return at.counted
+    return replace(at.counted, attempts=at.counted.attempts + 1, resets=at.counted.resets + at.planned)
+
+
+def _service_starts(boot: str) -> Event:
+    def event(at: Place) -> Place:
+        return Place(replace(at.record.service_started(boot), boot=NODE.boot), _broken_off(at))
+
+    return event
+
+
+def _settled(policy: Policy, now: Callable[[], float]) -> Event:
+    """The ledger failed at the end of a scrub, and can be written again."""
+
+    def event(at: Place) -> Place | None:
+        if next_need(at.record, policy, NODE).act is not Act.SETTLE:
+            return None
+        record = at.record
+        record = record.scrub_ended() if record.hygiene is Hygiene.SCRUBBING else record
+        record = record.recovery_failed(retry_at=now()) if record.health is Health.RECOVERING else record
+        return Place(record, _broken_off(at))
+
+    return event
+
+
+def _released_by_a_person(policy: Policy, now: Callable[[], float]) -> Event:
+    def event(at: Place) -> Place | None:
+        if at.record.health not in (Health.QUARANTINED, Health.CONDEMNED):
+            return None
+        counted = Counted(owed=policy.recovery.probation_scrubs)
+        return Place(at.record.released_by_person(retry_at=now()), counted, at.planned)
+
+    return event
+
+
+def _glass(at: Place) -> Place | None:
+    if at.record.glass is not None:
+        return replace(at, record=at.record.glass_mended())
+    return None if at.record.ordered_out_by_person else replace(at, record=at.record.glass_broken(BROKEN))
+
+
+def _issued(record: DeviceRecord) -> Certificate:
+    return replace(CERTIFICATE, sequence=record.certificates + 1, previous_grant=record.grants)
+
+
+def _granted(at: Place) -> Place | None:
+    record = at.record
+    certified = record.advertised and record.certificate is not None
+    broken = record.glass is not None and not record.ordered_out_by_person
+    if record.hygiene is Hygiene.SCRUBBING or not (certified or broken):
+        return None
+    return replace(at, record=record.granted(replace(GRANT, sequence=record.grants + 1), None, certain=True))
+
+
+def _when(hygiene: Hygiene, change: Callable[[DeviceRecord], DeviceRecord]) -> Event:
+    return lambda at: replace(at, record=change(at.record)) if at.record.hygiene is hygiene else None
+
+
+def _pause_is_over(at: Place) -> Place | None:
+    due = at.record.retry_at
+    if due is None or not NOW < due < NOW + DAY / 2:
+        return None
+    return replace(at, record=replace(at.record, retry_at=NOW))
+
+
+def _has_lasted(at: Place) -> Place | None:
+    lasting = tuple(replace(each, since=NOW - LASTS) for each in at.record.lasting)
+    return replace(at, record=replace(at.record, lasting=lasting)) if lasting else None
+
+
+def _a_day_passes(at: Place) -> Place | None:
+    if at.record.hygiene is Hygiene.SCRUBBING:
+        return None  # no scrub takes a day
+    due = None if at.record.retry_at is None else NOW
+    lasting = tuple(replace(each, since=NOW - LASTS) for each in at.record.lasting)
+    record = replace(at.record, attempts=(), strikes=(), retry_at=due, lasting=lasting)
+    return replace(at, record=record, counted=replace(at.counted, attempts=0, resets=0))

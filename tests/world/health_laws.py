@@ -1,0 +1,155 @@
+"""The laws of health: what takes a device out and back, seen in the rows that become durable and in the resets that happen.
+
+None of them asks the engine what it believes. A way back is counted in scrubs that the ledger has, the breaker in resets
+that the world saw.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from scrubber.domain.evidence import Outcome, Path
+from scrubber.domain.health import ADVERTISED, Health, WayBack
+from scrubber.domain.hygiene import Hygiene
+from scrubber.domain.policy import Enforcement, News, Policy
+from scrubber.domain.record import DeviceRecord
+from scrubber.domain.tally import DAY
+from scrubber.engine.views import DeviceView
+from scrubber.ports import Change, Event
+from tests.world.matter import Gpu
+
+__all__ = ["HealthLaws"]
+
+
+class HealthLaws:
+    """Watches one world.
+
+    Args:
+        wall: wall-clock seconds, the ledger's.
+        late: seconds after which it may be noticed at the latest that the time of a broken glass is over.
+        breach: told the law that is broken, and how.
+
+    Attributes:
+        past: every record that became durable, in order, with the time.
+        recoveries: resets that recoveries made, each with its device and the beginning of the recovery.
+    """
+
+    def __init__(
+        self,
+        *,
+        policy: Callable[[], Policy],
+        wall: Callable[[], float],
+        late: Callable[[], float],
+        breach: Callable[[str, str], None],
+    ) -> None:
+        self._policy = policy
+        self._wall = wall
+        self._late = late
+        self._breach = breach
+        self.past: list[tuple[float, DeviceRecord]] = []
+        self.recoveries: list[tuple[float, str]] = []
+        self._last: dict[str, DeviceRecord] = {}
+        self._passes: Counter[str] = Counter()
+        self._owed: Counter[str] = Counter()
+        self._started: dict[str, float] = {}
+        self._forgiven: dict[str, float] = {}
+
+    # -- durable rows ----------------------------------------------------------------------------------------------
+
+    def stored(self, change: Change) -> None:
+        for scrub in change.scrubs:
+            if scrub.path is Path.SLOW and scrub.ended is None:
+                self._started[scrub.device] = scrub.started
+            elif scrub.path is Path.SLOW and scrub.outcome is Outcome.PASSED:
+                self._passes[scrub.device] += 1
+        for record in change.records:
+            before = self._last.get(record.device, DeviceRecord(record.device))
+            self._changed(before, record, change.events)
+            self._last[record.device] = record
+            self.past.append((self._wall(), record))
+
+    def _changed(self, before: DeviceRecord, after: DeviceRecord, events: Iterable[Event]) -> None:
+        device = after.device
+        mine = [each for each in events if each.device == device and each.actor.startswith("uid:")]
+        released = any(each.name == "operator.released" for each in mine)
+        self._a_persons(before, after, by_person=bool(mine))
+        self._has_a_sentence(after)
+        rule = self._policy().recovery
+        out = after.health in (Health.QUARANTINED, Health.CONDEMNED)
+        if released:
+            self._passes[device], self._owed[device] = 0, rule.probation_scrubs
+            self._forgiven[device] = self._wall()
+        elif out and (before.health, before.cause) != (after.health, after.cause):
+            self._passes[device], self._owed[device] = 0, rule.probation_scrubs + 1
+        if after.advertised and not before.advertised and self._passes[device] < self._owed[device]:
+            self._breach("7", f"{device} is back after {self._passes[device]} of {self._owed[device]} clean scrubs")
+
+    def _a_persons(self, before: DeviceRecord, after: DeviceRecord, *, by_person: bool) -> None:
+        """What a person took out, and what is condemned, only a person brings back."""
+        cause, device = before.cause, before.device
+        persons = before.health is Health.QUARANTINED and cause is not None and cause.by_person
+        if persons and (after.health, after.cause) != (before.health, before.cause) and not by_person:
+            self._breach("7", f"{device} was taken out by {cause and cause.actor} and is {after.health.value} now")
+        if before.health is Health.CONDEMNED and after.health is not Health.CONDEMNED and not by_person:
+            self._breach("7", f"{device} was condemned and is {after.health.value} now")
+        for_a_person = before.health is Health.QUARANTINED and cause is not None and cause.way_back is WayBack.PERSON
+        if for_a_person and after.health not in (Health.QUARANTINED, Health.CONDEMNED) and not by_person:
+            self._breach("7", f"{device} was out for a person ({cause and cause.code}) and is {after.health.value} now")
+
+    def _has_a_sentence(self, record: DeviceRecord) -> None:
+        cause = record.cause
+        if record.health not in ADVERTISED and (cause is None or not cause.code or len(cause.sentence) < 5):
+            self._breach("7", f"{record.device} is {record.health.value} and nothing says why ({cause})")
+        if record.health is Health.CONDEMNED and cause is not None and cause.way_back is not WayBack.PERSON:
+            self._breach("7", f"{record.device} is condemned and waits for {cause.way_back.value}")
+
+    # -- acts ------------------------------------------------------------------------------------------------------
+
+    def resets(self, gpu: Gpu) -> None:
+        """A reset begins. Those of recoveries stay within the breaker's rule, and within the day's limit of the device.
+
+        They count from the beginning of their recovery, as on record. A person who released a device has forgiven it what
+        was before; the breaker forgives nothing.
+        """
+        record = self._last.get(gpu.id)
+        if record is None or record.health is not Health.RECOVERING:
+            return
+        begun, policy = self._started.get(gpu.id, self._wall()), self._policy()
+        self.recoveries.append((begun, gpu.id))
+        window = [at for at, _ in self.recoveries if begun - policy.breaker.window < at <= begun]
+        if len(window) > policy.breaker.resets:
+            self._breach("8", f"{len(window)} resets by recoveries within {policy.breaker.window:g} s")
+        since = max(begun - DAY, self._forgiven.get(gpu.id, 0.0))
+        mine = [at for at, device in self.recoveries if device == gpu.id and since < at <= begun]
+        if len(mine) > policy.recovery.resets_per_day:
+            self._breach("8", f"{gpu.id} is reset {len(mine)} times within a day")
+
+    # -- between any two steps -------------------------------------------------------------------------------------
+
+    def offered(self, views: Iterable[DeviceView]) -> None:
+        """What the kubelet is told is healthy is so, or is said to be by somebody's word."""
+        for view in views:
+            record, why = view.record, self._why_offered(view)
+            if view.offered and not why:
+                self._breach("1", f"{record.device} is offered while {record.health.value}")
+            if record.advertised and not view.offered:
+                self._breach("7", f"{record.device} is {record.health.value} and not offered")
+
+    def _why_offered(self, view: DeviceView) -> str:
+        record, policy = view.record, self._policy()
+        if record.health in ADVERTISED:
+            return "in service"
+        out = record.health is Health.QUARANTINED and record.cause is not None and record.cause.by_person
+        if out:
+            return ""
+        if record.glass is not None and self._wall() < record.glass.until + self._late():
+            return "its glass is broken"
+        mine = [policy, *(each.policy for each in policy.overrides if each.fits(view.device.model, each.resources))]
+        if any(each.enforcement is Enforcement.OBSERVE for each in mine):
+            return "observed"
+        shared = any(grant.assignment is not None and grant.assignment.shares for grant in record.open_grants)
+        held_back = any(each.health.news is News.AT_RELEASE for each in mine)
+        if held_back and record.hygiene is Hygiene.IN_USE and not shared:
+            return "its news waits for its release"
+        return ""
