@@ -114,6 +114,8 @@ class Handing:
                     return None
                 if each.decision.exception not in UNJUDGED and keeper.unwatched:
                     return None
+            if any(keeper.policy != each.policy for keeper, each in zip(self._keepers, ready, strict=True)):
+                return None  # it was judged by rules that are in force no more, or a glass was mended meanwhile
             change, granted = Change(), []
             for keeper, each, baseline in zip(self._keepers, ready, baselines, strict=True):
                 part, answer = self._one(keeper, each, baseline)
@@ -156,7 +158,7 @@ class Handing:
             ready.check.steps,
             record,
             identity=instruments.identity,
-            policy=keeper.policy,
+            policy=ready.policy,
             certificate_id=instruments.new_id("cert"),
             now=now,
             rests_on=record.rests_on,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from scrubber.domain.admission import Answer, Decision, may_be_handed_over, unjudged
 from scrubber.domain.assignment import Assignment, Pod, Reading, Trust
@@ -12,7 +12,7 @@ from scrubber.domain.evidence import Finding, Occasion, Outcome, ScrubRecord, Se
 from scrubber.domain.handover import HandOver, judge
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.leftover import PodState
-from scrubber.domain.policy import Enforcement
+from scrubber.domain.policy import Enforcement, Policy
 from scrubber.domain.record import UNJUDGED, DeviceRecord
 from scrubber.domain.sharing import SHARED, Beside
 from scrubber.domain.signals import fault_finding
@@ -57,6 +57,7 @@ class Ready:
     check: ScrubRecord
     checked_at: float
     allocations: int
+    policy: Policy
     shares: frozenset[str] = frozenset()
     over: frozenset[int] = frozenset()
 
@@ -205,8 +206,19 @@ class Readiness:
             return None
         now = self._instruments.clock.monotonic()
         over = frozenset[int]() if company is None else company.over
-        ready = Ready(record.version, following, certain is not None, kind, decision, check, now, allocations)
-        return replace(ready, shares=share, over=over)
+        return Ready(
+            record.version,
+            following,
+            certain is not None,
+            kind,
+            decision,
+            check,
+            now,
+            allocations,
+            policy,
+            shares=share,
+            over=over,
+        )
 
     async def _let_it_recover(self, keeper: Keeper, record: DeviceRecord, asking: Pod | None) -> None:
         """Let the device heal under the pod that waits for it, if nothing else of an earlier grant lives."""

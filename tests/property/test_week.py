@@ -9,16 +9,21 @@ clean by itself, or says in a sentence why it waits for a person.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import Any
 
 import pytest
 
 from scrubber.domain.health import Health
+from scrubber.domain.policy import BreakerRule
 from scrubber.domain.record import DeviceRecord
 from scrubber.domain.tally import DAY
 from tests.world.service import Pace
 from tests.world.story import POLICIES, Plot, Step, Story
+from tests.world.timeline import in_virtual_time
+from tests.world.world import a_world
 
 DEVICES = 4
 DAYS = 7
@@ -139,3 +144,27 @@ def test_no_law_is_broken_in_a_week_and_a_day_after_it_all_that_needs_nobody_is_
     assert took >= DAYS * DAY
     met = {record.health for _, record in week.world.laws.health.past}
     assert met == {*Health}, "a week in which a state of health was not met tries too little"
+
+
+def _has_begun(recoveries: list[tuple[float, str]], number: int) -> bool:
+    return len(recoveries) >= number
+
+
+@in_virtual_time
+async def test_a_service_that_dies_in_every_recovery_makes_no_more_of_them_than_a_day_allows() -> None:
+    """Who keeps killing it, or whatever makes it die there, wears no device out: what was begun is on record."""
+    generous = replace(POLICIES["default"], breaker=BreakerRule(resets=1_000))
+    async with a_world(1, generous, pace=BUSY) as world:
+        world.gpu().came(95)
+        world.signal(0)
+        recoveries = world.laws.health.recoveries
+        for number in range(1, generous.recovery.resets_per_day + 1):
+            await world.until(partial(_has_begun, recoveries, number), within=HOUR)
+            world.kill()
+            await world.start_service()
+        await world.run(2 * HOUR)
+        assert len(recoveries) == generous.recovery.resets_per_day
+        assert world.record().health is Health.CONDEMNED
+        cause = world.record().cause
+        assert cause is not None
+        assert "within a day" in cause.sentence

@@ -10,7 +10,8 @@ from scrubber.domain.health import Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Enforcement, Policy
 from scrubber.domain.record import Grant
-from tests.world.asking import TRUSTED, started
+from scrubber.engine.keeper import Keeper
+from tests.world.asking import STRICT, TRUSTED, started
 from tests.world.timeline import in_virtual_time
 from tests.world.world import DEFAULT, World, a_world
 
@@ -119,3 +120,25 @@ async def test_observing_ends_no_leftover_also_where_the_policy_names_an_excepti
     assert child.alive
     assert world.record().hygiene is Hygiene.IN_USE
     await world.end()
+
+
+@in_virtual_time
+async def test_a_policy_that_changes_in_the_last_moment_of_a_hand_over_judges_it_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with a_world(devices=1) as world:
+        tenant = await started(world)
+        await world.run(2.0)
+        keeper, asked = world.keeper(), Keeper.held
+
+        async def held(self: Keeper) -> bool:
+            if self.deciding().locked():  # the last look, before the grant is written
+                world.policy = STRICT
+            return await asked(self)
+
+        monkeypatch.setattr(Keeper, "held", held)
+        before = last_grant(world).sequence
+        world.kubelet.exit(tenant, again=True)
+        await world.until(lambda: world.policy is STRICT and world.record().grants > before)
+        assert last_grant(world).exception is None
+        assert keeper.record.grants == before + 1
