@@ -21,8 +21,8 @@ name: bench
 recovery:
   backoff-initial: 1s
   backoff-max: 1s
-  attempts-per-day: 10000
-  resets-per-day: 10000
+  attempts-per-day: 64
+  resets-per-day: 64
   probation-scrubs: 1
   probation-interval: 100ms
 breaker:

@@ -51,7 +51,7 @@ def certificate_flaw(certificate: Certificate, record: DeviceRecord, node: NodeI
         return "it is from another node or boot"
     if certificate.driver != node.driver:
         return "the driver has changed since"
-    if certificate.policy_digest != policy.digest:
+    if certificate.policy_digest not in (policy.digest, policy.proof_digest):
         return "the policy has changed since"
     return None
 

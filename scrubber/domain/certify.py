@@ -104,7 +104,7 @@ def certify(
         covered=covered,
         not_covered=tuple(missing),
         policy=policy.name,
-        policy_digest=policy.digest,
+        policy_digest=policy.proof_digest,
         issued_at=now,
         rests_on=rests_on if scrub.path is Path.FAST and exception not in UNJUDGED else None,
     )

@@ -328,6 +328,12 @@ class Policy:
         """The policy of a device of ``model`` that is handed out under ``resources``."""
         return next((each.policy for each in self.overrides if each.fits(model, resources)), self)
 
+    @property
+    def proof_digest(self) -> str:
+        """What a certificate names: whoever only observes leaves a required reset out, and proves less."""
+        short = self.reset is ResetUse.REQUIRED and self.enforcement is Enforcement.OBSERVE
+        return f"{self.digest}/observed" if short else self.digest
+
     def proof_for(self, kind: HandOver) -> Proof:
         """What ``kind`` must rest on; a kind that the policy does not name needs a certificate."""
         return self.proofs.get(kind, Proof.CERTIFICATE)

@@ -14,6 +14,7 @@ from scrubber.domain.evidence import Certificate
 from scrubber.domain.handover import HandOver
 from scrubber.domain.health import ADVERTISED, HEALTH, Cause, Health, HealthEvent, WayBack
 from scrubber.domain.hygiene import HYGIENE, Hygiene, HygieneEvent
+from scrubber.domain.signals import SIGNALS, SOFT
 from scrubber.domain.tally import Attempt, Strike, kept
 
 __all__ = ["BREAK_GLASS", "OBSERVED", "UNJUDGED", "DeviceRecord", "Glass", "Grant", "Lasting"]
@@ -280,8 +281,17 @@ class DeviceRecord:
         """The warnings that stand are ``codes``: those that are new stand from ``now`` on."""
         known = {each.code: each for each in self.lasting}
         standing = tuple(known.get(code, Lasting(code, now)) for code in sorted(codes))
-        standing = tuple(sorted(standing, key=lambda each: (each.since, each.code)))[:_MOST_LASTING]
+        ordered = sorted(standing, key=lambda each: (each.code not in SOFT, each.since, each.code))
+        standing = tuple(ordered[:_MOST_LASTING])
         return self if standing == self.lasting else self._next(lasting=standing)
+
+    def for_another(self, now: float) -> DeviceRecord:
+        """Another tenant has it from ``now``: what passes by itself, heat say, was not his before."""
+        begun = tuple(
+            replace(each, since=now) if each.code in SOFT and SIGNALS[each.code].way_back is WayBack.WAIT else each
+            for each in self.lasting
+        )
+        return self if begun == self.lasting else self._next(lasting=begun)
 
     def suspected(self, cause: Cause) -> DeviceRecord:
         return self._next(health=HEALTH(self.health, HealthEvent.SOFT_SIGNAL), cause=cause)
@@ -322,6 +332,14 @@ class DeviceRecord:
     def recovery_failed(self, *, retry_at: float) -> DeviceRecord:
         """Back to quarantine, without a failure: nothing was found."""
         return self._next(health=HEALTH(self.health, HealthEvent.RECOVERY_FAILED), retry_at=retry_at)
+
+    def attempting(self, attempt: Attempt) -> DeviceRecord:
+        """A reset that was owed was made, or tried, outside a recovery."""
+        return self._next(attempts=kept(self.attempts, attempt))
+
+    def owing_reset(self) -> DeviceRecord:
+        """A fault came that asks for a reset, while the device was out already."""
+        return self if self.must_reset else self._next(must_reset=True)
 
     def attempted(self, *, made: bool, reset: bool) -> DeviceRecord:
         """What the recovery under way came to; it was begun as one that makes what its plan says.

@@ -90,8 +90,13 @@ def after_findings(
     warned = {finding.code for finding in everything if finding.severity is Severity.WARNING}
     standing = set() if ended is None else {each.code for each in record.lasting} - set(ended)
     record = record.warned(warned | standing, now)
-    if record.health in (Health.CONDEMNED, Health.RECOVERING):
+    if record.health is Health.RECOVERING:
         return record
+    if record.health is Health.CONDEMNED:
+        wants = any(
+            each.severity is Severity.FAULT and way_back(each.code, policy) is WayBack.RESET for each in everything
+        )
+        return record.owing_reset() if wants else record
     overdue = () if soft_stopped else _overdue(record, everything, policy, now)
     fault = _worst((*everything, *overdue), Severity.FAULT, policy)
     if fault is not None:
@@ -146,7 +151,7 @@ def _faulted(record: DeviceRecord, fault: Finding, policy: Policy, now: float) -
     if record.health is Health.QUARANTINED:
         known = record.cause
         if known is not None and (known.by_person or _WEIGHT[cause.way_back] <= _WEIGHT[known.way_back]):
-            return record
+            return record.owing_reset() if cause.way_back is WayBack.RESET else record
     # What comes while a tenant has it, by a broken glass say, is not the device's own failing.
     relapse = record.health is Health.PROBATION and record.tenant is None
     retry_at = now + _pause(record, policy, record.failures + (1 if relapse else 0), now)

@@ -214,7 +214,10 @@ def lifetime_findings(snapshot: Snapshot, known: Mapping[str, int]) -> tuple[Fin
         errors, grown = SIGNALS[code].sentence, before is not None and now > before
         more = f"{now - (before or 0)} more {errors} than were on record ({now})" if grown else f"{now} {errors} so far"
         kind = SIGNALS[code].severity if grown else Severity.NOTE
-        found.append(Finding(Step.HEALTH, code, kind, f"{more}.", {"counter": name, "value": now}))
+        evidence: Evidence = {"counter": name, "value": now}
+        if grown:
+            evidence = {**evidence, "class": "lifetime", "count": now, "new": now - (before or 0)}
+        found.append(Finding(Step.HEALTH, code, kind, f"{more}.", evidence))
     return tuple(found)
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from scrubber.domain.breaker import Breaker, breaker_of, out_for_soft_signals
 from scrubber.domain.errors import LedgerFailure, NotReady
 from scrubber.domain.health import Health
-from scrubber.domain.policy import ResetUse
+from scrubber.domain.policy import Policy, ResetUse
 from scrubber.domain.record import DeviceRecord
 from scrubber.engine.instruments import Instruments
 from scrubber.ports import Change, Event
@@ -31,10 +31,22 @@ class Fuse:
         self._instruments = instruments
         self._starting: set[str] = set()
         self._leaving: set[str] = set()
+        self._known: tuple[Policy, int, Breaker] | None = None
+
+    def moved(self) -> None:
+        """A record is another one now."""
+        self._known = None
 
     @property
     def state(self) -> Breaker:
+        """As of this second: whoever shows many devices asks for each of them."""
         policy, now = self._instruments.policy(), self._instruments.clock.wall()
+        if self._known is not None and self._known[0] is policy and self._known[1] == int(now):
+            return self._known[2]
+        self._known = (policy, int(now), self._computed(policy, now))
+        return self._known[2]
+
+    def _computed(self, policy: Policy, now: float) -> Breaker:
         records = self._records()
         # A device whose change was just believed is on record already.
         begun = {record.device for record in records if record.health is Health.RECOVERING}
@@ -63,10 +75,12 @@ class Fuse:
     def leaving(self, device: str) -> Iterator[None]:
         """Count the device among those that are out for a soft signal until that is on its record."""
         self._leaving.add(device)
+        self.moved()
         try:
             yield
         finally:
             self._leaving.discard(device)
+            self.moved()
 
     @contextmanager
     def reset(self, device: str) -> Iterator[None]:
@@ -79,10 +93,12 @@ class Fuse:
         if state.resets:
             raise NotReady(f"Device {device} waits with its reset. {state.resets}", code="breaker")
         self._starting.add(device)
+        self.moved()
         try:
             yield
         finally:
             self._starting.discard(device)
+            self.moved()
 
 
 async def watch_breaker(fuse: Fuse, *, instruments: Instruments, every: float = _EVERY) -> None:

@@ -13,7 +13,7 @@ from scrubber.domain.assignment import Pod
 from scrubber.domain.device import Device
 from scrubber.domain.errors import InvalidRequest, LedgerFailure
 from scrubber.domain.policy import Enforcement, Policy
-from scrubber.domain.record import DeviceRecord
+from scrubber.domain.record import DeviceRecord, Glass
 from scrubber.engine.finish import to_the_end
 from scrubber.engine.instruments import Instruments
 from scrubber.engine.lookout import Lookout
@@ -57,10 +57,13 @@ class Custody:
         policy = self._instruments.policy()
         if policy.overrides:
             policy = policy.of(self.device.model, self._around.resources(self.device.id))
-        glass = self._record.glass
-        if glass is not None and self._instruments.clock.wall() < glass.until:
+        if self._record.glass is not None and self._is_broken(self._record.glass, policy):
             policy = replace(policy, enforcement=Enforcement.OBSERVE)
         return policy
+
+    def _is_broken(self, glass: Glass, policy: Policy) -> bool:
+        """Whether its time is not over. A clock that was set back does not make it longer than the policy allows."""
+        return 0 < glass.until - self._instruments.clock.wall() <= policy.limits.break_glass
 
     def described(self, device: Device) -> None:
         """The device, as it is described now; it is where it was."""
@@ -116,6 +119,7 @@ class Custody:
         """Take over a record that is in the ledger. Only while :meth:`deciding`."""
         assert self._lock.locked()
         self._record = record
+        self._around.fuse.moved()
         self.wake.set()
         self._changed()
 

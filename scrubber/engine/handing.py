@@ -11,6 +11,7 @@ from scrubber.domain.assignment import Process
 from scrubber.domain.certify import certify
 from scrubber.domain.errors import DeviceFault, NotReady, Unreadable
 from scrubber.domain.evidence import Path
+from scrubber.domain.handover import HandOver
 from scrubber.domain.record import UNJUDGED, DeviceRecord, Grant
 from scrubber.domain.sharing import SHARED
 from scrubber.engine import narrate
@@ -60,6 +61,7 @@ class Handing:
         self._deadline = deadline
         self._held: tuple[Keeper, DeviceRecord] | None = None
         self.granted: tuple[Granted, ...] | None = None
+        self.versions: tuple[int, ...] = ()
 
     async def run(self) -> tuple[Granted, ...]:
         """All or none.
@@ -127,6 +129,7 @@ class Handing:
                 for keeper, record, each in zip(self._keepers, change.records, ready, strict=True):
                     keeper.believe_granted(record, each.allocations)
                 self.granted = tuple(granted)
+                self.versions = tuple(record.version for record in change.records)
                 self._instruments.journal.tell(change.events)
 
             await to_the_end(store_and_believe())
@@ -172,6 +175,8 @@ class Handing:
         seconds = instruments.clock.monotonic() - self._began
         after = record.granted(grant, fast, certain=ready.certain)
         after = joined(after, ready.over) if ready.joins else after
+        if ready.kind in (HandOver.OTHER_TENANT, HandOver.UNKNOWN):
+            after = replace(after.for_another(now), version=after.version)
         path = Path.FAST if used is None or used.issued_at < now - seconds else Path.SLOW
         change = Change(
             records=(after,),

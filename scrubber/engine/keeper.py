@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 
-from scrubber.domain.assignment import Assignment, Pod, Process
+from scrubber.domain.assignment import Assignment, Pod, Process, Trust
 from scrubber.domain.certify import certify
 from scrubber.domain.device import Device
 from scrubber.domain.errors import Held, LedgerFailure, NotReady
@@ -56,7 +56,8 @@ class Keeper(Vitals):
         # The last scrub, when the ledger failed at its end.
         self._unrecorded: ScrubRecord | None = None
         self._hold_up: HoldUp | None = None
-        # Whether this device was found to have no way to be reset: then nothing of the breaker's concerns it.
+        self._nobodys_since: float | None = None
+        # The breaker is open, and this device has no way to be reset: it is scrubbed all the same.
         self._no_reset = False
 
     @property
@@ -81,8 +82,17 @@ class Keeper(Vitals):
         policy = self.policy
         if policy.enforcement is Enforcement.OBSERVE:
             return True
+        if policy.health.news is not News.AT_RELEASE or record.hygiene is not Hygiene.IN_USE:
+            return False
         shared = any(grant.assignment is not None and grant.assignment.shares for grant in record.open_grants)
-        return policy.health.news is News.AT_RELEASE and record.hygiene is Hygiene.IN_USE and not shared
+        return not shared and self._is_still_given()
+
+    def _is_still_given(self) -> bool:
+        """Whether the kubelet has given the device to a pod of its grants, as far as can be told: else it offers it anew."""
+        reading = self._instruments.pods.reading
+        having = {each.pod for each in reading.naming(self.device.id)}
+        unsure = reading.trust is not Trust.TRUSTED
+        return any(grant.pod is not None and (unsure or grant.pod in having) for grant in self._record.open_grants)
 
     @property
     def maintenance(self) -> asyncio.Lock:
@@ -100,6 +110,7 @@ class Keeper(Vitals):
         Raises:
             DeviceFault, Away: it cannot be said whether the device can be reset at all.
         """
+        self._no_reset = False
         until = self._reset_stopped_until
         if until is not None:
             self._no_reset = (await self._instruments.resetter.plan(self.device)).unavailable is not None
@@ -124,7 +135,17 @@ class Keeper(Vitals):
         self._lookout.look()
         held = await self._instruments.holders.held(self.device)
         self._lookout.saw(held=held)
+        self._nobodys_since = self._nobodys_since if held else None
         return held
+
+    async def nobodys(self) -> bool:
+        """Whether what holds the device has had no process for the settle time: nobody will ever let it go."""
+        now = self._instruments.clock.monotonic()
+        if await self._instruments.holders.users(self.device):
+            self._nobodys_since = None
+            return False
+        self._nobodys_since = now if self._nobodys_since is None else self._nobodys_since
+        return now - self._nobodys_since >= self.policy.limits.settle
 
     async def standings(
         self, asking: Pod | None = None, *, leaving_out: Pod | None = None
@@ -313,8 +334,12 @@ class Keeper(Vitals):
             instruments, policy = self._instruments, self.policy
             now = instruments.clock.wall()
             record = self._record
-            plan = policy.plan(Path.SLOW, occasion, recovering=recover, must_reset=recover and record.must_reset)
-            resets = recover and Step.RESET in plan.steps and not self._no_reset
+            # A person's release does not forgive a reset that is owed.
+            mends = recover or (record.health is Health.PROBATION and record.must_reset)
+            plan = policy.plan(Path.SLOW, occasion, recovering=mends, must_reset=mends and record.must_reset)
+            if mends and self._no_reset:
+                plan = replace(plan, steps=tuple(step for step in plan.steps if step is not Step.RESET))
+            resets = mends and Step.RESET in plan.steps
             if recover:
                 await self._be_worth_an_attempt(now)
                 record = record.recovery_started(Attempt(now, resets))
@@ -413,7 +438,8 @@ class Keeper(Vitals):
                 hygiene = self._record.scrub_ended()
             self._hold_up = HoldUp.after(finished, self._hold_up, instruments.clock.monotonic())
             hygiene = hygiene.listing_xids(()) if result.was_reset else hygiene
-            self._no_reset = result.reset_missing or (self._no_reset and not result.was_reset)
+            if self._record.health is Health.PROBATION and result.reset_tried:
+                hygiene = hygiene.attempting(Attempt(now, reset=True))
             after = after_scrub(hygiene, result.outcome, result.findings, policy, now, reset=result.reset_tried)
             after = replace(after, version=self._record.version + 1)
             events = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from scrubber.domain.assignment import Pod, Reading
@@ -18,7 +18,7 @@ from scrubber.domain.errors import Held, InvalidRequest, LedgerFailure, NotReady
 from scrubber.domain.evidence import Finding, Occasion, Path, Severity, Step
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.leftover import PodState
-from scrubber.domain.record import DeviceRecord, Grant
+from scrubber.domain.record import UNJUDGED, DeviceRecord, Grant
 from scrubber.domain.reset import ResetPlan
 from scrubber.domain.resources import LONGEST_NAME, MOST_RESOURCES, Announced, Meaning
 from scrubber.domain.sharing import SHARED
@@ -58,9 +58,10 @@ class Node:
         self._expected: set[str] = set()
         self._leaving: set[str] = set()
         self._ready = False
-        self._undelivered: dict[_Key, tuple[Granted, ...]] = {}
+        self._undelivered: dict[_Key, _Unheard] = {}
         self._announced = Announced()
         self._named: dict[str, set[str]] = {}
+        self._resources: dict[str, frozenset[str]] | None = None
         self._refusals = Refusals(instruments.clock)
         self._around = Neighbourhood(
             changed=self._show,
@@ -99,17 +100,25 @@ class Node:
 
     def resources_of(self, device: str) -> frozenset[str]:
         """Resources under which the device is handed out, as far as a plugin, a start or the record says."""
-        said = {
-            resource
-            for resource, meanings in self._announced.resources.items()
-            if any(each.device == device for each in meanings.values())
-        }
-        said |= {resource for resource, devices in self._named.items() if device in devices}
+        if self._resources is None:
+            self._resources = self._resources_by_device()
+        said = self._resources.get(device, frozenset())
         keeper = self._keepers.get(device)
         last = None if keeper is None else keeper.record.last_grant
         if not said and last is not None and last.assignment is not None and last.exception != "adopted":
-            said.add(last.assignment.resource)
-        return frozenset(said - {""})
+            said = frozenset({last.assignment.resource})
+        return said - {""}
+
+    def _resources_by_device(self) -> dict[str, frozenset[str]]:
+        """What a plugin announced is its word on all that the resource has; what was asked for counts where there is none."""
+        found: dict[str, set[str]] = {}
+        for resource, meanings in self._announced.resources.items():
+            for meaning in meanings.values():
+                found.setdefault(meaning.device, set()).add(resource)
+        for resource, devices in self._named.items():
+            for device in devices if resource not in self._announced.resources else ():
+                found.setdefault(device, set()).add(resource)
+        return {device: frozenset(resources) for device, resources in found.items()}
 
     @property
     def fuse(self) -> Fuse:
@@ -132,6 +141,7 @@ class Node:
         """Hand the device out, scrub it and show it from now on."""
         self._expected.discard(keeper.device.id)
         self._keepers[keeper.device.id] = keeper
+        self.fuse.moved()
         self._ordered = sorted(self._keepers.values(), key=lambda each: _index(each.device))
         self._show()
 
@@ -140,6 +150,7 @@ class Node:
         keeper = self._keepers[device]
         self.gone[device] = await keeper.retire()
         del self._keepers[device]
+        self.fuse.moved()
         self._ordered.remove(keeper)
         self._show()
 
@@ -212,6 +223,7 @@ class Node:
 
     async def announce(self, resource: str, offers: Mapping[str, str]) -> None:
         self._announced = self._announced.announce(resource, offers, self.known)
+        self._resources = None
         if self._instruments.policy().overrides:
             self.policy_changed()
 
@@ -256,7 +268,7 @@ class Node:
                 granted = await handing.run()
             except asyncio.CancelledError:
                 if handing.granted is not None:
-                    self._undelivered[_key(wanted)] = handing.granted
+                    self._undelivered[_key(wanted)] = _Unheard(handing.granted, handing.versions)
                 raise
             except ScrubberError as refusal:
                 self._refusals.refused(self._asking(wanted, call.resource), [each.device for each in wanted], refusal)
@@ -300,13 +312,19 @@ class Node:
 
         The caller was cancelled before it could answer the kubelet, so nothing was started on this grant.
         """
-        answer = self._undelivered.pop(_key(wanted), None)
-        if answer is None:
+        unheard = self._undelivered.pop(_key(wanted), None)
+        if unheard is None or any(granted.exception in UNJUDGED for granted in unheard.answer):
             return None
+        answer = unheard.answer
         reading: Reading = await self._instruments.pods.refresh()
-        for each, granted in zip(wanted, answer, strict=True):
+        for each in wanted:
+            await each.keeper.void_if_unwatched()
+        for each, granted, version in zip(wanted, answer, unheard.versions, strict=True):
             keeper, last = each.keeper, each.keeper.record.last_grant
-            current = last is not None and last.sequence == granted.grant and keeper.record.hygiene is Hygiene.IN_USE
+            # Whatever has happened to the device since, a stranger on it say, the answer did not know of it.
+            current = keeper.record.version == version and not keeper.unwatched
+            current = current and last is not None and last.sequence == granted.grant
+            current = current and keeper.record.hygiene is Hygiene.IN_USE
             current = current and keeper.record.advertised
             following = reading.assignment_of(each.device, each.shares) or reading.hint_of(each.device, each.shares)
             if last is None or not current or keeper.allocated_since or last.assignment is None:
@@ -403,7 +421,10 @@ class Node:
         if any(len(found) > 1 and not all(each.share for each in found.values()) for found in asked.values()):
             raise InvalidRequest("The request names a device twice.")
         if 0 < len(resource) <= LONGEST_NAME and (resource in self._named or len(self._named) < MOST_RESOURCES):
-            self._named.setdefault(resource, set()).update(asked)
+            known = self._named.setdefault(resource, set())
+            if not known >= asked.keys():
+                known |= asked.keys()
+                self._resources = None
         return [
             Wanted(self._keepers[device], frozenset(found), share=all(each.share for each in found.values()))
             for device, found in sorted(asked.items())
@@ -438,6 +459,14 @@ class Node:
 
 
 _Key: TypeAlias = "tuple[tuple[str, frozenset[str]], ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class _Unheard:
+    """An answer whose caller did not live to hear it, and the version of each device's record that it made."""
+
+    answer: tuple[Granted, ...]
+    versions: tuple[int, ...]
 
 
 def _key(wanted: Sequence[Wanted]) -> _Key:

@@ -91,7 +91,6 @@ class Readiness:
         self._deadline = deadline
         self._asked_for: tuple[Assignment | None, ...] = ()
         self._allocations = wanted.keeper.allocations
-        self._ghost_since: float | None = None
 
     def _left(self) -> float:
         return self._deadline - self._instruments.clock.monotonic()
@@ -247,7 +246,7 @@ class Readiness:
         held = any(finding.code == "held" for finding in findings)
         if held and record.hygiene is not Hygiene.IN_USE and await keeper.touched(record):
             return None
-        if held and not await self._is_nobodys(keeper):
+        if held and not await keeper.nobodys():
             device = keeper.device.id
             return NotReady(
                 f"Device {device} is still held; its next start waits for the holder's end.",
@@ -255,15 +254,6 @@ class Readiness:
                 code="held",
             )
         return await self._scrub(keeper, record, asking)
-
-    async def _is_nobodys(self, keeper: Keeper) -> bool:
-        """Whether what holds the device has had no process for the settle time: nobody will ever let it go."""
-        now = self._instruments.clock.monotonic()
-        if await self._instruments.holders.users(keeper.device):
-            self._ghost_since = None
-            return False
-        self._ghost_since = now if self._ghost_since is None else self._ghost_since
-        return now - self._ghost_since >= keeper.policy.limits.settle
 
     async def _after_failed_joining(self, keeper: Keeper, findings: Sequence[Finding]) -> ScrubberError | None:
         """A fault quarantines; whatever else is off cannot be put right while others are on the device."""

@@ -61,11 +61,6 @@ class ScrubResult:
         )
 
     @property
-    def reset_missing(self) -> bool:
-        """Whether there is no way to reset the device here."""
-        return any(finding.code == "reset-unavailable" for finding in self.findings)
-
-    @property
     def was_reset(self) -> bool:
         return any(step.step is Step.RESET and step.verdict is Verdict.PASSED for step in self.steps)
 

@@ -74,7 +74,8 @@ async def tend(keeper: Keeper, *, instruments: Instruments, occasion: Occasion) 
             if need.act is Act.SETTLE:
                 await keeper.settle()
                 continue
-            until = await keeper.reset_stopped_until() if need.act is Act.RECOVER else None
+            owes = need.act is Act.RECOVER or (need.act is Act.PROVE and keeper.record.must_reset)
+            until = await keeper.reset_stopped_until() if owes else None
             if until is not None and until > now:
                 await _sleep(keeper, instruments, min(until - now, _BREAKER_EVERY))
                 continue

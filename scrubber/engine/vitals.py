@@ -16,7 +16,7 @@ from scrubber.domain.evidence import Finding, Severity, Step
 from scrubber.domain.health import Cause, Health, WayBack
 from scrubber.domain.record import DeviceRecord, Glass
 from scrubber.domain.recovery import after_findings
-from scrubber.domain.signals import fault_finding, lifetime_findings, snapshot_findings
+from scrubber.domain.signals import fault_finding, lifetime_findings, snapshot_findings, xid_of
 from scrubber.domain.spans import span
 from scrubber.domain.tally import blamed
 from scrubber.engine import narrate
@@ -68,6 +68,8 @@ class Vitals(Custody):
 
     async def _forget_xids(self, listed: Collection[int]) -> None:
         """An XID that the driver lists no more, after a reset of a peer say, is news when it comes again."""
+        if self._record.listing_xids(listed) is self._record:
+            return
         async with self._lock:
             left = self._record.listing_xids(listed)
             if left is not self._record:
@@ -95,8 +97,9 @@ class Vitals(Custody):
             after = self._judged(before, everything, now)
             news = self._news(everything)
             signals = [narrate.signal(finding, before.tenant, self.device.id, now) for finding in news]
-            if news:
-                after = after.noted({finding.code: int(finding.evidence["count"] or 0) for finding in news})
+            counts = {each.code: int(each.evidence["count"] or 0) for each in news if xid_of(each.code) is not None}
+            if counts:
+                after = after.noted(counts)
             if after is before:
                 return
             after = replace(after, version=before.version + 1)
@@ -208,7 +211,7 @@ class Vitals(Custody):
     async def mend_glass(self) -> None:
         """End a break-glass whose time is over."""
         glass = self._record.glass
-        if glass is None or self._instruments.clock.wall() < glass.until:
+        if glass is None or self._is_broken(glass, self.policy):
             return
         async with self._lock:
             if self._record.glass == glass:

@@ -63,10 +63,15 @@ def _concerned(node: Node, device: str | None) -> list[Keeper]:
 
 async def watch_health(node: Node, *, instruments: Instruments, interval: float) -> None:
     """Compare snapshots on a period: signals are edges and can be missed. A hung device delays no other."""
-    while True:
-        keepers = list(node.keepers.values())
-        await asyncio.gather(*(quietly(keeper, keeper.look) for keeper in keepers))
-        await instruments.clock.sleep(interval)
+    looking: dict[str, asyncio.Task[None]] = {}
+    async with asyncio.TaskGroup() as group:
+        while True:
+            # A device that is kept waiting, for its neighbour's reset say, delays no other.
+            looking = {device: task for device, task in looking.items() if not task.done()}
+            for device, keeper in node.keepers.items():
+                if device not in looking:
+                    looking[device] = group.create_task(quietly(keeper, keeper.look), name=f"health {device}")
+            await instruments.clock.sleep(interval)
 
 
 async def watch_pods(node: Node, *, instruments: Instruments, interval: float) -> None:
@@ -198,7 +203,10 @@ async def _given_back(keeper: Keeper, instruments: Instruments) -> bool:
             raise
         held = False  # it is out of service and answers nothing; released, it is dirty and looked at again
     # A leftover explains who holds the device; without one it is somebody whom no grant explains.
-    return not held or any(where.state is PodState.LEFTOVER for _, where in standings)
+    if not held or any(where.state is PodState.LEFTOVER for _, where in standings):
+        return True
+    # Nobody starts on what is out of service, so nobody else would find that what holds it is nobody's.
+    return not keeper.record.advertised and await keeper.nobodys()
 
 
 async def watch_inventory(

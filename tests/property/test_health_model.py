@@ -292,7 +292,8 @@ class Lives(RuleBasedStateMachine):
                 or "with a reset" in name
                 or name in ("abandoned", "kill -9", "a reboot", "settled")
             )
-            self.begun += [(self.now, True)] if made else []
+            # Its time is that of the attempt: a reset comes a moment after it began.
+            self.begun += [(before.record.attempts[-1].at, True)] if made and before.record.attempts else []
         for promise, kept in PROMISES.items():
             if promise not in NOT_IN_REAL_TIME:
                 assert kept(before, name, after), promise

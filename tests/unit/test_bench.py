@@ -8,17 +8,20 @@ from pathlib import Path
 
 import pytest
 
+from bench import fault
 from bench.figures import Amount, Quantiles, Timing, growth_exponent, quantile
 from bench.machine import Machine, here
 from bench.report import SCHEMA, Report, dump, load, render
 from bench.targets import judge
+from scrubber.config.policy_file import load_policy
+from scrubber.domain.tally import KEPT
 
 BENCH = Path(__file__).parents[2] / "bench"
 LATEST = BENCH / "results" / "latest.json"
 
 PROMISED = {
     *("hand-over.same-container", "hand-over.certificate", "growth.devices", "allocate", "fault"),
-    *("growth.processes.same-container", "growth.processes.certificate", "idle.cpu", "idle.pss"),
+    *("growth.processes.same-container", "growth.processes.certificate", "idle.cpu", "idle.pss", "storm", "storm.rows"),
 }
 
 
@@ -195,3 +198,7 @@ def test_nothing_recorded_names_this_machine(name: str) -> None:
     text = (BENCH / name).read_text()
     assert socket.gethostname() not in re.findall(r"[\w.-]+", text)
     assert not re.search(r"/(tmp|home|work|root|dev/shm)/", text)
+
+
+def test_the_policy_that_faults_are_measured_under_is_one(tmp_path: Path) -> None:
+    assert load_policy(fault.quick_recovery(tmp_path)).recovery.resets_per_day == KEPT

@@ -212,7 +212,7 @@ class Laws:
             or slow.path is not Path.SLOW
             or (slow.previous_grant, slow.next_grant) != (grant.sequence - 1, grant.sequence)
             or slow.boot != self._boot()
-            or slow.policy_digest not in {each.digest for each in (self._policy(), *_overrides(self._policy()))}
+            or slow.policy_digest not in _digests(self._policy())
         ):
             self.breach("1", f"{device}: grant {grant.sequence} rests on {slow}, which is not of its time")
 
@@ -242,3 +242,9 @@ class Laws:
 
 def _overrides(policy: Policy) -> Iterable[Policy]:
     return (each.policy for each in policy.overrides)
+
+
+def _digests(policy: Policy) -> set[str]:
+    """Of the node's policy, and of its overrides'; one that only observes accepts both of its own."""
+    everyone = (policy, *_overrides(policy))
+    return {digest for each in everyone for digest in (each.digest, each.proof_digest)}

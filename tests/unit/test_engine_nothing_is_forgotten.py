@@ -1,0 +1,295 @@
+"""What must not be lost on the way: a stranger before a lost answer, a reset that is owed, a rule that was left out."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from scrubber.domain.breaker import breaker_of
+from scrubber.domain.evidence import Outcome
+from scrubber.domain.health import Health
+from scrubber.domain.hygiene import Hygiene
+from scrubber.domain.policy import BreakerRule, Enforcement, HealthRule, News, Override, ResetUse
+from scrubber.engine.views import HandOverCall
+from tests.world.asking import STRICT, admitted, ask, started
+from tests.world.kubelet import Tenant
+from tests.world.matter import CELLS
+from tests.world.samples import NOW, record
+from tests.world.timeline import in_virtual_time
+from tests.world.world import DEFAULT, World, a_world
+
+REQUIRED = replace(STRICT, reset=ResetUse.REQUIRED)
+OBSERVE = replace(DEFAULT, enforcement=Enforcement.OBSERVE)
+AT_RELEASE = replace(DEFAULT, health=HealthRule(news=News.AT_RELEASE))
+WHO, WHY = "uid:1", "a deadline"
+HOUR = 3600.0
+
+
+async def struck(world: World, number: int = 0) -> None:
+    world.gpu(number).came(95, 1)
+    world.signal(number)
+    await world.until(lambda: world.record(number).health is Health.QUARANTINED)
+
+
+async def unheard(world: World, tenant: Tenant) -> None:
+    """Its start is granted, and whoever asked is gone before the answer."""
+    call = ask(world, tenant)
+    world.vault.granting = call.cancel
+    await asyncio.wait({call})
+    world.vault.granting = None
+    assert call.cancelled()
+    await world.run(1.0)
+
+
+# -- an answer that nobody heard ---------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_a_lost_answer_is_given_again_to_whom_it_was_for() -> None:
+    async with a_world(1) as world:
+        tenant = await admitted(world)
+        await unheard(world, tenant)
+        grants = world.record().grants
+        (again,) = await ask(world, tenant)
+        assert again.grant == grants
+
+
+@in_virtual_time
+async def test_a_lost_answer_is_not_given_again_where_a_stranger_was_meanwhile() -> None:
+    async with a_world(1) as world:
+        tenant = await admitted(world)
+        await unheard(world, tenant)
+        stranger = world.matter.start("uid-x", "uid-x/main", "evil/uid-x", mounted=frozenset({world.gpu().id}))
+        world.matter.open(stranger, world.gpu().id)
+        world.matter.write(stranger, world.gpu().id)
+        await world.until(lambda: world.record().tainted)
+        world.matter.end(stranger)
+        await world.run(20.0)
+        await ask(world, tenant)
+        assert world.gpu().cells == [""] * CELLS
+
+
+@in_virtual_time
+async def test_nor_is_one_that_only_observing_let_through() -> None:
+    async with a_world(1, OBSERVE) as world:
+        first = await started(world)
+        world.kubelet.force_delete(first, lives_on=10.0)
+        second = await admitted(world)
+        await unheard(world, second)
+        await world.run(20.0)
+        world.policy = DEFAULT
+        world.node.policy_changed()
+        await ask(world, second)
+        assert world.gpu().cells == [""] * CELLS
+
+
+# -- a reset that is required, or owed ---------------------------------------------------------------------------------
+
+
+def leave_observing(world: World) -> None:
+    world.policy = REQUIRED
+    world.node.policy_changed()
+
+
+@pytest.mark.parametrize("glass", [True, False], ids=["a-glass", "a-policy"])
+def test_what_was_proved_without_a_required_reset_counts_only_while_nothing_is_enforced(glass: bool) -> None:
+    @in_virtual_time
+    async def play() -> None:
+        policy = REQUIRED if glass else replace(REQUIRED, enforcement=Enforcement.OBSERVE)
+        async with a_world(1, policy) as world:
+            if glass:
+                await world.node.break_glass("0", 60.0, WHY, WHO)
+            tenant = await started(world)
+            before = world.gpu().resets
+            world.kubelet.delete(tenant)
+            await world.until(lambda: world.record().hygiene is Hygiene.CLEAN)
+            assert world.gpu().resets == before
+            await world.run(120.0)
+            if not glass:
+                leave_observing(world)
+            await ask(world, await admitted(world))
+            assert world.gpu().resets > before
+
+    play()
+
+
+@in_virtual_time
+async def test_a_person_s_release_does_not_forgive_a_reset_that_is_owed() -> None:
+    async with a_world(1) as world:
+        world.gpu().counters["ecc_uncorrected_aggregate"] = 3
+        await world.run(20.0)
+        world.gpu().counters["ecc_uncorrected_aggregate"] = 9
+        await world.until(lambda: world.record().must_reset)
+        await world.node.unquarantine("0", WHY, WHO)
+        await world.until(lambda: world.record().health is Health.HEALTHY, within=600.0)
+        assert world.gpu().resets == 1
+
+
+@in_virtual_time
+async def test_a_fault_that_comes_while_a_person_has_the_device_out_is_told_of_and_leaves_its_reset_owed() -> None:
+    async with a_world(1) as world:
+        world.gpu().counters["ecc_uncorrected_aggregate"] = 3
+        await world.run(20.0)
+        await world.node.quarantine("0", "a cable", WHO)
+        world.gpu().counters["ecc_uncorrected_aggregate"] = 9
+        await world.until(lambda: world.record().must_reset)
+        (told,) = [event for event in world.vault.events if event.name == "health.signal"]
+        assert (told.fields["code"], told.fields["new"]) == ("lifetime-ecc-uncorrected-aggregate", 6)
+        await world.node.unquarantine("0", "the cable is mended", WHO)
+        await world.until(lambda: world.record().health is Health.HEALTHY, within=600.0)
+        assert world.gpu().resets == 1
+
+
+@in_virtual_time
+async def test_so_does_one_that_comes_while_it_is_condemned() -> None:
+    async with a_world(1) as world:
+        world.gpu().counters["ecc_uncorrected_aggregate"] = 3
+        await world.run(20.0)
+        world.gpu().wont_clear = True
+        tenant = await started(world)
+        world.kubelet.delete(tenant)
+        await world.until(lambda: world.record().health is Health.CONDEMNED, within=600.0)
+        world.gpu().wont_clear = False
+        world.gpu().counters["ecc_uncorrected_aggregate"] = 99
+        await world.run(30.0)
+        before = world.gpu().resets
+        await world.node.unquarantine("0", WHY, WHO)
+        await world.until(lambda: world.record().health is Health.HEALTHY, within=600.0)
+        assert world.gpu().resets > before
+
+
+@in_virtual_time
+async def test_a_recovery_that_was_let_by_because_nothing_could_be_reset_resets_nothing() -> None:
+    one = replace(DEFAULT, breaker=BreakerRule(resets=1, window=7200.0))
+    async with a_world(4, one) as world:
+        for number in range(4):
+            world.gpu(number).reset_missing = "its tool is being exchanged" if number else None
+            world.gpu(number).came(95, 1)
+            world.signal(number)
+        await world.run(120.0)
+        for number in range(4):
+            world.gpu(number).reset_missing = None
+        await world.run(900.0)
+        assert sum(world.gpu(number).resets for number in range(4)) == 1
+
+
+# -- ways out ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", [DEFAULT, AT_RELEASE], ids=["at-once", "at-release"])
+def test_a_device_that_went_bad_in_use_and_keeps_a_ghost_is_reset_once_its_pod_is_gone(policy: object) -> None:
+    @in_virtual_time
+    async def play() -> None:
+        async with a_world(1, policy) as world:  # type: ignore[arg-type]
+            tenant = await started(world)
+            world.gpu().ghost = True
+            await struck(world)
+            world.kubelet.delete(tenant)
+            await world.until(lambda: world.record().health is Health.HEALTHY, within=300.0)
+            assert world.gpu().resets == 1
+
+    play()
+
+
+@in_virtual_time
+async def test_news_is_held_back_only_while_the_kubelet_has_the_device_given_out() -> None:
+    async with a_world(1, AT_RELEASE) as world:
+        tenant = await started(world)
+        host = world.matter.start(None, "host", "host")
+        world.matter.open(host, world.gpu().id)
+        await struck(world)
+        assert world.node.view().devices[0].offered
+        world.kubelet.delete(tenant)
+        await world.run(60.0)
+        assert world.record().hygiene is Hygiene.IN_USE
+        assert not world.node.view().devices[0].offered
+
+
+# -- whose it is -------------------------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_heat_of_one_tenant_is_not_the_next_ones() -> None:
+    async with a_world(1) as world:
+        first = await started(world, "mallory", "a")
+        world.gpu().celsius = 120
+        await world.run(570.0)
+        world.kubelet.delete(first)
+        await world.until(lambda: world.record().hygiene is Hygiene.CLEAN)
+        await started(world, "acme", "b")
+        await world.run(300.0)
+        assert world.record().advertised
+        assert world.record().strikes == ()
+
+
+@in_virtual_time
+async def test_a_device_that_was_moved_to_another_resource_follows_that_one_s_policy() -> None:
+    lax = Override(replace(OBSERVE, name="lax"), resources=("nvidia.com/test",))
+    async with a_world(1, replace(DEFAULT, overrides=(lax,))) as world:
+        device = world.gpu().id
+        await world.node.announce("nvidia.com/test", {device: device})
+        tenant = await admitted(world)
+        await world.node.hand_over(HandOverCall(tenant.devices, None, resource="nvidia.com/test"))
+        assert world.keeper().policy.name == "lax"
+        await world.node.announce("nvidia.com/test", {})
+        await world.node.announce("nvidia.com/gpu", {device: device})
+        assert world.keeper().policy.enforcement is Enforcement.ENFORCE
+
+
+@in_virtual_time
+async def test_a_clock_that_is_set_back_prolongs_no_broken_glass(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with a_world(1) as world:
+        world.gpu().came(79, 1)
+        world.signal(0)
+        await world.until(lambda: world.record().health is Health.QUARANTINED)
+        await world.node.break_glass("0", 600.0, WHY, WHO)
+        wall = world.clock.wall
+        monkeypatch.setattr(world.clock, "wall", lambda: wall() - 10 * HOUR)
+        await world.run(10.0)
+        assert world.record().glass is None
+        assert not world.node.view().devices[0].offered
+
+
+# -- many at once ------------------------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_however_many_devices_wait_for_a_reset_the_breaker_is_worked_out_once_for_a_view(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with a_world(8, replace(DEFAULT, breaker=BreakerRule(resets=0))) as world:
+        for number in range(8):
+            await struck(world, number)
+        worked_out, count = breaker_of, 0
+
+        def counted(*args: object, **facts: object) -> object:
+            nonlocal count
+            count += 1
+            return worked_out(*args, **facts)  # type: ignore[arg-type]
+
+        monkeypatch.setattr("scrubber.engine.breaker.breaker_of", counted)
+        world.node.fuse.moved()
+        assert all(keeper.view.waits for keeper in world.node.keepers.values())
+        assert count == 1
+
+
+@in_virtual_time
+async def test_a_reset_of_two_devices_together_delays_the_look_at_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.world.ports.RESET_SECONDS", 25.0)
+    async with a_world(3) as world:
+        world.gpu(0).together = (world.gpu(1).id,)
+        world.gpu(1).together = (world.gpu(0).id,)
+        world.gpu(0).came(95, 1)
+        world.signal(0)
+        await world.until(lambda: world.record().health is Health.RECOVERING)
+        world.gpu(2).came(79, 1)
+        await world.until(lambda: not world.record(2).advertised, within=8.0)
+        assert not [scrub for scrub in world.vault.scrubs.values() if scrub.outcome is Outcome.FAILED]
+
+
+def test_warnings_that_nobody_ends_push_out_none_that_a_policy_bears_for_a_time_only() -> None:
+    many = {f"xid-{code}" for code in range(200, 264)}
+    seen = record().warned(many, NOW).warned({*many, "too-hot"}, NOW + 60.0)
+    assert ("too-hot", NOW + 60.0) in {(each.code, each.since) for each in seen.lasting}
