@@ -107,6 +107,8 @@ def _is_to_recover(record: DeviceRecord, now: float) -> bool:
     due = record.retry_at is None or record.retry_at <= now
     cause = record.cause
     by_itself = cause is not None and not cause.by_person and cause.way_back not in (WayBack.REBOOT, WayBack.PERSON)
+    if record.health is Health.PROBATION:  # released by a person, with a reset that is owed
+        return record.must_reset and free and due
     return record.health is Health.QUARANTINED and by_itself and free and due
 
 

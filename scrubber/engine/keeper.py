@@ -69,7 +69,7 @@ class Keeper(Vitals):
     def view(self) -> DeviceView:
         scrub = None if self._job is None else self._job.id
         record = self._record
-        owed = record.health is Health.QUARANTINED and record.must_reset
+        owed = record.health in (Health.QUARANTINED, Health.PROBATION) and record.must_reset
         waits = self._around.fuse.state.resets if owed and self._reset_stopped_until is not None else ""
         return DeviceView(self.device, record, scrub, offered=self.offered, policy=self.policy, waits=waits)
 
