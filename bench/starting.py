@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from bench.figures import Quantiles, Timing
 from bench.node import MEMORY
@@ -41,22 +42,34 @@ async def service(*, devices: int, starts: int) -> Timing:
 
 
 async def command_line(stage: Stage, *, runs: int) -> list[Timing]:
-    """``scrubber version`` and ``scrubber devices``, from exec to exit, beside a bare interpreter."""
+    """Commands from exec to exit, in turn with an interpreter that only loads gRPC: what asks the service cannot be faster."""
+    socket_flag = ("--socket", str(stage.sockets))
+    rows: tuple[tuple[str, str, tuple[str, ...], Mapping[str, str]], ...] = (
+        ("help", "scrubber --help", ("--help",), {}),
+        ("version", "scrubber version", ("version",), {}),
+        ("devices", "scrubber devices", ("devices", *socket_flag), {}),
+        ("device", "scrubber device 0", ("device", "0", *socket_flag), {}),
+        ("history", "scrubber history", ("history", *socket_flag), {}),
+        ("completion", "Tab where a device is wanted", ("device", *socket_flag, ""), {"_SCRUBBER_COMPLETE": "zsh"}),
+    )
     timings = []
-    for words in (("version",), ("devices", "--socket", str(stage.sockets))):
+    for name, title, words, environment in rows:
         measured: list[float] = []
-        bare: list[float] = []
+        reference: list[float] = []
         for _ in range(runs):
-            bare.append(await _run("-c", "pass"))
-            measured.append(await _run("-m", "scrubber.cli.main", *words))
-        title = f"scrubber {words[0]}"
-        timings.append(Timing(f"start.{words[0]}", title, Quantiles.of(measured), Quantiles.of(bare), _BARE))
+            reference.append(await _run("-c", "import grpc.aio"))
+            measured.append(await _run("-m", "scrubber.cli.main", *words, environment=environment))
+        timings.append(
+            Timing(f"command.{name}", title, Quantiles.of(measured), Quantiles.of(reference), "import grpc.aio")
+        )
     return timings
 
 
-async def _run(*arguments: str) -> float:
+async def _run(*arguments: str, environment: Mapping[str, str] | None = None) -> float:
     began = time.perf_counter()
-    process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.DEVNULL)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *arguments, stdout=asyncio.subprocess.DEVNULL, env={**os.environ, **(environment or {})}
+    )
     status = await process.wait()
     seconds = time.perf_counter() - began
     if status != 0:

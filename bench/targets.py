@@ -88,6 +88,16 @@ def judge(timings: Sequence[Timing], amounts: Sequence[Amount]) -> tuple[Target,
     if faults:
         slowest = max(each.measured.p99 for each in faults)
         add("fault", "fault → ListAndWatch: p99", 100.0, 1000 * slowest, "ms")
+    commands = [each for each in timings if each.name.startswith("command.")]
+    if commands:
+        slowest = max(each.measured.p99 for each in commands)
+        add(
+            "command",
+            "a command that asks the service, from exec to exit: p99 of the slowest",
+            250.0,
+            1000 * slowest,
+            "ms",
+        )
     pair = [times.get(f"{_SAME}.others-{each}") for each in ("calm", "storm")]
     if (grown := _grown(*pair)) is not None:
         tails_grown, medians_grown = grown

@@ -55,6 +55,15 @@ if ! command -v gcc >/dev/null; then
     fi
 fi
 
+# The tests complete command lines in these shells. Nothing else needs them, so a machine that cannot have them goes on.
+shells=()
+for shell in zsh fish; do
+    command -v "$shell" >/dev/null || shells+=("$shell")
+done
+if [ ${#shells[@]} -gt 0 ]; then
+    (install_debian "${shells[@]}") || echo "bootstrap: without ${shells[*]} the tests of completion fail" >&2
+fi
+
 # A directory that was copied from elsewhere, or whose interpreter was removed, is not repaired but made anew.
 if [ -e "$venv" ] && ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
     [ -e "$venv/pyvenv.cfg" ] || refuse "$venv is in the way and is not a virtual environment; move it"

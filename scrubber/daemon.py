@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
+from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
@@ -34,6 +35,7 @@ from scrubber.adapters.kubelet.service_accounts import ServiceAccounts
 from scrubber.adapters.ledger.sqlite import SqliteLedger
 from scrubber.adapters.nvidia.places import Places
 from scrubber.adapters.nvidia.setting_values import refusals
+from scrubber.adapters.signing.node_key import NodeKey
 from scrubber.api.server import ApiServer
 from scrubber.api.sockets import Sockets
 from scrubber.backends import DeviceBackend, nvidia_backend, sim_backend
@@ -57,7 +59,7 @@ from scrubber.engine.tend import tend_all
 from scrubber.engine.use import watch_use
 from scrubber.engine.views import ServiceView
 from scrubber.engine.watch import follow_signals, watch_health, watch_inventory, watch_pods
-from scrubber.ports import Clock, Containers, LedgerState
+from scrubber.ports import Change, Clock, Containers, Event, LedgerState
 
 __all__ = ["run"]
 
@@ -67,6 +69,10 @@ _USE_EVERY = 0.5
 """Seconds between two looks at who uses the devices, at least: on a simulated node each is a walk over ``/proc``."""
 _DRIVER_EVERY = 5.0
 """Seconds between two looks at the driver itself."""
+_HEAD_EVERY = 1.0
+"""Seconds between two looks at the audit's head, for the metric."""
+_HEAD_TOLD_EVERY = 60.0
+"""Seconds between two log lines with it, at least."""
 _KUBELET_EVERY = 5.0
 """Seconds between two looks at whether the kubelet's lists are believed."""
 
@@ -129,6 +135,10 @@ async def _serve(
         patient = not settings.fail_on_init_error
         identity, devices = await _driver(backend, clock, log, supervisor, patient=patient)
         identity = replace(identity, node=settings.node_name)
+        key, created = NodeKey.open(settings.state_dir)
+        log.info("key.loaded", key_id=key.key_id)
+        if created:
+            await _tell_of_key(key, clock, ledger, journal)
 
         # A defect in a scrub ends the service; at the end, what is still under way is abandoned, and dirty.
         scrubs = await stack.enter_async_context(asyncio.TaskGroup())
@@ -154,6 +164,7 @@ async def _serve(
         stack.push_async_callback(assignments.close)
         instruments = Instruments(
             clock=clock,
+            inventory=backend.inventory,
             holders=backend.holders,
             telemetry=backend.telemetry,
             settings=backend.settings,
@@ -162,6 +173,9 @@ async def _serve(
             diagnostics=backend.diagnostics,
             containers=containers,
             ledger=ledger,
+            trail=ledger,
+            certificates=ledger,
+            signer=key,
             journal=journal,
             pods=PodWatch(assignments=assignments, containers=containers, clock=clock),
             strangers=Strangers(containers=containers, clock=clock),
@@ -172,12 +186,31 @@ async def _serve(
             spawn=lambda work, name: scrubs.create_task(work, name=name),
         )
 
+        places = _places(settings, policies, containers)
+
         def info() -> ServiceView:
-            return ServiceView(__version__, settings.backend.value, identity, policies.policy, ledger.health(), epoch)
+            return ServiceView(
+                __version__,
+                settings.backend.value,
+                identity,
+                policies.policy,
+                ledger.health(),
+                epoch,
+                key_id=key.key_id,
+                public_key=key.public_key,
+                audit_head=ledger.head(),
+                places=places,
+                policy_refused=policies.refused,
+                admin_group=settings.admin_group or "",
+                read_group=settings.read_group or settings.admin_group or "",
+            )
 
         node = Node(instruments=instruments, info=info, epoch=epoch)
         server = ApiServer(
-            node, Sockets(settings.socket, group=settings.admin_group), reflection=settings.reflection, log=log
+            node,
+            Sockets(settings.socket, group=settings.admin_group, readers=settings.read_group),
+            reflection=settings.reflection,
+            log=log,
         )
         await server.start()
         stack.push_async_callback(node.drain)
@@ -187,10 +220,20 @@ async def _serve(
 
         await reconcile(node, devices, state, instruments=instruments)
         supervisor.notify(f"READY=1\nSTATUS=Watching {len(devices)} devices")
-        head = f"{state.head_sequence}:{state.head_hash}"
-        log.info("service.ready", devices=len(devices), policy=policy.name, version=__version__, audit_head=head)
-        following = follow_policy(node, policies=policies, asked=reload, instruments=instruments)
-        await _run_tasks(node, backend, state, instruments, journal, supervisor, settings, log, following)
+        log.info(
+            "service.ready",
+            devices=len(devices),
+            policy=policy.name,
+            version=__version__,
+            key_id=key.key_id,
+            audit_head=str(ledger.head()),
+        )
+        journal.key(key.key_id)
+        beside = {
+            "policy": follow_policy(node, policies=policies, asked=reload, instruments=instruments),
+            "audit head": _show_head(ledger, journal, clock, log),
+        }
+        await _run_tasks(node, backend, state, instruments, journal, supervisor, settings, log, beside)
 
 
 async def _run_tasks(
@@ -202,7 +245,7 @@ async def _run_tasks(
     supervisor: sdnotify.SystemdNotifier,
     settings: ServiceSettings,
     log: structlog.typing.FilteringBoundLogger,
-    following: Coroutine[Any, Any, None],
+    beside: Mapping[str, Coroutine[Any, Any, None]],
 ) -> None:
     """Until cancelled, or until one of them dies."""
     interval = settings.watch_interval
@@ -221,7 +264,8 @@ async def _run_tasks(
         group.create_task(_show_states(node, backend, journal), name="states")
         group.create_task(_watch_driver(backend, instruments, log), name="driver")
         group.create_task(watch_breaker(node.fuse, instruments=instruments), name="breaker")
-        group.create_task(following, name="policy")
+        for name, work in beside.items():
+            group.create_task(work, name=name)
         group.create_task(_tell_of_kubelet(instruments, log), name="kubelet")
         group.create_task(_keep_alive(supervisor, instruments.clock), name="watchdog")
 
@@ -236,6 +280,41 @@ async def _show_states(node: Node, backend: DeviceBackend, journal: StructlogJou
             (each.device.id, each.policy.enforcement.value, each.record.glass is not None) for each in view.devices
         )
         view = await node.changed(view.version)
+
+
+async def _show_head(
+    ledger: SqliteLedger, journal: StructlogJournal, clock: Clock, log: structlog.typing.FilteringBoundLogger
+) -> None:
+    """Have the audit's head kept by others: a trail that was cut or written anew agrees with itself, and not with them."""
+    told, at = "", -_HEAD_TOLD_EVERY
+    while True:
+        head, now = ledger.head(), clock.monotonic()
+        journal.audit_head(head.sequence, head.hash)
+        if str(head) != told and now - at >= _HEAD_TOLD_EVERY:
+            log.info("audit.head", head=str(head))
+            told, at = str(head), now
+        await clock.sleep(_HEAD_EVERY)
+
+
+async def _tell_of_key(key: NodeKey, clock: Clock, ledger: SqliteLedger, journal: StructlogJournal) -> None:
+    """A key of the node's that was not there before: what it signs is another one's for whoever knows the old key."""
+    event = Event("key.created", clock.wall(), fields={"key_id": key.key_id})
+    await ledger.commit(Change(events=(event,)))
+    journal.tell([event])
+
+
+def _places(settings: ServiceSettings, policies: PolicySource, containers: Containers) -> dict[str, str]:
+    """Where things are, for whoever looks after the node."""
+    places: dict[str, Path | None] = {
+        "state": settings.state_dir,
+        "policy": policies.path.absolute(),
+        "kubelet": settings.kubelet_dir,
+        "pod-resources": settings.pod_resources_socket,
+        "pod-logs": settings.pod_logs_dir,
+    }
+    if isinstance(containers, CgroupContainers):
+        places["cgroups"] = settings.cgroup_root or discover_root()
+    return {name: str(path) for name, path in places.items() if path is not None}
 
 
 async def _watch_driver(

@@ -271,7 +271,7 @@ class Story:
         done = await self._stage.command("history", "--limit", "1000", "-o", "json")
         if done.status != 0:
             raise Unexpected(f"scrubber history: {done.err}")
-        rows: list[dict[str, Any]] = json.loads(done.out)
+        rows: list[dict[str, Any]] = json.loads(done.out)["items"]
         return rows
 
     async def _newest(self, name: str) -> dict[str, Any]:

@@ -22,6 +22,7 @@ __all__ = ["SocketDirectory", "gid_of"]
 
 _PRIVATE = 0o700
 _OPERATORS = 0o750
+_PASSABLE = 0o711
 _SOCKET = 0o660
 
 
@@ -53,15 +54,16 @@ class SocketDirectory:
             SecondInstance: another service holds the directory.
             BadConfiguration: a directory cannot be made, is not ours, or could not be entered by the group.
         """
-        gid = None if self._sockets.group is None else gid_of(self._sockets.group)
+        groups = {purpose: self._sockets.group_of(purpose) for purpose in Purpose}
+        gids = {purpose: gid_of(group) for purpose, group in groups.items() if group is not None}
         directory = self._sockets.directory
         try:
-            self._make_top(directory, gid)
+            self._make_top(directory, set(gids.values()))
             self._lock = _locked(self._sockets.lock, directory)
             _make_own(self._sockets.door, _PRIVATE, None)
             for purpose in Purpose:
-                operators = gid is not None and purpose is not Purpose.PLUGIN
-                _make_own(directory / purpose.value, _OPERATORS if operators else _PRIVATE, gid if operators else None)
+                mode = _OPERATORS if purpose in gids else _PRIVATE
+                _make_own(directory / purpose.value, mode, gids.get(purpose))
         except OSError as error:
             self.release()
             raise BadConfiguration(
@@ -91,8 +93,9 @@ class SocketDirectory:
         """Give the socket bound at :meth:`place` its mode, its group and its name, in the place of a dead one."""
         final = self._sockets.path(purpose)
         bound = final.with_name("new")
-        if self._sockets.group is not None and purpose is not Purpose.PLUGIN:
-            os.chown(bound, -1, gid_of(self._sockets.group))
+        group = self._sockets.group_of(purpose)
+        if group is not None:
+            os.chown(bound, -1, gid_of(group))
         os.chmod(bound, _SOCKET)
         os.rename(bound, final)
         self._published[final] = _identity(os.lstat(final))
@@ -121,13 +124,12 @@ class SocketDirectory:
         return path
 
     @staticmethod
-    def _make_top(directory: Path, gid: int | None) -> None:
+    def _make_top(directory: Path, gids: set[int]) -> None:
         """Make the directory itself, or check one that is there: its modes are somebody else's decision."""
         if not directory.exists():
+            # Everybody may pass: what is in it lets in whom it should, and a later start may name other groups.
             directory.mkdir(mode=_PRIVATE, parents=True)
-            if gid is not None:
-                os.chown(directory, -1, gid)
-                directory.chmod(_OPERATORS)
+            directory.chmod(_PASSABLE)
             return
         about = directory.stat()
         if not stat.S_ISDIR(about.st_mode):
@@ -136,11 +138,13 @@ class SocketDirectory:
             raise BadConfiguration(
                 f"Everybody may write {directory}, and so could put other sockets there: chmod o-w {directory}"
             )
-        enters = about.st_mode & stat.S_IXOTH or (about.st_gid == gid and about.st_mode & stat.S_IXGRP)
-        if gid is not None and not enters:
+        entering = {about.st_gid} if about.st_mode & stat.S_IXGRP else set()
+        kept_out = sorted(gids - entering) if not about.st_mode & stat.S_IXOTH else []
+        if kept_out:
+            names = " and ".join(grp.getgrgid(gid).gr_name for gid in kept_out)
+            mend = f"chgrp {names} {directory} && chmod g+x {directory}" if len(gids) == 1 else f"chmod a+x {directory}"
             raise BadConfiguration(
-                f"The group that may use the admin and read sockets cannot enter {directory}: "
-                f"chgrp {grp.getgrgid(gid).gr_name} {directory} && chmod g+x {directory}"
+                f"The group that may use the admin and read sockets cannot enter {directory} ({names}): {mend}"
             )
 
 

@@ -7,6 +7,7 @@ again in here: what to do about it is the caller's decision. Nothing of the engi
 
 from __future__ import annotations
 
+import grp
 import os
 import socket
 import stat
@@ -196,15 +197,19 @@ class ReadClient(_Client):
         """All devices as they are now, then again after every change; raises :class:`Away` when the service goes."""
         return self._answers(self._stub.WatchDevices(pb.ListDevicesRequest()), endless=True)
 
-    async def history(self, device: str = "", since: float = 0.0, limit: int = 100) -> pb.GetHistoryResponse:
+    async def history(
+        self, device: str = "", since: float = 0.0, limit: int = 100, *, tenant: str = "", outcome: str = ""
+    ) -> pb.GetHistoryResponse:
         """Audit rows, newest first.
 
         Args:
             device: UUID, unique prefix or index; empty means all.
             since: wall-clock seconds.
             limit: at most this many rows.
+            tenant: a namespace; empty means all.
+            outcome: ``passed``, ``failed``, ``granted``, … as :class:`GetHistoryRequest` says; empty means all.
         """
-        request = pb.GetHistoryRequest(device=device, since=since, limit=limit)
+        request = pb.GetHistoryRequest(device=device, since=since, limit=limit, tenant=tenant, outcome=outcome)
         call: Awaitable[pb.GetHistoryResponse] = self._stub.GetHistory(request, timeout=_ANSWER_SECONDS)
         return await self._answer(call)
 
@@ -223,6 +228,20 @@ class ReadClient(_Client):
         request = pb.GetResetPlanRequest(device=device)
         call: Awaitable[pb.ResetPlan] = self._stub.GetResetPlan(request, timeout=_PLAN_SECONDS)
         return await self._answer(call)
+
+    async def certificate(self, id: str) -> pb.SignedCertificate:
+        """The certificate that is called ``id``, as it was signed; raises :class:`InvalidRequest` when there is none."""
+        request = pb.GetCertificateRequest(id=id)
+        call: Awaitable[pb.SignedCertificate] = self._stub.GetCertificate(request, timeout=_ANSWER_SECONDS)
+        return await self._answer(call)
+
+    def audit(self, after: int = 0) -> AsyncGenerator[pb.AuditPage, None]:
+        """The audit trail as of now, oldest first, without the rows up to sequence ``after``; at least one page.
+
+        Raises:
+            NotReady: rows were given up while they were read, to keep the trail bounded; ask again.
+        """
+        return self._answers(self._stub.ReadAudit(pb.ReadAuditRequest(after=after)))
 
 
 class AdminClient(_Client):
@@ -267,6 +286,32 @@ class AdminClient(_Client):
         call: Awaitable[pb.DeviceAnswer] = self._stub.BreakGlass(request, timeout=_ANSWER_SECONDS)
         return await self._answer(call)
 
+    def reset(self, device: str, reason: str) -> AsyncGenerator[pb.ScrubUpdate, None]:
+        """Reset ``device`` and scrub it; updates as :meth:`scrub`. Giving up the iteration ends neither.
+
+        Raises:
+            InvalidRequest: no such device, or no reason.
+            Held: it, or a device that is reset with it, is in use or being scrubbed, or something blocks the reset.
+            Refused: it can never be reset here, or the policy says never.
+        """
+        return self._answers(self._stub.Reset(pb.ResetRequest(device=device, reason=reason)))
+
+    async def accept_baseline(
+        self, device: str, reason: str, shown: Mapping[str, str] | None = None
+    ) -> pb.DeviceAnswer:
+        """From now on, what ``device`` is at present is what it should be.
+
+        Args:
+            shown: its facts as the person who accepts them saw them; empty when nobody was shown any.
+
+        Raises:
+            InvalidRequest: no such device, or no reason.
+            Refused: it is something else than what was shown.
+        """
+        request = pb.AcceptBaselineRequest(device=device, reason=reason, shown=shown)
+        call: Awaitable[pb.DeviceAnswer] = self._stub.AcceptBaseline(request, timeout=_PLAN_SECONDS)
+        return await self._answer(call)
+
 
 def _unanswered(path: Path, code: grpc.StatusCode) -> ScrubberError:
     """Why nobody answered on ``path``, as far as the path itself tells."""
@@ -309,7 +354,24 @@ def _listens(path: Path) -> bool:
 
 def _forbidden(path: Path) -> NotPermitted:
     return NotPermitted(
-        f"uid {os.geteuid()} may not use {path}: call as root or as the user that the service runs as, "
-        "or become a member of the group that scrubber serve --admin-group names.",
+        f"uid {os.geteuid()} may not use {path}: call as root or as the user that the service runs as, {_lacking(path)}.",
         public="The caller may not use the scrub service on this node.",
     )
+
+
+def _lacking(path: Path) -> str:
+    """What would let this user in, as far as can be seen from outside."""
+    flags = "--admin-group" if path.parent.name == Purpose.ADMIN else "--admin-group or --read-group"
+    for place in (path.parent.parent, path.parent, path):
+        try:
+            about = place.stat()
+        except OSError:
+            break
+        wanted = os.X_OK if place != path else os.W_OK
+        if not os.access(place, wanted, effective_ids=True) and about.st_mode & stat.S_IRWXG and about.st_gid != 0:
+            try:
+                group = grp.getgrgid(about.st_gid).gr_name
+            except KeyError:
+                group = str(about.st_gid)
+            return f"or be in the group {group} (usermod -aG {group} NAME; it counts from the next login)"
+    return f"or have a group let in with scrubber serve {flags}"

@@ -6,25 +6,40 @@ process name in a finding) may be no UTF-8, and a message takes nothing else. Wh
 
 from __future__ import annotations
 
+import base64
 import json
 import math
+import os
 
 from scrubber.api import scrubber_pb2 as pb
-from scrubber.domain.device import Access
+from scrubber.domain.baseline import Baseline, facts_of
+from scrubber.domain.device import Access, Device
 from scrubber.domain.errors import InvalidRequest
 from scrubber.domain.evidence import Certificate, Evidence, Finding, Path, ScrubRecord, StepResult
 from scrubber.domain.health import Cause
 from scrubber.domain.hygiene import Hygiene
-from scrubber.domain.record import Glass
+from scrubber.domain.record import Glass, Grant
 from scrubber.domain.reset import ResetPlan
-from scrubber.engine.views import DeviceView, Granted, HandOverCall, NodeView, PodNotice, ScrubNews, ServiceView
+from scrubber.domain.statement import statement
+from scrubber.engine.views import (
+    CertificateView,
+    DeviceView,
+    Granted,
+    HandOverCall,
+    NodeView,
+    PodNotice,
+    ScrubNews,
+    ServiceView,
+)
 from scrubber.ports import HistoryEntry
+from scrubber.ports.trail import AuditRow, Head, TrailPage
 
 __all__ = [
     "LONGEST_GLASS",
     "LONGEST_REASON",
     "LONGEST_WAIT",
     "PluginPart",
+    "audit_page",
     "certificate_message",
     "device_list",
     "device_message",
@@ -40,6 +55,7 @@ __all__ = [
     "reset_plan_message",
     "scrub_message",
     "service_info",
+    "signed_certificate",
     "snapshot",
 ]
 
@@ -91,7 +107,9 @@ def path_of(name: str) -> Path:
         raise InvalidRequest(f"There is no path {name!r}; there are: {', '.join(Path)}.") from None
 
 
-def reason_of(request: pb.QuarantineRequest | pb.BreakGlassRequest) -> str:
+def reason_of(
+    request: pb.QuarantineRequest | pb.BreakGlassRequest | pb.ResetRequest | pb.AcceptBaselineRequest,
+) -> str:
     """Why a person acts, for the audit; raises :class:`InvalidRequest` for none, or one too long to keep."""
     reason: str = request.reason.strip()
     if not reason:
@@ -238,6 +256,44 @@ def device_message(view: DeviceView) -> pb.Device:
         enforcement=view.policy.enforcement.value,
         glass=None if record.glass is None else _glass(record.glass),
         failures=record.failures,
+        waits=_text(view.waits),
+        tenancies=[_tenancy(each) for each in record.open_grants],
+        lasting=[pb.Lasting(code=_text(each.code), since=each.since) for each in record.lasting],
+        lifetime=dict(record.lifetime),
+        must_reset=record.must_reset,
+        clean_scrubs=record.clean_scrubs,
+        strikes=[pb.Strike(at=each.at, code=each.code, tenant_namespace=each.tenant or "") for each in record.strikes],
+        attempts=[pb.Attempt(at=each.at, reset=each.reset, ordered=each.ordered) for each in record.attempts],
+        baseline=None if record.baseline is None else _baseline(device, record.baseline),
+    )
+
+
+def _tenancy(grant: Grant) -> pb.Tenancy:
+    pod = grant.pod
+    return pb.Tenancy(
+        grant=grant.sequence,
+        tenant_namespace="" if pod is None else pod.tenant,
+        pod="" if pod is None else pod.name,
+        uid="" if pod is None else pod.uid or "",
+        container="" if grant.assignment is None else grant.assignment.container,
+        kind=grant.kind.value,
+        at=grant.at,
+        certificate=grant.certificate or "",
+        exception=grant.exception or "",
+    )
+
+
+def _baseline(device: Device, baseline: Baseline) -> pb.Baseline:
+    expected, found = dict(baseline.facts), dict(facts_of(device))
+    return pb.Baseline(
+        at=baseline.at,
+        actor=baseline.actor,
+        reason=_text(baseline.reason),
+        facts=[
+            pb.Fact(name=name, expected=_text(expected.get(name, "")), found=_text(found.get(name, "")))
+            for name in sorted(expected)
+        ],
+        conditions=[pb.Fact(name=name, expected=_text(read)) for name, read in baseline.conditions],
     )
 
 
@@ -274,6 +330,17 @@ def certificate_message(certificate: Certificate) -> pb.Certificate:
         policy_digest=certificate.policy_digest,
         issued_at=certificate.issued_at,
         rests_on=certificate.rests_on or "",
+        key_id=certificate.key_id or "",
+        signature=base64.b64decode(certificate.signature or ""),
+    )
+
+
+def signed_certificate(found: CertificateView) -> pb.SignedCertificate:
+    """A certificate with what was signed of it, byte for byte, and what became of it."""
+    return pb.SignedCertificate(
+        certificate=certificate_message(found.certificate),
+        payload=statement(found.certificate),
+        standing=found.standing.value,
     )
 
 
@@ -377,6 +444,38 @@ def service_info(info: ServiceView) -> pb.ServiceInfo:
             waiting=sorted(info.breaker.waiting),
             spared=sorted(info.breaker.spared),
         ),
+        key_id=info.key_id,
+        public_key=info.public_key,
+        audit_head=_head(info.audit_head),
+        places={name: _text(path) for name, path in info.places.items()},
+        policy_refused=_text(info.policy_refused),
+        kubelet=_text(info.kubelet),
+        pid=os.getpid(),
+        admin_group=info.admin_group,
+        read_group=info.read_group,
+    )
+
+
+def audit_page(page: TrailPage) -> pb.AuditPage:
+    """A part of the audit trail, as it is stored and hashed."""
+    return pb.AuditPage(pruned=_head(page.pruned), head=_head(page.head), rows=[_audit_row(each) for each in page.rows])
+
+
+def _head(head: Head) -> pb.AuditHead:
+    return pb.AuditHead(sequence=head.sequence, hash=head.hash)
+
+
+def _audit_row(row: AuditRow) -> pb.AuditRow:
+    return pb.AuditRow(
+        sequence=row.sequence,
+        at=row.at,
+        name=row.name,
+        device=row.device,
+        scrub=row.scrub,
+        actor=row.actor,
+        fields=row.fields,
+        prev_hash=row.prev_hash,
+        hash=row.hash,
     )
 
 

@@ -171,7 +171,7 @@ class Cause(_message.Message):
     def __init__(self, code: _Optional[str] = ..., sentence: _Optional[str] = ..., way_back: _Optional[str] = ..., since: _Optional[float] = ..., actor: _Optional[str] = ...) -> None: ...
 
 class Certificate(_message.Message):
-    __slots__ = ("id", "node", "boot", "driver", "device", "sequence", "previous_grant", "next_grant", "path", "scrub", "covered", "not_covered", "policy", "policy_digest", "issued_at", "rests_on")
+    __slots__ = ("id", "node", "boot", "driver", "device", "sequence", "previous_grant", "next_grant", "path", "scrub", "covered", "not_covered", "policy", "policy_digest", "issued_at", "rests_on", "key_id", "signature")
     ID_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     BOOT_FIELD_NUMBER: _ClassVar[int]
@@ -188,6 +188,8 @@ class Certificate(_message.Message):
     POLICY_DIGEST_FIELD_NUMBER: _ClassVar[int]
     ISSUED_AT_FIELD_NUMBER: _ClassVar[int]
     RESTS_ON_FIELD_NUMBER: _ClassVar[int]
+    KEY_ID_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     id: str
     node: str
     boot: str
@@ -204,10 +206,12 @@ class Certificate(_message.Message):
     policy_digest: str
     issued_at: float
     rests_on: str
-    def __init__(self, id: _Optional[str] = ..., node: _Optional[str] = ..., boot: _Optional[str] = ..., driver: _Optional[str] = ..., device: _Optional[str] = ..., sequence: _Optional[int] = ..., previous_grant: _Optional[int] = ..., next_grant: _Optional[int] = ..., path: _Optional[str] = ..., scrub: _Optional[str] = ..., covered: _Optional[_Iterable[str]] = ..., not_covered: _Optional[_Iterable[str]] = ..., policy: _Optional[str] = ..., policy_digest: _Optional[str] = ..., issued_at: _Optional[float] = ..., rests_on: _Optional[str] = ...) -> None: ...
+    key_id: str
+    signature: bytes
+    def __init__(self, id: _Optional[str] = ..., node: _Optional[str] = ..., boot: _Optional[str] = ..., driver: _Optional[str] = ..., device: _Optional[str] = ..., sequence: _Optional[int] = ..., previous_grant: _Optional[int] = ..., next_grant: _Optional[int] = ..., path: _Optional[str] = ..., scrub: _Optional[str] = ..., covered: _Optional[_Iterable[str]] = ..., not_covered: _Optional[_Iterable[str]] = ..., policy: _Optional[str] = ..., policy_digest: _Optional[str] = ..., issued_at: _Optional[float] = ..., rests_on: _Optional[str] = ..., key_id: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Device(_message.Message):
-    __slots__ = ("id", "index", "model", "memory_bytes", "state", "hygiene", "health", "cause", "certificate", "tenant_namespace", "pod", "container", "grants", "scrub", "parent", "numa_node", "retry_at", "kind", "profile", "peers", "traits", "offered", "policy", "enforcement", "glass", "failures")
+    __slots__ = ("id", "index", "model", "memory_bytes", "state", "hygiene", "health", "cause", "certificate", "tenant_namespace", "pod", "container", "grants", "scrub", "parent", "numa_node", "retry_at", "kind", "profile", "peers", "traits", "offered", "policy", "enforcement", "glass", "failures", "waits", "tenancies", "lasting", "lifetime", "must_reset", "clean_scrubs", "strikes", "attempts", "baseline")
     class TraitsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -215,6 +219,13 @@ class Device(_message.Message):
         key: str
         value: str
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class LifetimeEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     ID_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -241,6 +252,15 @@ class Device(_message.Message):
     ENFORCEMENT_FIELD_NUMBER: _ClassVar[int]
     GLASS_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
+    TENANCIES_FIELD_NUMBER: _ClassVar[int]
+    LASTING_FIELD_NUMBER: _ClassVar[int]
+    LIFETIME_FIELD_NUMBER: _ClassVar[int]
+    MUST_RESET_FIELD_NUMBER: _ClassVar[int]
+    CLEAN_SCRUBS_FIELD_NUMBER: _ClassVar[int]
+    STRIKES_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    BASELINE_FIELD_NUMBER: _ClassVar[int]
     id: str
     index: str
     model: str
@@ -267,7 +287,90 @@ class Device(_message.Message):
     enforcement: str
     glass: Glass
     failures: int
-    def __init__(self, id: _Optional[str] = ..., index: _Optional[str] = ..., model: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., state: _Optional[str] = ..., hygiene: _Optional[str] = ..., health: _Optional[str] = ..., cause: _Optional[_Union[Cause, _Mapping]] = ..., certificate: _Optional[_Union[Certificate, _Mapping]] = ..., tenant_namespace: _Optional[str] = ..., pod: _Optional[str] = ..., container: _Optional[str] = ..., grants: _Optional[int] = ..., scrub: _Optional[str] = ..., parent: _Optional[str] = ..., numa_node: _Optional[int] = ..., retry_at: _Optional[float] = ..., kind: _Optional[str] = ..., profile: _Optional[str] = ..., peers: _Optional[_Iterable[str]] = ..., traits: _Optional[_Mapping[str, str]] = ..., offered: _Optional[bool] = ..., policy: _Optional[str] = ..., enforcement: _Optional[str] = ..., glass: _Optional[_Union[Glass, _Mapping]] = ..., failures: _Optional[int] = ...) -> None: ...
+    waits: str
+    tenancies: _containers.RepeatedCompositeFieldContainer[Tenancy]
+    lasting: _containers.RepeatedCompositeFieldContainer[Lasting]
+    lifetime: _containers.ScalarMap[str, int]
+    must_reset: bool
+    clean_scrubs: int
+    strikes: _containers.RepeatedCompositeFieldContainer[Strike]
+    attempts: _containers.RepeatedCompositeFieldContainer[Attempt]
+    baseline: Baseline
+    def __init__(self, id: _Optional[str] = ..., index: _Optional[str] = ..., model: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., state: _Optional[str] = ..., hygiene: _Optional[str] = ..., health: _Optional[str] = ..., cause: _Optional[_Union[Cause, _Mapping]] = ..., certificate: _Optional[_Union[Certificate, _Mapping]] = ..., tenant_namespace: _Optional[str] = ..., pod: _Optional[str] = ..., container: _Optional[str] = ..., grants: _Optional[int] = ..., scrub: _Optional[str] = ..., parent: _Optional[str] = ..., numa_node: _Optional[int] = ..., retry_at: _Optional[float] = ..., kind: _Optional[str] = ..., profile: _Optional[str] = ..., peers: _Optional[_Iterable[str]] = ..., traits: _Optional[_Mapping[str, str]] = ..., offered: _Optional[bool] = ..., policy: _Optional[str] = ..., enforcement: _Optional[str] = ..., glass: _Optional[_Union[Glass, _Mapping]] = ..., failures: _Optional[int] = ..., waits: _Optional[str] = ..., tenancies: _Optional[_Iterable[_Union[Tenancy, _Mapping]]] = ..., lasting: _Optional[_Iterable[_Union[Lasting, _Mapping]]] = ..., lifetime: _Optional[_Mapping[str, int]] = ..., must_reset: _Optional[bool] = ..., clean_scrubs: _Optional[int] = ..., strikes: _Optional[_Iterable[_Union[Strike, _Mapping]]] = ..., attempts: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., baseline: _Optional[_Union[Baseline, _Mapping]] = ...) -> None: ...
+
+class Tenancy(_message.Message):
+    __slots__ = ("grant", "tenant_namespace", "pod", "uid", "container", "kind", "at", "certificate", "exception")
+    GRANT_FIELD_NUMBER: _ClassVar[int]
+    TENANT_NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    POD_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    CONTAINER_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    EXCEPTION_FIELD_NUMBER: _ClassVar[int]
+    grant: int
+    tenant_namespace: str
+    pod: str
+    uid: str
+    container: str
+    kind: str
+    at: float
+    certificate: str
+    exception: str
+    def __init__(self, grant: _Optional[int] = ..., tenant_namespace: _Optional[str] = ..., pod: _Optional[str] = ..., uid: _Optional[str] = ..., container: _Optional[str] = ..., kind: _Optional[str] = ..., at: _Optional[float] = ..., certificate: _Optional[str] = ..., exception: _Optional[str] = ...) -> None: ...
+
+class Strike(_message.Message):
+    __slots__ = ("at", "code", "tenant_namespace")
+    AT_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    TENANT_NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    at: float
+    code: str
+    tenant_namespace: str
+    def __init__(self, at: _Optional[float] = ..., code: _Optional[str] = ..., tenant_namespace: _Optional[str] = ...) -> None: ...
+
+class Attempt(_message.Message):
+    __slots__ = ("at", "reset", "ordered")
+    AT_FIELD_NUMBER: _ClassVar[int]
+    RESET_FIELD_NUMBER: _ClassVar[int]
+    ORDERED_FIELD_NUMBER: _ClassVar[int]
+    at: float
+    reset: bool
+    ordered: bool
+    def __init__(self, at: _Optional[float] = ..., reset: _Optional[bool] = ..., ordered: _Optional[bool] = ...) -> None: ...
+
+class Lasting(_message.Message):
+    __slots__ = ("code", "since")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    code: str
+    since: float
+    def __init__(self, code: _Optional[str] = ..., since: _Optional[float] = ...) -> None: ...
+
+class Baseline(_message.Message):
+    __slots__ = ("at", "actor", "reason", "facts", "conditions")
+    AT_FIELD_NUMBER: _ClassVar[int]
+    ACTOR_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
+    CONDITIONS_FIELD_NUMBER: _ClassVar[int]
+    at: float
+    actor: str
+    reason: str
+    facts: _containers.RepeatedCompositeFieldContainer[Fact]
+    conditions: _containers.RepeatedCompositeFieldContainer[Fact]
+    def __init__(self, at: _Optional[float] = ..., actor: _Optional[str] = ..., reason: _Optional[str] = ..., facts: _Optional[_Iterable[_Union[Fact, _Mapping]]] = ..., conditions: _Optional[_Iterable[_Union[Fact, _Mapping]]] = ...) -> None: ...
+
+class Fact(_message.Message):
+    __slots__ = ("name", "expected", "found")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_FIELD_NUMBER: _ClassVar[int]
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    expected: str
+    found: str
+    def __init__(self, name: _Optional[str] = ..., expected: _Optional[str] = ..., found: _Optional[str] = ...) -> None: ...
 
 class Glass(_message.Message):
     __slots__ = ("until", "reason", "actor")
@@ -292,14 +395,18 @@ class ListDevicesResponse(_message.Message):
     def __init__(self, version: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ...) -> None: ...
 
 class GetHistoryRequest(_message.Message):
-    __slots__ = ("device", "since", "limit")
+    __slots__ = ("device", "since", "limit", "tenant", "outcome")
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     SINCE_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
     device: str
     since: float
     limit: int
-    def __init__(self, device: _Optional[str] = ..., since: _Optional[float] = ..., limit: _Optional[int] = ...) -> None: ...
+    tenant: str
+    outcome: str
+    def __init__(self, device: _Optional[str] = ..., since: _Optional[float] = ..., limit: _Optional[int] = ..., tenant: _Optional[str] = ..., outcome: _Optional[str] = ...) -> None: ...
 
 class HistoryEntry(_message.Message):
     __slots__ = ("sequence", "hash", "name", "at", "device", "scrub_id", "actor", "fields_json", "scrub", "certificate")
@@ -336,7 +443,14 @@ class GetServiceInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ServiceInfo(_message.Message):
-    __slots__ = ("version", "backend", "node", "boot", "driver", "policy", "policy_digest", "enforcement", "ledger", "epoch", "breaker")
+    __slots__ = ("version", "backend", "node", "boot", "driver", "policy", "policy_digest", "enforcement", "ledger", "epoch", "breaker", "key_id", "public_key", "audit_head", "places", "policy_refused", "kubelet", "pid", "admin_group", "read_group")
+    class PlacesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     VERSION_FIELD_NUMBER: _ClassVar[int]
     BACKEND_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
@@ -348,6 +462,15 @@ class ServiceInfo(_message.Message):
     LEDGER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BREAKER_FIELD_NUMBER: _ClassVar[int]
+    KEY_ID_FIELD_NUMBER: _ClassVar[int]
+    PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
+    AUDIT_HEAD_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    POLICY_REFUSED_FIELD_NUMBER: _ClassVar[int]
+    KUBELET_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    ADMIN_GROUP_FIELD_NUMBER: _ClassVar[int]
+    READ_GROUP_FIELD_NUMBER: _ClassVar[int]
     version: str
     backend: str
     node: str
@@ -359,7 +482,78 @@ class ServiceInfo(_message.Message):
     ledger: str
     epoch: str
     breaker: Breaker
-    def __init__(self, version: _Optional[str] = ..., backend: _Optional[str] = ..., node: _Optional[str] = ..., boot: _Optional[str] = ..., driver: _Optional[str] = ..., policy: _Optional[str] = ..., policy_digest: _Optional[str] = ..., enforcement: _Optional[str] = ..., ledger: _Optional[str] = ..., epoch: _Optional[str] = ..., breaker: _Optional[_Union[Breaker, _Mapping]] = ...) -> None: ...
+    key_id: str
+    public_key: str
+    audit_head: AuditHead
+    places: _containers.ScalarMap[str, str]
+    policy_refused: str
+    kubelet: str
+    pid: int
+    admin_group: str
+    read_group: str
+    def __init__(self, version: _Optional[str] = ..., backend: _Optional[str] = ..., node: _Optional[str] = ..., boot: _Optional[str] = ..., driver: _Optional[str] = ..., policy: _Optional[str] = ..., policy_digest: _Optional[str] = ..., enforcement: _Optional[str] = ..., ledger: _Optional[str] = ..., epoch: _Optional[str] = ..., breaker: _Optional[_Union[Breaker, _Mapping]] = ..., key_id: _Optional[str] = ..., public_key: _Optional[str] = ..., audit_head: _Optional[_Union[AuditHead, _Mapping]] = ..., places: _Optional[_Mapping[str, str]] = ..., policy_refused: _Optional[str] = ..., kubelet: _Optional[str] = ..., pid: _Optional[int] = ..., admin_group: _Optional[str] = ..., read_group: _Optional[str] = ...) -> None: ...
+
+class AuditHead(_message.Message):
+    __slots__ = ("sequence", "hash")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    HASH_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    hash: str
+    def __init__(self, sequence: _Optional[int] = ..., hash: _Optional[str] = ...) -> None: ...
+
+class GetCertificateRequest(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    def __init__(self, id: _Optional[str] = ...) -> None: ...
+
+class SignedCertificate(_message.Message):
+    __slots__ = ("certificate", "payload", "standing")
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    STANDING_FIELD_NUMBER: _ClassVar[int]
+    certificate: Certificate
+    payload: bytes
+    standing: str
+    def __init__(self, certificate: _Optional[_Union[Certificate, _Mapping]] = ..., payload: _Optional[bytes] = ..., standing: _Optional[str] = ...) -> None: ...
+
+class ReadAuditRequest(_message.Message):
+    __slots__ = ("after",)
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    after: int
+    def __init__(self, after: _Optional[int] = ...) -> None: ...
+
+class AuditPage(_message.Message):
+    __slots__ = ("pruned", "head", "rows")
+    PRUNED_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    pruned: AuditHead
+    head: AuditHead
+    rows: _containers.RepeatedCompositeFieldContainer[AuditRow]
+    def __init__(self, pruned: _Optional[_Union[AuditHead, _Mapping]] = ..., head: _Optional[_Union[AuditHead, _Mapping]] = ..., rows: _Optional[_Iterable[_Union[AuditRow, _Mapping]]] = ...) -> None: ...
+
+class AuditRow(_message.Message):
+    __slots__ = ("sequence", "at", "name", "device", "scrub", "actor", "fields", "prev_hash", "hash")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    SCRUB_FIELD_NUMBER: _ClassVar[int]
+    ACTOR_FIELD_NUMBER: _ClassVar[int]
+    FIELDS_FIELD_NUMBER: _ClassVar[int]
+    PREV_HASH_FIELD_NUMBER: _ClassVar[int]
+    HASH_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    at: float
+    name: str
+    device: str
+    scrub: str
+    actor: str
+    fields: str
+    prev_hash: str
+    hash: str
+    def __init__(self, sequence: _Optional[int] = ..., at: _Optional[float] = ..., name: _Optional[str] = ..., device: _Optional[str] = ..., scrub: _Optional[str] = ..., actor: _Optional[str] = ..., fields: _Optional[str] = ..., prev_hash: _Optional[str] = ..., hash: _Optional[str] = ...) -> None: ...
 
 class Breaker(_message.Message):
     __slots__ = ("resets", "resets_until", "soft", "waiting", "spared")
@@ -512,6 +706,31 @@ class BreakGlassRequest(_message.Message):
     reason: str
     seconds: float
     def __init__(self, device: _Optional[str] = ..., reason: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class ResetRequest(_message.Message):
+    __slots__ = ("device", "reason")
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    device: str
+    reason: str
+    def __init__(self, device: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class AcceptBaselineRequest(_message.Message):
+    __slots__ = ("device", "reason", "shown")
+    class ShownEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SHOWN_FIELD_NUMBER: _ClassVar[int]
+    device: str
+    reason: str
+    shown: _containers.ScalarMap[str, str]
+    def __init__(self, device: _Optional[str] = ..., reason: _Optional[str] = ..., shown: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class DeviceAnswer(_message.Message):
     __slots__ = ("device",)

@@ -311,6 +311,16 @@ class ReadStub:
                 request_serializer=scrubber_dot_api_dot_scrubber__pb2.GetResetPlanRequest.SerializeToString,
                 response_deserializer=scrubber_dot_api_dot_scrubber__pb2.ResetPlan.FromString,
                 _registered_method=True)
+        self.GetCertificate = channel.unary_unary(
+                '/scrubber.v1.Read/GetCertificate',
+                request_serializer=scrubber_dot_api_dot_scrubber__pb2.GetCertificateRequest.SerializeToString,
+                response_deserializer=scrubber_dot_api_dot_scrubber__pb2.SignedCertificate.FromString,
+                _registered_method=True)
+        self.ReadAudit = channel.unary_stream(
+                '/scrubber.v1.Read/ReadAudit',
+                request_serializer=scrubber_dot_api_dot_scrubber__pb2.ReadAuditRequest.SerializeToString,
+                response_deserializer=scrubber_dot_api_dot_scrubber__pb2.AuditPage.FromString,
+                _registered_method=True)
 
 
 class ReadServicer:
@@ -348,6 +358,20 @@ class ReadServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetCertificate(self, request, context):
+        """A certificate as it was signed, and what became of it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadAudit(self, request, context):
+        """The whole audit trail, oldest first, as it stands when the call begins; at least one page, with the ends of the trail.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ReadServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -375,6 +399,16 @@ def add_ReadServicer_to_server(servicer, server):
                     servicer.GetResetPlan,
                     request_deserializer=scrubber_dot_api_dot_scrubber__pb2.GetResetPlanRequest.FromString,
                     response_serializer=scrubber_dot_api_dot_scrubber__pb2.ResetPlan.SerializeToString,
+            ),
+            'GetCertificate': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetCertificate,
+                    request_deserializer=scrubber_dot_api_dot_scrubber__pb2.GetCertificateRequest.FromString,
+                    response_serializer=scrubber_dot_api_dot_scrubber__pb2.SignedCertificate.SerializeToString,
+            ),
+            'ReadAudit': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadAudit,
+                    request_deserializer=scrubber_dot_api_dot_scrubber__pb2.ReadAuditRequest.FromString,
+                    response_serializer=scrubber_dot_api_dot_scrubber__pb2.AuditPage.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -523,6 +557,60 @@ class Read:
             metadata,
             _registered_method=True)
 
+    @staticmethod
+    def GetCertificate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scrubber.v1.Read/GetCertificate',
+            scrubber_dot_api_dot_scrubber__pb2.GetCertificateRequest.SerializeToString,
+            scrubber_dot_api_dot_scrubber__pb2.SignedCertificate.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadAudit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/scrubber.v1.Read/ReadAudit',
+            scrubber_dot_api_dot_scrubber__pb2.ReadAuditRequest.SerializeToString,
+            scrubber_dot_api_dot_scrubber__pb2.AuditPage.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
 
 class AdminStub:
     """admin/admin.sock: acting on devices. The caller's uid goes into the audit.
@@ -552,6 +640,16 @@ class AdminStub:
         self.BreakGlass = channel.unary_unary(
                 '/scrubber.v1.Admin/BreakGlass',
                 request_serializer=scrubber_dot_api_dot_scrubber__pb2.BreakGlassRequest.SerializeToString,
+                response_deserializer=scrubber_dot_api_dot_scrubber__pb2.DeviceAnswer.FromString,
+                _registered_method=True)
+        self.Reset = channel.unary_stream(
+                '/scrubber.v1.Admin/Reset',
+                request_serializer=scrubber_dot_api_dot_scrubber__pb2.ResetRequest.SerializeToString,
+                response_deserializer=scrubber_dot_api_dot_scrubber__pb2.ScrubUpdate.FromString,
+                _registered_method=True)
+        self.AcceptBaseline = channel.unary_unary(
+                '/scrubber.v1.Admin/AcceptBaseline',
+                request_serializer=scrubber_dot_api_dot_scrubber__pb2.AcceptBaselineRequest.SerializeToString,
                 response_deserializer=scrubber_dot_api_dot_scrubber__pb2.DeviceAnswer.FromString,
                 _registered_method=True)
 
@@ -586,6 +684,20 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Reset(self, request, context):
+        """Reset a device that nobody has, and scrub it: progress until that ends, as with Scrub.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AcceptBaseline(self, request, context):
+        """From now on what the device is at present is what it should be.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -607,6 +719,16 @@ def add_AdminServicer_to_server(servicer, server):
             'BreakGlass': grpc.unary_unary_rpc_method_handler(
                     servicer.BreakGlass,
                     request_deserializer=scrubber_dot_api_dot_scrubber__pb2.BreakGlassRequest.FromString,
+                    response_serializer=scrubber_dot_api_dot_scrubber__pb2.DeviceAnswer.SerializeToString,
+            ),
+            'Reset': grpc.unary_stream_rpc_method_handler(
+                    servicer.Reset,
+                    request_deserializer=scrubber_dot_api_dot_scrubber__pb2.ResetRequest.FromString,
+                    response_serializer=scrubber_dot_api_dot_scrubber__pb2.ScrubUpdate.SerializeToString,
+            ),
+            'AcceptBaseline': grpc.unary_unary_rpc_method_handler(
+                    servicer.AcceptBaseline,
+                    request_deserializer=scrubber_dot_api_dot_scrubber__pb2.AcceptBaselineRequest.FromString,
                     response_serializer=scrubber_dot_api_dot_scrubber__pb2.DeviceAnswer.SerializeToString,
             ),
     }
@@ -718,6 +840,60 @@ class Admin:
             target,
             '/scrubber.v1.Admin/BreakGlass',
             scrubber_dot_api_dot_scrubber__pb2.BreakGlassRequest.SerializeToString,
+            scrubber_dot_api_dot_scrubber__pb2.DeviceAnswer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Reset(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/scrubber.v1.Admin/Reset',
+            scrubber_dot_api_dot_scrubber__pb2.ResetRequest.SerializeToString,
+            scrubber_dot_api_dot_scrubber__pb2.ScrubUpdate.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AcceptBaseline(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scrubber.v1.Admin/AcceptBaseline',
+            scrubber_dot_api_dot_scrubber__pb2.AcceptBaselineRequest.SerializeToString,
             scrubber_dot_api_dot_scrubber__pb2.DeviceAnswer.FromString,
             options,
             channel_credentials,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
@@ -100,7 +100,13 @@ class ReadServicer(scrubber_pb2_grpc.ReadServicer):
                 device = _named(self._service, device)
             except InvalidRequest as error:
                 unknown = error
-        query = HistoryQuery(device=device, since=request.since or None, limit=request.limit or _HISTORY)
+        query = HistoryQuery(
+            device=device,
+            since=request.since or None,
+            limit=request.limit or _HISTORY,
+            tenant=request.tenant or None,
+            outcome=request.outcome or None,
+        )
         entries = await self._service.history(query)
         if unknown is not None and not entries:
             raise unknown
@@ -117,6 +123,19 @@ class ReadServicer(scrubber_pb2_grpc.ReadServicer):
     async def GetResetPlan(self, request: pb.GetResetPlanRequest, context: Context) -> pb.ResetPlan:
         return messages.reset_plan_message(await self._service.reset_plan(_named(self._service, request.device)))
 
+    async def GetCertificate(self, request: pb.GetCertificateRequest, context: Context) -> pb.SignedCertificate:
+        if not request.id:
+            raise InvalidRequest("Say which certificate: its id, as scrubber devices shows it.")
+        return messages.signed_certificate(await self._service.certificate(request.id))
+
+    async def ReadAudit(self, request: pb.ReadAuditRequest, context: Context) -> AsyncGenerator[pb.AuditPage, None]:
+        pages = self._service.audit(request.after)
+        try:
+            async for page in pages:
+                yield messages.audit_page(page)
+        finally:
+            await _close(pages)
+
 
 class AdminServicer(scrubber_pb2_grpc.AdminServicer):
     """Acting on devices, in the name of the uid that came through the front door."""
@@ -131,8 +150,21 @@ class AdminServicer(scrubber_pb2_grpc.AdminServicer):
             async for news in updates:
                 yield self._update(news)
         finally:
-            if isinstance(updates, AsyncGenerator):
-                await updates.aclose()
+            await _close(updates)
+
+    async def Reset(self, request: pb.ResetRequest, context: Context) -> AsyncGenerator[pb.ScrubUpdate, None]:
+        reason, device = messages.reason_of(request), _named(self._service, request.device)
+        updates = self._service.reset(device, reason, actor_of(context.peer()))
+        try:
+            async for news in updates:
+                yield self._update(news)
+        finally:
+            await _close(updates)
+
+    async def AcceptBaseline(self, request: pb.AcceptBaselineRequest, context: Context) -> pb.DeviceAnswer:
+        reason, device = messages.reason_of(request), _named(self._service, request.device)
+        view = await self._service.accept_baseline(device, reason, actor_of(context.peer()), dict(request.shown))
+        return pb.DeviceAnswer(device=messages.device_message(view))
 
     async def Quarantine(self, request: pb.QuarantineRequest, context: Context) -> pb.DeviceAnswer:
         reason, device = messages.reason_of(request), _named(self._service, request.device)
@@ -160,6 +192,12 @@ class AdminServicer(scrubber_pb2_grpc.AdminServicer):
             device=None if view is None else messages.device_message(view),
         )
         return pb.ScrubUpdate(result=result)
+
+
+async def _close(answers: AsyncIterator[Any]) -> None:
+    """Let go of what a caller gave up, in this turn of the loop and not when it is collected."""
+    if isinstance(answers, AsyncGenerator):
+        await answers.aclose()
 
 
 def _named(service: Service, wanted: str) -> str:

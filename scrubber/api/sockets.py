@@ -48,6 +48,7 @@ class Sockets:
     Args:
         directory: what ``--socket`` names.
         group: operators: its members may use the admin and the read socket; None leaves both to the service's own user.
+        readers: its members may use the read socket, in the place of ``group``: who may act is in both, to see as well.
 
     Raises:
         BadConfiguration: ``directory`` is too long for the sockets below it.
@@ -55,6 +56,17 @@ class Sockets:
 
     directory: Path
     group: str | None = None
+    readers: str | None = None
+
+    def group_of(self, purpose: Purpose) -> str | None:
+        """Whose members may use a socket, besides the service's own user."""
+        match purpose:
+            case Purpose.PLUGIN:
+                return None
+            case Purpose.ADMIN:
+                return self.group
+            case Purpose.READ:
+                return self.readers or self.group
 
     def __post_init__(self) -> None:
         length, room = len(os.fsencode(self.directory)), LONGEST_PATH - _LONGEST_BELOW

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -17,14 +18,16 @@ class _Interrupted(Exception):
 
 
 def run(work: Coroutine[Any, Any, _T]) -> _T:
-    """What ``work`` answers.
+    """What ``work`` answers. An interrupt cancels it, once for each; work that answers all the same is answered.
 
     The handler that ``asyncio.run`` installs runs when the main thread wakes next, and a signal that the kernel gave to
     another thread (gRPC has some) does not wake it: the loop's own handler does.
 
     Raises:
-        KeyboardInterrupt: an interrupt came first; ``work`` was cancelled.
+        KeyboardInterrupt: an interrupt came first, and ``work`` ended by it.
     """
+    # gRPC's core writes lines of its own to standard error when a service goes away; it reads this when it is loaded.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         return asyncio.run(_until_interrupted(work))
     except _Interrupted:

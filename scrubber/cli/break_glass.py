@@ -6,16 +6,15 @@ time, and a yes of a person at a terminal or of whoever wrote the script.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from scrubber.cli.devices import ReasonOption, act
-from scrubber.cli.exits import Exit
+from scrubber.cli.acting import ReasonOption, act
+from scrubber.cli.consent import NoInputOption, YesOption, admitted, ask, asks
 from scrubber.cli.options import DeviceArgument, OutputOption, SocketOption, seconds
-from scrubber.cli.output import Output, complain, plain
+from scrubber.cli.output import Output
 
 __all__ = ["add_commands"]
 
@@ -38,7 +37,6 @@ ForOption = Annotated[
     ),
 ]
 EndOption = Annotated[bool, typer.Option("--end", help="End it now: judge the device again.")]
-YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask; needed where nobody is there to be asked.")]
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -51,6 +49,7 @@ def break_glass(
     time: ForOption = None,
     end: EndOption = False,
     yes: YesOption = False,
+    no_input: NoInputOption = False,
     socket: SocketOption = Path("/run/scrubber"),
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -61,25 +60,13 @@ def break_glass(
     """
     if end == (time is not None):
         raise typer.BadParameter("say either for how long, or --end.", param_hint="--for")
-    if time is not None and not yes and not _agreed(device, time):
-        complain("Nothing was changed.")
-        raise typer.Exit(Exit.NEGATIVE)
+    if time is not None:
+        if asks(yes=yes, no_input=no_input):
+            admitted(socket)
+        ask(
+            f"For {time:g} seconds device {device} goes to whoever asks for it, scrubbed or not and sick or not: "
+            "a pod may find on it what another tenant left.",
+            yes=yes,
+            no_input=no_input,
+        )
     act(socket, output, lambda client: client.break_glass(device, time or 0.0, reason))
-
-
-def _agreed(device: str, time: float) -> bool:
-    """Whether a person at the terminal says yes.
-
-    Raises:
-        typer.BadParameter: nobody is there to be asked.
-    """
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise typer.BadParameter("nobody is here to be asked: say --yes.", param_hint="--yes")
-    print(
-        f"For {time:g} seconds device {plain(device)} goes to whoever asks for it, scrubbed or not and sick or not: "
-        "a pod may find on it what another tenant left.\nGo on? [y/N] ",
-        end="",
-        file=sys.stderr,
-        flush=True,
-    )
-    return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -1,51 +1,64 @@
-"""``scrubber devices``, ``quarantine`` and ``unquarantine``: see the node's devices, take one out, let it back in."""
+"""``scrubber devices``: see the node's devices, all of them or some, now or as long as one looks.
+
+What a person must not miss, that a device is handed out whatever is known of it, stands in its line and is said in a
+sentence under the table.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import replace
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from scrubber.cli.asking import run
-from scrubber.cli.options import DeviceArgument, OutputOption, SocketOption
-from scrubber.cli.output import Answer, Output, binary_size, emit, utc
+from scrubber.cli.options import OutputOption, SocketOption, device_name
+from scrubber.cli.output import Answer, Column, Output, binary_size, emit, utc
 
 if TYPE_CHECKING:
     from scrubber.api import scrubber_pb2 as pb
-    from scrubber.api.client import AdminClient
 
-__all__ = ["ReasonOption", "act", "add_commands"]
-
-
-def _given(reason: str) -> str:
-    if not reason.strip():
-        raise typer.BadParameter("a reason must be given; the audit keeps it.")
-    return reason
+__all__ = ["add_commands", "age", "answer", "chosen", "holder"]
 
 
-ReasonOption = Annotated[
-    str,
-    typer.Option(
-        "--reason",
-        metavar="TEXT",
-        callback=_given,
-        help="Why; the audit keeps it.",
+DevicesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="DEVICE",
+        parser=device_name,
+        help="UUIDs, unique beginnings of some, or indexes; all if none.",
         show_default=False,
+    ),
+]
+WatchOption = Annotated[
+    bool,
+    typer.Option(
+        "-w",
+        "--watch",
+        envvar="SCRUBBER_WATCH",
+        help="Go on showing them until interrupted: in place on a terminal, after every change elsewhere.",
     ),
 ]
 
 
 def add_commands(app: typer.Typer) -> None:
     app.command()(devices)
-    app.command()(quarantine)
-    app.command()(unquarantine)
 
 
-def devices(socket: SocketOption = Path("/run/scrubber"), output: OutputOption = Output.TABLE) -> None:
+def devices(
+    device: DevicesArgument = None,
+    watch: WatchOption = False,
+    socket: SocketOption = Path("/run/scrubber"),
+    output: OutputOption = Output.TABLE,
+) -> None:
     """List the node's devices. Says what state they are in, and who has them."""
+    if watch:
+        from scrubber.cli.watching import watch_devices
+
+        watch_devices(socket, device or (), output)
+        return
 
     async def ask() -> tuple[Sequence[pb.Device], pb.ServiceInfo | None]:
         from scrubber.api.client import ReadClient
@@ -55,92 +68,108 @@ def devices(socket: SocketOption = Path("/run/scrubber"), output: OutputOption =
             # What concerns the node as a whole is for people: a script gets a list of devices, and asks once.
             return found, await client.info() if output is Output.TABLE else None
 
-    emit(answer(*run(ask())), output)
+    found, info = run(ask())
+    emit(answer(chosen(found, device or ()), info), output)
 
 
-def quarantine(
-    device: DeviceArgument,
-    reason: ReasonOption,
-    socket: SocketOption = Path("/run/scrubber"),
-    output: OutputOption = Output.TABLE,
-) -> None:
-    """Take a device out of service until a person releases it. Who has it keeps it; nobody else gets it."""
-    act(socket, output, lambda client: client.quarantine(device, reason))
+def chosen(found: Sequence[pb.Device], wanted: Sequence[str]) -> Sequence[pb.Device]:
+    """Those of ``found`` that ``wanted`` names, each once; all if it names none.
+
+    Args:
+        wanted: UUIDs, unique prefixes of some, or indexes.
+
+    Raises:
+        InvalidRequest: a name that no device answers to, or more than one.
+    """
+    from scrubber.cli.naming import find
+
+    named = {find(found, each).id for each in wanted}
+    return [each for each in found if not wanted or each.id in named]
 
 
-def unquarantine(
-    device: DeviceArgument,
-    reason: ReasonOption,
-    socket: SocketOption = Path("/run/scrubber"),
-    output: OutputOption = Output.TABLE,
-) -> None:
-    """Let a device back in. It returns after its probation: clean scrubs in a row, as many as the policy says."""
-    act(socket, output, lambda client: client.unquarantine(device, reason))
-
-
-def act(socket: Path, output: Output, action: Callable[[AdminClient], Awaitable[pb.DeviceAnswer]]) -> None:
-    """Have the service do ``action`` to a device, and show the device afterwards."""
-
-    async def ask() -> pb.Device:
-        from scrubber.api.client import AdminClient
-
-        async with AdminClient(socket) as client:
-            return (await action(client)).device
-
-    changed = answer([run(ask())])
-    emit(replace(changed, data=changed.data[0]), output)
-
-
-def answer(found: Sequence[pb.Device], info: pb.ServiceInfo | None = None) -> Answer:
+def answer(found: Sequence[pb.Device], info: pb.ServiceInfo | None = None, now: float | None = None) -> Answer:
     """Devices in all forms; ``data`` is a list.
 
     Args:
-        info: what runs there, where that was asked: the node's own policy then need not be named at every device.
+        info: what runs there, where that was asked: what concerns the node as a whole is said below.
+        now: wall-clock seconds as of which a certificate has its age.
     """
     from scrubber.cli import shapes
 
+    moment = time.time() if now is None else now
     return Answer(
         data=[shapes.device(each) for each in found],
         names=[each.id for each in found],
-        header=("INDEX", "DEVICE", "STATE", "MEMORY", "GRANTS", "POD", "CERTIFICATE", "POLICY", "CAUSE"),
-        rows=[_row(each, "" if info is None else info.policy) for each in found],
+        header=(
+            Column("INDEX"),
+            Column("DEVICE", ids=True),
+            Column("HYGIENE"),
+            Column("HEALTH", least=12),
+            Column("TENANT", least=14),
+            Column("CERTIFICATE"),
+            Column("MEMORY", drop=1),
+            Column("GRANTS", drop=2),
+            Column("POLICY", drop=3),
+            Column("MODEL", drop=4),
+            Column("CAUSE", least=32, below=True),
+        ),
+        rows=[_row(each, moment) for each in found],
         empty="There are no devices on this node.",
         notes=[*_broken(found), *_stopped(info)],
+        kind="Device",
     )
 
 
-def _row(device: pb.Device, usual: str) -> Sequence[str]:
-    has_certificate = device.HasField("certificate")
-    holder = "/".join(part for part in (device.tenant_namespace, device.pod, device.container) if part)
+def _row(device: pb.Device, now: float) -> Sequence[str]:
     return (
         device.index,
         device.id,
-        _state(device),
+        device.hygiene or "-",
+        _health(device),
+        holder(device) or "-",
+        _certificate(device, now),
         binary_size(device.memory_bytes),
         str(device.grants),
-        holder or "-",
-        device.certificate.id if has_certificate else "-",
-        ", ".join(_ruled(device, usual)) or "-",
-        f"{device.cause.code}: {device.cause.sentence}" if device.HasField("cause") else "-",
+        device.policy or "-",
+        device.model or "-",
+        " ".join(_reasons(device)) or "-",
     )
 
 
-def _state(device: pb.Device) -> str:
-    """The state, and where it is not the whole of it: a device that is suspect, or handed out all the same."""
-    if device.health == "suspect":
-        return f"{device.state}, suspect"
+def _health(device: pb.Device) -> str:
+    """The health, and where it is not the whole of it: a device that is out of service and handed out all the same."""
     out = device.state not in ("dirty", "scrubbing", "clean", "in-use")
-    return f"{device.state}, offered" if out and device.offered else device.state
+    health = device.health or (device.state if out else "-")
+    return f"{health}, offered" if out and device.offered else health
 
 
-def _ruled(device: pb.Device, usual: str) -> Iterator[str]:
-    """What of the device's rules is not the node's, or lets through what they refuse."""
-    if device.policy not in ("", usual):
-        yield device.policy
+def holder(device: pb.Device) -> str:
+    """Namespace, pod and container that have the device; empty if nobody has."""
+    return "/".join(part for part in (device.tenant_namespace, device.pod, device.container) if part)
+
+
+def _certificate(device: pb.Device, now: float) -> str:
+    if not device.HasField("certificate"):
+        return "-"
+    return "used" if device.certificate.HasField("next_grant") else age(now - device.certificate.issued_at)
+
+
+def age(seconds: float) -> str:
+    """A time in its largest whole unit: ``45s``, ``3m``, ``5h``, ``12d``. Nothing is younger than ``0s``."""
+    for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60)):
+        if seconds >= length:
+            return f"{int(seconds // length)}{unit}"
+    return f"{int(max(0.0, seconds))}s"
+
+
+def _reasons(device: pb.Device) -> Iterator[str]:
+    """Why it is as it is, and what of its rules lets through what they refuse."""
+    if device.HasField("cause"):
+        yield f"{device.cause.code}: {device.cause.sentence}"
     if device.enforcement == "observe":
-        yield device.enforcement
+        yield "Observed only: nothing is refused for it."
     if device.HasField("glass"):
-        yield f"glass broken until {utc(device.glass.until)}"
+        yield f"Glass broken until {utc(device.glass.until)}."
 
 
 def _broken(found: Sequence[pb.Device]) -> Iterator[str]:

@@ -1,32 +1,87 @@
-"""``scrubber doctor``: whether this node is set up so that what the service promises holds.
+"""``scrubber doctor``: whether this node is set up so that what the service promises holds, and what is wrong if not.
 
 Most of it is outside the service: a container toolkit that lets any pod name itself a GPU undoes every hand-over. So
-this looks for itself, works without the service, changes nothing, and says for each thing that is wrong what to do.
+this looks for itself, works without the service and without root, changes nothing, and says for each thing that is wrong
+what to do. What it cannot look at it never calls ok. Where the service answers it says where its things are, so nobody has
+to name them.
 
-A check is a function of :class:`Node` in :data:`CHECKS`; to add one, write it in :mod:`scrubber.cli.checks` and put it
-there.
+A check is a function of :class:`Node` in :data:`CHECKS`; to add one, write it in :mod:`scrubber.cli.checks`, put it there,
+and say in docs/node-setup.md what it is for.
 """
 
 from __future__ import annotations
 
-import asyncio
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from scrubber.cli.checks.finding import Check, Examination, Level, Node, ServiceSaid
+from scrubber.cli.asking import run
+from scrubber.cli.checks.asking import ask_kubelet, ask_service
+from scrubber.cli.checks.cgroups import cgroups
+from scrubber.cli.checks.finding import Check, Examination, Level, Node
 from scrubber.cli.checks.gpus import device_nodes, driver, persistenced, scrub_on_free
+from scrubber.cli.checks.kubelet import kubelet, pid_namespace, plugins, pod_resources, pod_resources_socket
+from scrubber.cli.checks.ledger import ledger_disk, ledger_lock, signing_key, state_dir
+from scrubber.cli.checks.libraries import bindings, driver_libraries, libraries
+from scrubber.cli.checks.machine import clock, kernel
+from scrubber.cli.checks.permissions import capabilities, permissions, sockets
 from scrubber.cli.checks.pods import cdi_annotations, toolkit
-from scrubber.cli.checks.surroundings import kubelet, pid_namespace, service
+from scrubber.cli.checks.policy import policy
+from scrubber.cli.checks.running import results
+from scrubber.cli.checks.said import audit_head, break_glass, breaker, devices, enforcement, key, service, version
 from scrubber.cli.exits import Exit
-from scrubber.cli.options import KubeletDirOption, OutputOption, SocketOption
-from scrubber.cli.output import Answer, Output, emit
-from scrubber.domain.errors import ScrubberError
+from scrubber.cli.options import OutputOption, SocketOption
+from scrubber.cli.output import Answer, Column, Output, emit
 
-__all__ = ["CHECKS", "Check", "Level", "Node", "ServiceSaid", "add_commands", "examine"]
+__all__ = ["CHECKS", "add_commands", "examine", "report"]
 
+_KUBELET_DIR = Path("/var/lib/kubelet")
+_POD_LOGS = Path("/var/log/pods")
+_STATE_DIR = Path("/var/lib/scrubber")
+
+StateDirOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--state-dir",
+        envvar="SCRUBBER_STATE_DIR",
+        metavar="DIR",
+        help="The service's state directory.",
+        show_default=f"what the service says, else {_STATE_DIR}",
+    ),
+]
+PolicyOption = Annotated[
+    str,
+    typer.Option(
+        "--policy",
+        envvar="SCRUBBER_POLICY",
+        metavar="FILE",
+        help="The policy that the service is to follow: a file, or the name of a shipped one.",
+        show_default="what the service says",
+    ),
+]
+KubeletDirOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--kubelet-dir",
+        envvar="SCRUBBER_KUBELET_DIR",
+        metavar="DIR",
+        help="The kubelet's directory.",
+        show_default=f"what the service says, else {_KUBELET_DIR}",
+    ),
+]
+PodLogsDirOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--pod-logs-dir",
+        envvar="SCRUBBER_POD_LOGS_DIR",
+        metavar="DIR",
+        help="The kubelet's pod log directories.",
+        show_default=f"what the service says, else {_POD_LOGS}",
+    ),
+]
 ToolkitConfigOption = Annotated[
     Path | None,
     typer.Option(
@@ -43,27 +98,51 @@ NodeRootOption = Annotated[
         "--node-root",
         envvar="SCRUBBER_NODE_ROOT",
         metavar="DIR",
-        help="Where the node's root directory is seen from here; every path but --socket is taken below it.",
+        help="Where the node's root directory is seen from here; every path but those of --socket, --state-dir and "
+        "--policy is taken below it.",
     ),
 ]
 
 CHECKS: tuple[Examination, ...] = (
     service,
+    version,
+    enforcement,
+    devices,
+    breaker,
+    break_glass,
+    policy,
+    permissions,
+    sockets,
+    capabilities,
+    state_dir,
+    ledger_disk,
+    ledger_lock,
+    signing_key,
+    key,
+    audit_head,
     toolkit,
     cdi_annotations,
     driver,
+    driver_libraries,
+    bindings,
+    libraries,
     device_nodes,
     scrub_on_free,
     persistenced,
     kubelet,
+    plugins,
+    pod_resources,
     pid_namespace,
+    cgroups,
+    kernel,
+    clock,
 )
 """Every check, in the order in which people read them."""
 
 
 def examine(node: Node) -> tuple[Check, ...]:
-    """What every check found about ``node``. Raises nothing: what cannot be looked at is a finding."""
-    return tuple(found for check in CHECKS for found in check(node))
+    """What every check found about ``node``, within seconds. Raises nothing: what cannot be looked at is a finding."""
+    return results(CHECKS, node)
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -72,38 +151,55 @@ def add_commands(app: typer.Typer) -> None:
 
 def doctor(
     socket: SocketOption = Path("/run/scrubber"),
+    state_dir: StateDirOption = None,
+    policy: PolicyOption = "",
     toolkit_config: ToolkitConfigOption = None,
-    kubelet_dir: KubeletDirOption = Path("/var/lib/kubelet"),
+    kubelet_dir: KubeletDirOption = None,
+    pod_logs_dir: PodLogsDirOption = None,
     node_root: NodeRootOption = Path("/"),
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Look for what would undo a hand-over on this node. Exits with 0 if all is well, 1 on an error, 5 on warnings only."""
-    node = Node(
-        service=asyncio.run(_service_said(socket)),
-        root=node_root.absolute(),
-        kubelet_dir=kubelet_dir.absolute(),
-        toolkit_configs=() if toolkit_config is None else (toolkit_config.absolute(),),
-    )
+    """Look for what would undo a hand-over on this node. Exits with 0 if all is well, 1 on an error, 5 on warnings only.
+
+    Needs neither the service nor root; what it could not look at is a warning. It changes nothing.
+    """
+    node = run(_asked(socket, state_dir, policy, toolkit_config, kubelet_dir, pod_logs_dir, node_root.absolute()))
     checks = examine(node)
     emit(_answer(checks), output)
     raise typer.Exit(_exit_for(checks))
 
 
-async def _service_said(socket: Path) -> ServiceSaid:
-    from scrubber.api.client import ReadClient
+async def _asked(
+    socket: Path,
+    state_dir: Path | None,
+    policy: str,
+    toolkit_config: Path | None,
+    kubelet_dir: Path | None,
+    pod_logs_dir: Path | None,
+    root: Path,
+) -> Node:
+    """What there is to look at, with the answers of the service and of the kubelet."""
+    from dataclasses import replace
 
-    try:
-        async with ReadClient(socket) as client:
-            info = await client.info()
-    except ScrubberError as error:
-        return ServiceSaid(refusal=str(error))
-    return ServiceSaid(
-        version=info.version,
-        backend=info.backend,
-        policy=info.policy,
-        enforcement=info.enforcement,
-        ledger=info.ledger,
+    said = await ask_service(socket.absolute())
+    told = said.places
+    node = Node(service=said, root=root, sockets=socket.absolute())
+    node = replace(
+        node,
+        kubelet_dir=(kubelet_dir or told.kubelet or _KUBELET_DIR).absolute(),
+        toolkit_configs=() if toolkit_config is None else (toolkit_config.absolute(),),
+        state_dir=node.path(told.state or _STATE_DIR) if state_dir is None else state_dir.absolute(),
+        state_dir_known=state_dir is not None or told.state is not None,
+        policy=policy,
     )
+    kubelet = await ask_kubelet(
+        pod_resources_socket(node),
+        kubelet_dir=node.path(node.kubelet_dir),
+        pod_logs=node.path((pod_logs_dir or told.pod_logs or _POD_LOGS).absolute()),
+        cgroups=node.path("/sys/fs/cgroup"),
+        device_ids=[each.id for each in said.devices or ()],
+    )
+    return replace(node, kubelet=kubelet)
 
 
 def _worst(checks: Sequence[Check]) -> Level:
@@ -117,25 +213,34 @@ def _exit_for(checks: Sequence[Check]) -> Exit:
 
 def _answer(checks: Sequence[Check]) -> Answer:
     return Answer(
-        data={
-            "verdict": _worst(checks).value,
-            "checks": [
-                {
-                    "name": check.name,
-                    "level": check.level.value,
-                    "sentence": check.sentence,
-                    "remedy": check.remedy or None,
-                }
-                for check in checks
-            ],
-        },
+        data=report(checks),
         names=[check.name for check in checks if check.level is not Level.OK],
-        header=("LEVEL", "CHECK", "FOUND"),
+        header=(Column("LEVEL"), Column("CHECK"), Column("FOUND", least=40)),
         rows=[row for check in checks for row in _rows(check)],
+        notes=(_summary(checks),),
+        kind="DoctorReport",
     )
+
+
+def report(checks: Sequence[Check]) -> dict[str, Any]:
+    """A ``DoctorReport``, as docs/cli-json.md describes it."""
+    return {
+        "verdict": _worst(checks).value,
+        "checks": [
+            {"name": each.name, "level": each.level.value, "sentence": each.sentence, "remedy": each.remedy or None}
+            for each in checks
+        ],
+    }
 
 
 def _rows(check: Check) -> Iterator[tuple[str, str, str]]:
     yield (check.level.value, check.name, check.sentence)
     if check.remedy:
         yield ("", "", f"To do: {check.remedy}")
+
+
+def _summary(checks: Sequence[Check]) -> str:
+    counted = Counter(check.level for check in checks)
+    words = {Level.ERROR: ("error", "errors"), Level.WARNING: ("warning", "warnings")}
+    wrong = " and ".join(f"{counted[level]} {words[level][counted[level] != 1]}" for level in words if counted[level])
+    return f"{wrong or 'Nothing to do'}; {counted[Level.OK]} of {len(checks)} looks found all well."

@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
+from typer.core import TyperGroup
 
 from scrubber.cli.output import Output
-from scrubber.config.quantities import parse_seconds, parse_size
-from scrubber.config.settings import LogFormat, LogLevel
+from scrubber.cli.values import HELP_FLAGS
 
 __all__ = [
     "DeviceArgument",
     "KubeletDirOption",
-    "LogFormatOption",
-    "LogLevelOption",
     "OutputOption",
     "SocketOption",
+    "device_name",
+    "directory",
     "new_app",
     "seconds",
     "size",
@@ -27,15 +27,17 @@ __all__ = [
 _T = TypeVar("_T")
 
 
-def new_app(text: str) -> typer.Typer:
+def new_app(text: str, cls: type[TyperGroup] = TyperGroup, epilog: str | None = None) -> typer.Typer:
     """A group of commands that prints plain text, whatever the terminal."""
     return typer.Typer(
+        cls=cls,
         help=text,
+        epilog=epilog,
         rich_markup_mode=None,
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings={"help_option_names": HELP_FLAGS},
     )
 
 
@@ -51,33 +53,57 @@ def _flag(parse: Callable[[object], _T], written: str | float) -> _T:
 
 def seconds(written: str | float) -> float:
     """A flag's value in seconds: ``30``, ``500ms``, ``2m``."""
+    from scrubber.config.quantities import parse_seconds
+
     return _flag(parse_seconds, written)
 
 
 def size(written: str | float) -> int:
     """A flag's value in bytes: ``256MiB``."""
+    from scrubber.config.quantities import parse_size
+
     return _flag(parse_size, written)
 
 
+def device_name(written: str) -> str:
+    """What names a device, as a person copied it: a table that had no room for its id shows the beginning and "…"."""
+    return written.strip().removesuffix("…").removesuffix("...")
+
+
+def directory(written: str | Path) -> Path:
+    """A flag's value as a directory; an empty one, which would be the present directory, is no directory."""
+    if isinstance(written, str) and not written.strip():
+        raise typer.BadParameter("a directory has a name; this is empty.")
+    return Path(written)
+
+
 SocketOption = Annotated[
-    Path, typer.Option("--socket", envvar="SCRUBBER_SOCKET", metavar="DIR", help="Directory of the service's sockets.")
+    Path,
+    typer.Option(
+        "--socket",
+        envvar="SCRUBBER_SOCKET",
+        metavar="DIR",
+        parser=directory,
+        help="Directory of the service's sockets.",
+    ),
 ]
 OutputOption = Annotated[
     Output,
-    typer.Option("-o", "--output", envvar="SCRUBBER_OUTPUT", case_sensitive=False, help="How the answer is written."),
+    typer.Option(
+        "-o",
+        "--output",
+        envvar="SCRUBBER_OUTPUT",
+        metavar="FORMAT",
+        case_sensitive=False,
+        help="How the answer is written: table, json, yaml or name.",
+    ),
 ]
 KubeletDirOption = Annotated[
     Path, typer.Option("--kubelet-dir", envvar="SCRUBBER_KUBELET_DIR", metavar="DIR", help="The kubelet's directory.")
 ]
-LogFormatOption = Annotated[
-    LogFormat,
-    typer.Option(
-        "--log-format", envvar="SCRUBBER_LOG_FORMAT", help="auto: console on a terminal, JSON lines elsewhere."
-    ),
-]
-LogLevelOption = Annotated[
-    LogLevel, typer.Option("--log-level", envvar="SCRUBBER_LOG_LEVEL", help="The least important event that is logged.")
-]
 DeviceArgument = Annotated[
-    str, typer.Argument(metavar="DEVICE", help="UUID, unique beginning of one, or index.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="DEVICE", parser=device_name, help="UUID, unique beginning of one, or index.", show_default=False
+    ),
 ]

@@ -43,7 +43,7 @@ PolicyArgument = Annotated[
 @app.command()
 def check(
     policies: Annotated[
-        list[str], typer.Argument(metavar="POLICY...", help="Policies' files, or names of those that ship.")
+        list[str], typer.Argument(metavar="POLICY", help="Policies' files, or names of those that ship.")
     ],
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -61,7 +61,8 @@ def check(
     data = [{"file": written, "name": policy.name, "digest": policy.digest} for written, policy in good]
     rows = [(written, policy.name, policy.digest[:16]) for written, policy in good]
     if good:
-        emit(Answer(data, [policy.name for _, policy in good], ("POLICY", "NAME", "DIGEST"), rows), output)
+        names = [policy.name for _, policy in good]
+        emit(Answer(data, names, ("POLICY", "NAME", "DIGEST"), rows, kind="PolicyCheck"), output)
     raise typer.Exit(Exit.USAGE if faults else Exit.OK)
 
 
@@ -78,7 +79,7 @@ def show(
     ] = False,
     output: OutputOption = Output.YAML,
 ) -> None:
-    """Write a policy out with every value that is in force under it, those included that its file leaves out."""
+    """Write a policy out as it is in force. The values that its file leaves out are written, too."""
     from scrubber.config.policy_file import load_policy
     from scrubber.config.policy_written import as_yaml, written
     from scrubber.config.xid_file import load_xids
@@ -94,7 +95,7 @@ def show(
     overrides = zip(values["overrides"], _overriding(found), strict=True)
     values["overrides"] = [{**each, "digest": of.digest} for each, of in overrides]
     values["digest"] = found.digest
-    emit(Answer(values, [found.name], (), list(_flat(values))), output)
+    emit(Answer(values, [found.name], (), list(_flat(values)), kind="Policy"), output)
 
 
 def _overriding(policy: Policy) -> list[Policy]:
@@ -103,15 +104,15 @@ def _overriding(policy: Policy) -> list[Policy]:
 
 @app.command()
 def xids(policy: PolicyArgument = "default", output: OutputOption = Output.TABLE) -> None:
-    """List what each XID means under a policy, and where that comes from. A code that is not listed is unknown."""
+    """List what each XID means under a policy. Says where that comes from; a code that is not listed is unknown."""
     from scrubber.config.policy_file import load_policy
     from scrubber.config.xid_file import load_xids
 
     found, table = load_policy(policy), load_xids()
     data = [_xid(code, found, table) for code in sorted(found.xids)]
-    rows = [(str(each["code"]), each["class"], each["source"], each["note"]) for each in data]
+    rows = [(str(each["code"]), each["class"], each["source"], each["note"] or "-") for each in data]
     names = [str(each["code"]) for each in data]
-    emit(Answer(data, names, ("CODE", "CLASS", "SOURCE", "NOTE"), rows), output)
+    emit(Answer(data, names, ("CODE", "CLASS", "SOURCE", "NOTE"), rows, kind="Xid"), output)
 
 
 @app.command()
@@ -163,7 +164,10 @@ def explain(
     node_name: Annotated[
         str,
         typer.Option(
-            "--node-name", envvar="SCRUBBER_NODE_NAME", help="The node's name, for overrides that name nodes."
+            "--node-name",
+            envvar="SCRUBBER_NODE_NAME",
+            metavar="NAME",
+            help="The node's name, for overrides that name nodes.",
         ),
     ] = "",
     xid: Annotated[
@@ -178,7 +182,7 @@ def explain(
     ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Say which path a hand-over takes under a policy, and why; what follows from faults, and the way back."""
+    """Say which path a hand-over takes under a policy, and why. Says what follows from faults, too, and the way back."""
     from scrubber.config.policy_file import load_policy
     from scrubber.config.policy_written import short_name
     from scrubber.config.xid_file import load_xids
@@ -201,7 +205,7 @@ def explain(
         "policy": found.name,
         "digest": found.digest,
         "override": None if override is None else short_name(override),
-        "kind": kind.value,
+        "hand_over": kind.value,
         "hygiene": hygiene.value,
         "health": health.value,
         "watched": watched,
@@ -212,7 +216,7 @@ def explain(
         "sustained": {code: found.health.sustained.get(code) for code in sorted(SOFT)},
         "xid": of_xid,
     }
-    emit(Answer(data, [decision.answer.value], (), rows), output)
+    emit(Answer(data, [decision.answer.value], (), rows, kind="PolicyExplanation"), output)
 
 
 _NODE = NodeIdentity("node", "boot", "driver")
@@ -315,7 +319,7 @@ def _xid(code: int, policy: Policy, table: Mapping[int, XidRow]) -> dict[str, An
     """What an XID means under a policy: where the policy says so, ``policy`` is the source, else what the table names."""
     kind, row = policy.xid_class(code), table.get(code)
     source = row.source if row is not None and row.kind is kind else "policy" if code in policy.xids else "none"
-    found: dict[str, Any] = {"code": code, "class": kind.value, "source": source, "note": row.note if row else ""}
+    found: dict[str, Any] = {"code": code, "class": kind.value, "source": source, "note": row.note if row else None}
     severity = XIDS[kind].severity
     if severity is evidence.Severity.FAULT:
         back = way_back(f"xid-{code}", policy)
@@ -323,7 +327,7 @@ def _xid(code: int, policy: Policy, table: Mapping[int, XidRow]) -> dict[str, An
         return {**found, "follows": "the device is out of service", "way_back": back.value, "sentence": sentence}
     warns = severity is evidence.Severity.WARNING
     follows = "the device is suspect when the code is new" if warns else "nothing: it is recorded"
-    return {**found, "follows": follows, "way_back": None, "sentence": ""}
+    return {**found, "follows": follows, "way_back": None, "sentence": None}
 
 
 def _of_xid(found: dict[str, Any] | None) -> Iterator[tuple[str, str]]:

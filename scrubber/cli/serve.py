@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from scrubber.cli import plugin_flags as flags
-from scrubber.cli.options import KubeletDirOption, LogFormatOption, LogLevelOption, SocketOption, seconds
+from scrubber.cli.options import KubeletDirOption, SocketOption, seconds
 from scrubber.config.settings import (
     FROM_KUBELET_DIR,
     Address,
@@ -29,6 +29,17 @@ from scrubber.config.settings import (
 )
 
 __all__ = ["add_commands"]
+
+
+LogFormatOption = Annotated[
+    LogFormat,
+    typer.Option(
+        "--log-format", envvar="SCRUBBER_LOG_FORMAT", help="auto: console on a terminal, JSON lines elsewhere."
+    ),
+]
+LogLevelOption = Annotated[
+    LogLevel, typer.Option("--log-level", envvar="SCRUBBER_LOG_LEVEL", help="The least important event that is logged.")
+]
 
 
 class Registration(StrEnum):
@@ -113,8 +124,17 @@ def serve(
         typer.Option(
             envvar="SCRUBBER_ADMIN_GROUP",
             metavar="GROUP",
-            help="Its members may read and act.",
+            help="Its members may look and act.",
             show_default="root only",
+        ),
+    ] = None,
+    read_group: Annotated[
+        str | None,
+        typer.Option(
+            envvar="SCRUBBER_READ_GROUP",
+            metavar="GROUP",
+            help="Its members may look, and not act. Who acts has to be in it too, to look.",
+            show_default="the admin group",
         ),
     ] = None,
     watch_interval: Annotated[
@@ -178,6 +198,7 @@ def serve(
         log_level=log_level,
         reflection=reflection,
         admin_group=admin_group,
+        read_group=read_group,
         watch_interval=watch_interval,
         list_settle=list_settle,
         node_name=node_name or gethostname(),

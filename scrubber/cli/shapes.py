@@ -5,6 +5,7 @@ Times are seconds since the epoch. What is not there is null, never an empty tex
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import Any
 
@@ -12,7 +13,7 @@ from google.protobuf.message import Message
 
 from scrubber.api import scrubber_pb2 as pb
 
-__all__ = ["certificate", "device", "embedded", "history_entry", "scrub"]
+__all__ = ["baseline", "certificate", "device", "embedded", "history_entry", "scrub"]
 
 
 def certificate(message: pb.Certificate) -> dict[str, Any]:
@@ -34,6 +35,8 @@ def certificate(message: pb.Certificate) -> dict[str, Any]:
         "node": message.node,
         "boot": message.boot,
         "driver": message.driver,
+        "key_id": message.key_id or None,
+        "signature": base64.b64encode(message.signature).decode("ascii") if message.signature else None,
     }
 
 
@@ -53,7 +56,7 @@ def device(message: pb.Device) -> dict[str, Any]:
         "tenant_namespace": message.tenant_namespace or None,
         "pod": message.pod or None,
         "container": message.container or None,
-        "kind": message.kind or None,
+        "hand_over": message.kind or None,
         "grants": message.grants,
         "scrub": message.scrub or None,
         "parent": message.parent or None,
@@ -66,6 +69,29 @@ def device(message: pb.Device) -> dict[str, Any]:
         "enforcement": message.enforcement or None,
         "glass": _glass(message.glass) if message.HasField("glass") else None,
         "failures": message.failures,
+        "waits": message.waits or None,
+        "tenancies": [_tenancy(each) for each in message.tenancies],
+        "lasting": [{"code": each.code, "since": each.since} for each in message.lasting],
+        "lifetime": dict(sorted(message.lifetime.items())),
+        "must_reset": message.must_reset,
+        "clean_scrubs": message.clean_scrubs,
+        "strikes": [
+            {"at": each.at, "code": each.code, "tenant_namespace": each.tenant_namespace or None}
+            for each in message.strikes
+        ],
+        "attempts": [{"at": each.at, "reset": each.reset, "ordered": each.ordered} for each in message.attempts],
+        "baseline": baseline(message.baseline) if message.HasField("baseline") else None,
+    }
+
+
+def baseline(message: pb.Baseline) -> dict[str, Any]:
+    """What a device should be; a fact is as it should be where ``expected`` and ``found`` are the same."""
+    return {
+        "at": message.at,
+        "actor": message.actor or None,
+        "reason": message.reason or None,
+        "facts": [_fact(each) for each in message.facts],
+        "conditions": [_fact(each) for each in message.conditions],
     }
 
 
@@ -98,6 +124,24 @@ def history_entry(message: pb.HistoryEntry) -> dict[str, Any]:
         "scrub": scrub(message.scrub) if message.HasField("scrub") else None,
         "certificate": _optional_certificate(message),
         "hash": message.hash,
+    }
+
+
+def _fact(message: pb.Fact) -> dict[str, Any]:
+    return {"name": message.name, "expected": message.expected or None, "found": message.found or None}
+
+
+def _tenancy(message: pb.Tenancy) -> dict[str, Any]:
+    return {
+        "grant": message.grant,
+        "tenant_namespace": message.tenant_namespace or None,
+        "pod": message.pod or None,
+        "uid": message.uid or None,
+        "container": message.container or None,
+        "hand_over": message.kind or None,
+        "at": message.at,
+        "certificate": message.certificate or None,
+        "exception": message.exception or None,
     }
 
 

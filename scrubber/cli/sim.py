@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from scrubber.cli.options import OutputOption, new_app, seconds, size
-from scrubber.cli.output import Answer, Output, binary_size, emit
+from scrubber.cli.output import Answer, Output, binary_size, emit, note
 
 if TYPE_CHECKING:
     from scrubber.adapters.sim.layout import SimNode
@@ -75,8 +75,11 @@ def create(
     """Make a simulated node, and say what to run next."""
     from scrubber.adapters.sim import shape
 
+    was_there = directory.is_dir() and any(directory.iterdir())
     emit(_answer(shape.create(directory, devices, memory)), output)
     if output is Output.TABLE:
+        if was_there:
+            note(f"The node in {directory} was there already; nothing in it was changed.")
         print(f"Next: {_next_command(directory.absolute(), root=os.geteuid() == 0)}", file=sys.stderr)
 
 
@@ -168,6 +171,14 @@ def fault(
             help="Set what the device counts over its life, such as retired_pages. It outlives resets and sim clear.",
         ),
     ] = None,
+    firmware: Annotated[
+        str | None,
+        typer.Option(
+            envvar="SCRUBBER_SIM_FIRMWARE",
+            metavar="VERSION",
+            help="Somebody wrote this version of the VBIOS into it, such as 96.00.89.",
+        ),
+    ] = None,
     repeat: Annotated[
         int,
         typer.Option(
@@ -203,6 +214,7 @@ def fault(
         unkillable=unkillable,
         temperature=temperature,
         recovery=recovery,
+        firmware=firmware,
         conditions=dict(_pair(each) for each in condition or ()),
         counters=dict(_count(each) for each in counter or ()),
     )
@@ -243,6 +255,17 @@ def clear(
     from scrubber.adapters.sim import control
 
     control.clear(directory, device, condition or None)
+
+
+@app.command()
+def reboot(directory: DirOption) -> None:
+    """Let the node look as after a reboot. Nothing may serve it, and nobody may hold a device.
+
+    It has another boot then, its driver is loaded anew, and the memory is what it was.
+    """
+    from scrubber.adapters.sim.reboot import reboot as act
+
+    act(directory)
 
 
 def _tenant_flag(name: str, text: str, metavar: str | None = None, parser: Callable[[str], Any] | None = None) -> Any:
@@ -319,6 +342,7 @@ def _answer(node: SimNode) -> Answer:
             )
             for each in node.devices
         ],
+        kind="SimDevice",
     )
 
 

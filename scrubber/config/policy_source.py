@@ -13,6 +13,7 @@ from pathlib import Path
 
 from scrubber.config.policy_file import load_policy
 from scrubber.config.shipped import find_policy
+from scrubber.domain.errors import BadConfiguration
 from scrubber.domain.policy import Policy
 
 __all__ = ["PolicySource"]
@@ -36,6 +37,12 @@ class PolicySource:
         self._adjust = adjust
         self._seen = _fingerprint(self._path)
         self._policy = adjust(load_policy(self._path))
+        self._refused = ""
+
+    @property
+    def refused(self) -> str:
+        """Why the file as it was last read is not in force; empty otherwise."""
+        return self._refused
 
     @property
     def path(self) -> Path:
@@ -58,8 +65,12 @@ class PolicySource:
             BadConfiguration: it cannot be read, or cannot be in force; the old one stays.
         """
         self._seen = _fingerprint(self._path)
-        policy = self._adjust(load_policy(self._path))
-        before, self._policy = self._policy, policy
+        try:
+            policy = self._adjust(load_policy(self._path))
+        except BadConfiguration as error:
+            self._refused = str(error)
+            raise
+        before, self._policy, self._refused = self._policy, policy, ""
         return policy != before  # not their digests, which are about proof alone
 
 

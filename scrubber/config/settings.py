@@ -153,6 +153,7 @@ class ServiceSettings:
         containers: how processes are known to belong to a pod; see :class:`ContainerIdentity`.
         reflection: whether the sockets answer gRPC reflection.
         admin_group: its members may use the admin and read sockets; None: root only.
+        read_group: its members may use the read socket, in the place of the admin group; None: that one.
         watch_interval: seconds between two looks at who holds what.
         nvidia_driver_root: where NVIDIA's driver is installed: its libraries, its programs, its device nodes.
         fail_on_init_error: whether a driver that is not there at the start ends the service; else it waits for one.
@@ -179,6 +180,7 @@ class ServiceSettings:
     log_level: LogLevel = LogLevel.INFO
     reflection: bool = False
     admin_group: str | None = None
+    read_group: str | None = None
     watch_interval: float = 1.0
     list_settle: float = 60.0
     nvidia_driver_root: Path = Path("/")
@@ -203,8 +205,9 @@ class ServiceSettings:
             raise BadConfiguration(f'"{self.node_name}" is no node name; give one without spaces with --node-name.')
         self._check_directories()
         self._check_times()
-        if self.admin_group is not None:
-            _check_group(self.admin_group)
+        for flag, group in {"--admin-group": self.admin_group, "--read-group": self.read_group}.items():
+            if group is not None:
+                _check_group(flag, group)
 
     def _check_directories(self) -> None:
         directories = {
@@ -234,10 +237,10 @@ class ServiceSettings:
             raise BadConfiguration(f"--list-settle cannot be {self.list_settle:g} s; write a time such as 60s.")
 
 
-def _check_group(name: str) -> None:
+def _check_group(flag: str, name: str) -> None:
     try:
         grp.getgrnam(name)
     except KeyError as error:
         raise BadConfiguration(
-            f'There is no group "{name}" on this machine; make it (groupadd {name}), or change --admin-group.'
+            f'There is no group "{name}" on this machine; make it (groupadd {name}), or change {flag}.'
         ) from error

@@ -14,7 +14,7 @@ from scrubber.domain.health import ADVERTISED, Health, WayBack
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import BreakerRule
 from scrubber.domain.record import DeviceRecord
-from scrubber.domain.signals import SOFT
+from scrubber.domain.signals import SPARED
 from scrubber.domain.spans import span
 
 __all__ = ["Breaker", "breaker_of", "out_for_soft_signals"]
@@ -52,7 +52,7 @@ class Breaker:
 def out_for_soft_signals(record: DeviceRecord) -> bool:
     """Whether the device is out of service for a condition that may pass by itself."""
     cause = record.cause
-    return record.health not in ADVERTISED and cause is not None and not cause.by_person and cause.code in SOFT
+    return record.health not in ADVERTISED and cause is not None and not cause.by_person and cause.code in SPARED
 
 
 def breaker_of(
@@ -77,7 +77,7 @@ def breaker_of(
         attempt.at
         for record in records
         for attempt in record.attempts
-        if attempt.reset and now - rule.window < attempt.at <= now
+        if attempt.reset and not attempt.ordered and now - rule.window < attempt.at <= now
     )
     spent = len(times) + starting
     resets, until = "", None
@@ -114,5 +114,6 @@ def _is_to_recover(record: DeviceRecord, now: float) -> bool:
 
 def _is_overdue(record: DeviceRecord, sustained: Mapping[str, float], now: float) -> bool:
     return record.advertised and any(
-        each.code in sustained and now - each.since >= sustained[each.code] for each in record.lasting
+        each.code in SPARED and each.code in sustained and now - each.since >= sustained[each.code]
+        for each in record.lasting
     )

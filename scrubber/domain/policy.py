@@ -342,18 +342,27 @@ class Policy:
         """The class of an XID; a code that nobody listed is unknown, unless the administrator turned XIDs off."""
         return self.xids.get(code, self.unlisted_xid)
 
-    def plan(self, path: Path, occasion: Occasion, *, recovering: bool = False, must_reset: bool = False) -> Plan:
+    def plan(
+        self,
+        path: Path,
+        occasion: Occasion,
+        *,
+        recovering: bool = False,
+        must_reset: bool = False,
+        ordered: bool = False,
+    ) -> Plan:
         """The steps of ``path``.
 
         A reset and diagnostics come before the memory, because what they leave behind is audited and cleared like
         everything else: nothing touches the memory once it was verified. A reset is part of a plan when a recovery
-        needs it (``must_reset``) or the policy requires it, and never of one that only observes; ``recovering`` is the
-        scrub that ends a quarantine.
+        needs it (``must_reset``) or the policy requires it, and never of one that only observes; a person may order one
+        (``ordered``) unless the policy says never. ``recovering`` is the scrub that ends a quarantine.
         """
         if path is Path.FAST:
             return Plan(path, occasion, (Step.HOLDERS, Step.SETTINGS, Step.HEALTH), 5 * self.limits.question)
         wanted = self.reset is ResetUse.REQUIRED or (must_reset and self.reset is ResetUse.BEST_EFFORT)
         wanted = wanted and self.enforcement is Enforcement.ENFORCE
+        wanted = wanted or (ordered and self.reset is not ResetUse.NEVER)
         levels = [self.diagnostics.slow_path]
         levels += [self.diagnostics.recovery] if recovering else []
         levels += [self.maintenance.diagnostics] if occasion is Occasion.SCHEDULE else []

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from scrubber.domain.assignment import Assignment, Pod, Process
+from scrubber.domain.baseline import Baseline
 from scrubber.domain.evidence import Certificate
 from scrubber.domain.handover import HandOver
 from scrubber.domain.health import ADVERTISED, HEALTH, Cause, Health, HealthEvent, WayBack
@@ -103,6 +104,7 @@ class DeviceRecord:
         attempts: recoveries of the last day.
         forgiven: wall-clock seconds of a person's last release: the device's own limits count from there.
         glass: set while a person has the device handed out whatever is known of it.
+        baseline: what the device should be; None until it was first looked at.
     """
 
     device: str
@@ -129,6 +131,7 @@ class DeviceRecord:
     attempts: tuple[Attempt, ...] = ()
     forgiven: float | None = None
     glass: Glass | None = None
+    baseline: Baseline | None = None
 
     @property
     def previous(self) -> Assignment | None:
@@ -266,6 +269,10 @@ class DeviceRecord:
         )
 
     # -- health ----------------------------------------------------------------------------------------------------
+
+    def expected(self, baseline: Baseline) -> DeviceRecord:
+        """From now on the device should be as ``baseline`` says."""
+        return self._next(baseline=baseline)
 
     def noted(self, counters: Mapping[str, int]) -> DeviceRecord:
         """The device's own counters, as they are now."""

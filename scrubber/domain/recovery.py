@@ -9,7 +9,7 @@ from scrubber.domain.evidence import Finding, Outcome, Severity
 from scrubber.domain.health import Cause, Health, WayBack
 from scrubber.domain.policy import Policy, ResetUse
 from scrubber.domain.record import DeviceRecord
-from scrubber.domain.signals import way_back
+from scrubber.domain.signals import SPARED, way_back
 from scrubber.domain.tally import DAY, of_the_day
 
 __all__ = ["after_findings", "after_scrub", "spent", "stands"]
@@ -40,7 +40,7 @@ def spent(record: DeviceRecord, policy: Policy, now: float) -> DeviceRecord:
     waits = cause.way_back is WayBack.WAIT
     if record.failures >= policy.recovery.attempts and not waits:
         return _condemned(record, cause, f"{record.failures} attempts to recover it failed", now)
-    attempts = of_the_day(record.attempts, now, after=record.forgiven)
+    attempts = [each for each in of_the_day(record.attempts, now, after=record.forgiven) if not each.ordered]
     resets = [each for each in attempts if each.reset]
     resets_again = record.must_reset or policy.reset is ResetUse.REQUIRED
     if len(resets) >= policy.recovery.resets_per_day and resets_again:
@@ -97,7 +97,7 @@ def after_findings(
             each.severity is Severity.FAULT and way_back(each.code, policy) is WayBack.RESET for each in everything
         )
         return record.owing_reset() if wants else record
-    overdue = () if soft_stopped else _overdue(record, everything, policy, now)
+    overdue = [each for each in _overdue(record, everything, policy, now) if not (soft_stopped and each.code in SPARED)]
     fault = _worst((*everything, *overdue), Severity.FAULT, policy)
     if fault is not None:
         return _faulted(record, fault, policy, now)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from scrubber.domain.baseline import ACCEPTABLE, Baseline, differences
+from scrubber.domain.device import Device
 from scrubber.domain.errors import DeviceFault
 from scrubber.domain.evidence import Evidence, Finding, Severity, Step
 from scrubber.domain.health import WayBack
@@ -14,8 +16,10 @@ from scrubber.domain.telemetry import Snapshot
 __all__ = [
     "SIGNALS",
     "SOFT",
+    "SPARED",
     "XIDS",
     "Meaning",
+    "baseline_findings",
     "fault_finding",
     "lifetime_findings",
     "settings_off",
@@ -72,6 +76,7 @@ SIGNALS: Mapping[str, Meaning] = {
     "scrub-on-free-disabled": Meaning(_NOTE, _PERSON, "the driver was told not to clear memory that is freed"),
     # What else a snapshot shows.
     "too-hot": Meaning(_WARNING, _WAIT),
+    "baseline-changed": Meaning(_WARNING, _PERSON),
     "ecc-uncorrected": Meaning(_FAULT, _RESET),
     "recovery-reset": Meaning(_FAULT, _RESET),
     "recovery-reboot": Meaning(_FAULT, _REBOOT),
@@ -110,6 +115,10 @@ SOFT: frozenset[str] = frozenset(
 )
 """Conditions that may pass by themselves: a policy says how long each may last."""
 
+SPARED: frozenset[str] = SOFT - {"baseline-changed"}
+"""Those for which the breaker keeps most devices in service: many that turn hot share a cause. Firmware that was written does
+not pass, and whoever writes more of it must not have more of it left."""
+
 XIDS: Mapping[XidClass, Meaning] = {
     XidClass.IGNORE: Meaning(_NOTE, _PERSON, "is informational"),
     XidClass.APPLICATION: Meaning(_NOTE, _PERSON, "is the application's own fault"),
@@ -140,20 +149,25 @@ def xid_of(code: str) -> int | None:
 
 
 def snapshot_findings(
-    snapshot: Snapshot, policy: Policy, known: Mapping[str, int] | None = None
+    snapshot: Snapshot,
+    policy: Policy,
+    known: Mapping[str, int] | None = None,
+    baseline: Baseline | None = None,
 ) -> tuple[Finding, ...]:
     """What a snapshot means for its device. An absent value is not applicable and makes no finding.
 
     Args:
         known: how often each XID (``xid-95``) had been seen when that was last recorded.
+        baseline: what the device should be; a condition that a person called normal for it is a note.
     """
+    normal = {} if baseline is None else dict(baseline.conditions)
     found = [_xid(code, times, snapshot, policy, known or {}) for code, times in sorted(snapshot.xids.items())]
     if snapshot.ecc_uncorrected:
         sentence = f"{snapshot.ecc_uncorrected} uncorrected ECC errors since the driver was loaded."
         found.append(_found("ecc-uncorrected", sentence, {"errors": snapshot.ecc_uncorrected}))
     if snapshot.recovery not in (None, "none"):
         found.append(_found(_asked_for(str(snapshot.recovery)), f"The driver asks for: {snapshot.recovery}."))
-    found += [_condition(code, read) for code, read in sorted(snapshot.conditions.items())]
+    found += [_condition(code, read, normal.get(code)) for code, read in sorted(snapshot.conditions.items())]
     heat = snapshot.temperature_celsius
     if heat is not None and heat > policy.max_temperature_celsius:
         sentence = f"{heat} °C is above the policy's {policy.max_temperature_celsius} °C."
@@ -191,11 +205,25 @@ def _asked_for(recovery: str) -> str:
     return "recovery-service" if recovery in ("imex", "drain-p2p") else "recovery-reset"
 
 
-def _condition(code: str, read: str) -> Finding:
+def _condition(code: str, read: str, normal: str | None) -> Finding:
     meaning = SIGNALS.get(code, _UNHEARD_OF)
     said = f"{code} ({read})" if read else code
     sentence = f"{said}: {meaning.sentence or _UNHEARD_OF.sentence}."
+    if read == normal and code in ACCEPTABLE:
+        return Finding(
+            Step.HEALTH, code, Severity.NOTE, f"{sentence} A person called that normal here.", {"read": read}
+        )
     return Finding(Step.HEALTH, code, meaning.severity, sentence, {"read": read})
+
+
+def baseline_findings(device: Device, baseline: Baseline | None) -> tuple[Finding, ...]:
+    """What of a device as it is described now is not as it should be: one finding, or none."""
+    changed = differences(device, baseline)
+    if not changed:
+        return ()
+    said = "; ".join(str(each) for each in changed)
+    sentence = f"It is not what it was: {said}. If that is right: scrubber baseline accept DEVICE --reason …"
+    return (_found("baseline-changed", sentence, {"changed": " ".join(each.name for each in changed)}),)
 
 
 def lifetime_findings(snapshot: Snapshot, known: Mapping[str, int]) -> tuple[Finding, ...]:

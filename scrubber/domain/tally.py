@@ -16,10 +16,16 @@ KEPT = 64
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A recovery that was begun, by the wall clock; ``reset``: with a reset of the device."""
+    """A recovery that was begun, by the wall clock.
+
+    Attributes:
+        reset: with a reset of the device.
+        ordered: a person ordered it: what the service may do by itself is not used up by it.
+    """
 
     at: float
     reset: bool
+    ordered: bool = False
 
 
 @dataclass(frozen=True, slots=True)

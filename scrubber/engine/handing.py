@@ -20,6 +20,7 @@ from scrubber.engine.instruments import Instruments
 from scrubber.engine.joining import joined
 from scrubber.engine.keeper import Keeper
 from scrubber.engine.readiness import Readiness, Ready, Wanted
+from scrubber.engine.sealing import sealed
 from scrubber.engine.views import Granted
 from scrubber.ports import Change
 
@@ -167,7 +168,7 @@ class Handing:
             rests_on=record.rests_on,
             exception=exception,
         )
-        fast = replace(fast, next_grant=sequence)
+        fast = replace(sealed(fast, instruments.signer), next_grant=sequence)
         check = replace(ready.check, certificate=fast.id)
         assignment = None if ready.assignment is None else replace(ready.assignment, shares=ready.shares)
         grant = Grant(sequence, assignment, ready.kind, now, instruments.identity.boot, fast.id, exception, baseline)

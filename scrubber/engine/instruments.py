@@ -13,15 +13,19 @@ from scrubber.engine.pods import PodWatch
 from scrubber.engine.slots import Slots
 from scrubber.engine.strangers import Strangers
 from scrubber.ports import (
+    AuditTrail,
+    Certificates,
     Clock,
     Containers,
     Diagnostics,
     Eraser,
     Holders,
+    Inventory,
     Journal,
     Ledger,
     Resetter,
     Settings,
+    Signer,
     Telemetry,
 )
 
@@ -39,6 +43,7 @@ class Instruments:
     """
 
     clock: Clock
+    inventory: Inventory
     holders: Holders
     telemetry: Telemetry
     settings: Settings
@@ -47,6 +52,9 @@ class Instruments:
     diagnostics: Diagnostics
     containers: Containers
     ledger: Ledger
+    trail: AuditTrail
+    certificates: Certificates
+    signer: Signer
     journal: Journal
     pods: PodWatch
     strangers: Strangers

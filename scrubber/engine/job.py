@@ -13,10 +13,15 @@ __all__ = ["ScrubJob"]
 
 
 class ScrubJob:
-    """Its news are states, not a queue: whoever is slow sees the newest and the end, and blocks nobody."""
+    """Its news are states, not a queue: whoever is slow sees the newest and the end, and blocks nobody.
 
-    def __init__(self, record: ScrubRecord) -> None:
+    Attributes:
+        ordered: a person ordered a reset with it.
+    """
+
+    def __init__(self, record: ScrubRecord, *, ordered: bool = False) -> None:
         self.record = record
+        self.ordered = ordered
         self.certificate: Certificate | None = None
         self.waiters = 0
         self.task: asyncio.Task[None] | None = None

@@ -8,20 +8,19 @@ for a scrub.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 
-from scrubber.domain.assignment import Assignment, Pod, Process, Trust
+from scrubber.domain.assignment import Pod, Trust
 from scrubber.domain.certify import certify
 from scrubber.domain.device import Device
 from scrubber.domain.errors import Held, LedgerFailure, NotReady
-from scrubber.domain.evidence import Certificate, Finding, Occasion, Outcome, Path, ScrubRecord, Step
+from scrubber.domain.evidence import Certificate, Occasion, Outcome, Path, ScrubRecord, Step
 from scrubber.domain.health import Health
 from scrubber.domain.hygiene import Hygiene
-from scrubber.domain.leftover import PodState, Standing
+from scrubber.domain.leftover import PodState
 from scrubber.domain.policy import Enforcement, News, Plan
-from scrubber.domain.record import DeviceRecord, Grant
+from scrubber.domain.record import DeviceRecord
 from scrubber.domain.recovery import after_scrub, spent
 from scrubber.domain.tally import Attempt
 from scrubber.domain.tending import Act, next_need
@@ -30,18 +29,18 @@ from scrubber.engine.finish import to_the_end
 from scrubber.engine.holdup import HoldUp, earlier_pod_lives
 from scrubber.engine.instruments import Instruments
 from scrubber.engine.job import ScrubJob
-from scrubber.engine.lookout import GAP
 from scrubber.engine.neighbourhood import Neighbourhood
+from scrubber.engine.possession import Possession
 from scrubber.engine.scrub import ScrubResult
+from scrubber.engine.sealing import sealed
 from scrubber.engine.steps.work import Work
 from scrubber.engine.views import DeviceView
-from scrubber.engine.vitals import Vitals
 from scrubber.ports import Change, Event
 
 __all__ = ["Keeper"]
 
 
-class Keeper(Vitals):
+class Keeper(Possession):
     """One device.
 
     Args:
@@ -52,18 +51,11 @@ class Keeper(Vitals):
         self, device: Device, record: DeviceRecord, *, instruments: Instruments, around: Neighbourhood
     ) -> None:
         super().__init__(device, record, instruments=instruments, around=around)
-        self._job: ScrubJob | None = None
         # The last scrub, when the ledger failed at its end.
         self._unrecorded: ScrubRecord | None = None
         self._hold_up: HoldUp | None = None
-        self._nobodys_since: float | None = None
         # The breaker is open, and this device has no way to be reset: it is scrubbed all the same.
         self._no_reset = False
-
-    @property
-    def job(self) -> ScrubJob | None:
-        """The scrub under way."""
-        return self._job
 
     @property
     def view(self) -> DeviceView:
@@ -123,53 +115,7 @@ class Keeper(Vitals):
             self._record.ordered_out_by_person or self.policy.enforcement is not Enforcement.OBSERVE
         )
 
-    # -- being looked at -------------------------------------------------------------------------------------------
-
-    async def held(self) -> bool:
-        """Whether anybody holds the device now; keeps count of how long nobody did.
-
-        While it is scrubbed the scrub holds it, and the driver is not asked: the question breaks an eraser's fence.
-        """
-        if self._job is not None:
-            return True
-        self._lookout.look()
-        held = await self._instruments.holders.held(self.device)
-        self._lookout.saw(held=held)
-        self._nobodys_since = self._nobodys_since if held else None
-        return held
-
-    async def nobodys(self) -> bool:
-        """Whether what holds the device has had no process for the settle time: nobody will ever let it go."""
-        now = self._instruments.clock.monotonic()
-        if await self._instruments.holders.users(self.device):
-            self._nobodys_since = None
-            return False
-        self._nobodys_since = now if self._nobodys_since is None else self._nobodys_since
-        return now - self._nobodys_since >= self.policy.limits.settle
-
-    async def standings(
-        self, asking: Pod | None = None, *, leaving_out: Pod | None = None
-    ) -> list[tuple[Grant, Standing]]:
-        """Where the pod of each open grant stands, by what the pod watch knows now (refresh it first).
-
-        Args:
-            leaving_out: a pod that is not asked about: looking at a pod's processes can mean walking over all there are.
-        """
-        instruments, limits = self._instruments, self.policy.limits
-        found = []
-        for grant in self._record.open_grants:
-            if leaving_out is not None and grant.pod == leaving_out:
-                continue
-            where = await instruments.pods.standing(
-                grant,
-                limits=limits,
-                boot=instruments.identity.boot,
-                wall=instruments.clock.wall(),
-                free_for=self._lookout.free_for,
-                asking=asking,
-            )
-            found.append((grant, where))
-        return found
+    # -- scrubbing -------------------------------------------------------------------------------------------------
 
     async def obstacle(self, asking: Pod | None = None) -> NotReady | None:
         """Why a scrub would get nowhere now; None when it may.
@@ -185,147 +131,35 @@ class Keeper(Vitals):
             return self._hold_up.refusal
         return None
 
-    async def touched(self, seen: DeviceRecord) -> bool:
-        """Somebody was found to hold the device although it is granted to nobody: void the certificate; True if so.
-
-        Args:
-            seen: the record as it was before the look. A certificate that was issued since is another one's.
-        """
-        async with self._lock:
-            standing = self._record.hygiene is Hygiene.CLEAN and self._record.certificate == seen.certificate
-            if not standing or self._job is not None:
-                return False
-            event = Event("device.touched", self._instruments.clock.wall(), self.device.id)
-            await self._commit_seen(Change(events=(event,)), self._record.touched())
-            return True
-
-    async def _commit_seen(self, change: Change, record: DeviceRecord) -> None:
-        """Commit what takes trust away. If that fails, it is not forgotten: the next look takes it away."""
-        try:
-            await self._commit(change, record)
-        except LedgerFailure:
-            self._lookout.miss()
-            raise
-
-    async def intruded(self, event: Event, findings: Iterable[Finding] = (), *, seen: bool = True) -> None:
-        """Record that somebody without a grant had the device, or may have had: no certificate or exception outlives it.
-
-        Args:
-            findings: faults that it means, where the policy says so.
-            seen: whether somebody was seen to, or has to be presumed to have.
-        """
-        async with self._lock:
-            before = after = self._record
-            if self._job is None:
-                after = before.intruded(seen=seen)
-            faults = tuple(findings)
-            if faults:
-                after = self._judged(after, faults, event.at)
-            after = replace(after, version=before.version + 1)
-            with self._leaving(before, after):
-                await self._commit_seen(Change(events=(event, *self._health_events(before, after, event.at))), after)
-
-    def attend(self) -> None:
-        """The service is awake; told all the while, also while the device is scrubbed."""
-        self._lookout.attend()
-
-    @property
-    def unwatched(self) -> bool:
-        """Whether nobody looked at the device for so long that somebody may have had it."""
-        return self._lookout.gap
-
-    async def void_if_unwatched(self) -> bool:
-        """Void what was proved if nobody looked for so long that somebody may have had the device; True if so."""
-        if not self.unwatched or self._job is not None:
-            return False
-        if not self._record.watched and self._record.hygiene is not Hygiene.CLEAN:
-            self._lookout.begin()
-            return False
-        sentence = (
-            f"Nobody looked for over {GAP:g} s, or what was seen could not be recorded; somebody may have used it."
-        )
-        fields = {"reason": "gap", "sentence": sentence}
-        event = Event("certificate.voided", self._instruments.clock.wall(), self.device.id, fields=fields)
-        await self.intruded(event, seen=False)
-        self._lookout.begin()
-        return True
-
-    @asynccontextmanager
-    async def still(self) -> AsyncIterator[None]:
-        """Nobody is granted the device while this is open, and no certificate of it outlives it.
-
-        Raises:
-            Held: it is in use, or being scrubbed.
-        """
-        async with self._lock:
-            if self._record.hygiene is Hygiene.IN_USE or self._job is not None:
-                raise Held(f"Device {self.device.id}, which would be reset with it, is {self._record.hygiene.value}.")
-            if self._record.hygiene is Hygiene.CLEAN:
-                event = Event("device.touched", self._instruments.clock.wall(), self.device.id)
-                await self._commit(Change(events=(event,)), self._record.touched())
-            yield
-
-    async def release(self, seen: DeviceRecord) -> None:
-        """Nobody uses the device rightfully any more: dirty from here.
-
-        Args:
-            seen: the record that this was concluded from. A device that was granted meanwhile is not released by it.
-        """
-        async with self._lock:
-            if self._record.hygiene is Hygiene.IN_USE and self._record.grants == seen.grants:
-                event = Event("device.released", self._instruments.clock.wall(), self.device.id)
-                await self._commit(Change(events=(event,)), self._record.released())
-
-    async def adopt(self, grant: Grant | None) -> None:
-        """Somebody had the device before this service looked; untouched until it is given back.
-
-        Args:
-            grant: its sequence is given here, where nobody else can grant anything.
-        """
-        async with self._lock:
-            record = self._record
-            if self._job is not None or record.hygiene not in (Hygiene.DIRTY, Hygiene.IN_USE):
-                return  # a scrub began meanwhile: it finds the pod, and so does the next look
-            if grant is not None:
-                if record.hygiene is Hygiene.IN_USE and any(each.pod == grant.pod for each in record.open_grants):
-                    return  # it was granted meanwhile
-                grant = replace(grant, sequence=record.grants + 1)
-            pod = grant.pod if grant is not None else record.open_grants[-1].pod
-            fields = {} if pod is None else {"tenant_namespace": pod.namespace, "pod": pod.name}
-            event = Event("device.adopted", self._instruments.clock.wall(), self.device.id, fields=fields)
-            grants = () if grant is None else ((self.device.id, grant),)
-            await self._commit(Change(grants=grants, events=(event,)), self._record.adopted(grant))
-
-    async def name_grant(self, sequence: int, assignment: Assignment, baseline: tuple[Process, ...]) -> None:
-        """The pod of the last grant is known now; nothing changes if ``sequence`` is the last grant no more."""
-        async with self._lock:
-            if self._record.hygiene is not Hygiene.IN_USE or self._record.grants != sequence:
-                return
-            pod = assignment.pod
-            fields: dict[str, str | int | float | bool | None] = {"grant": sequence}
-            fields |= {"tenant_namespace": pod.namespace, "pod": pod.name}
-            event = Event("grant.named", self._instruments.clock.wall(), self.device.id, fields=fields)
-            await self._commit(Change(events=(event,)), self._record.named(assignment, baseline))
-
-    # -- scrubbing -------------------------------------------------------------------------------------------------
-
     async def start_scrub(
-        self, occasion: Occasion, *, actor: str = "service", asking: Pod | None = None, recover: bool = False
+        self,
+        occasion: Occasion,
+        *,
+        actor: str = "service",
+        asking: Pod | None = None,
+        recover: bool = False,
+        ordered: str = "",
     ) -> ScrubJob:
         """Start the slow path, or join the one under way.
 
         Args:
             asking: the pod whose start waits for it.
             recover: the device leaves quarantine for it, by way of a reset if its cause needs one.
+            ordered: why a person orders a reset with it. Neither the day's limits nor the breaker stop that one; a
+                device whose own way back is such a scrub leaves quarantine for it.
 
         Raises:
+            Held: a reset is ordered, and a scrub is under way.
             NotReady: the device was granted or left quarantine meanwhile, its last scrub is not off the record yet, or it
                 would be reset and the breaker is open.
             LedgerFailure: that it starts cannot be recorded, so it does not start.
         """
         async with self._lock:
+            if self._job is not None and ordered:
+                raise Held(f"Device {self.device.id} is being scrubbed ({self._job.id}); wait until that has ended.")
             if self._job is not None:
                 return self._job
+            recover = recover or (bool(ordered) and self._may_start(recover=True))
             if not self._may_start(recover=recover):
                 raise NotReady(
                     f"Device {self.device.id} is {self._record.state} and cannot be scrubbed at this moment.",
@@ -336,21 +170,30 @@ class Keeper(Vitals):
             record = self._record
             # A person's release does not forgive a reset that is owed.
             mends = recover or (record.health is Health.PROBATION and record.must_reset)
-            plan = policy.plan(Path.SLOW, occasion, recovering=mends, must_reset=mends and record.must_reset)
-            if mends and self._no_reset:
+            plan = policy.plan(
+                Path.SLOW,
+                occasion,
+                recovering=mends,
+                must_reset=mends and record.must_reset,
+                ordered=bool(ordered),
+            )
+            if mends and self._no_reset and not ordered:
                 plan = replace(plan, steps=tuple(step for step in plan.steps if step is not Step.RESET))
             resets = mends and Step.RESET in plan.steps
             if recover:
-                await self._be_worth_an_attempt(now)
-                record = record.recovery_started(Attempt(now, resets))
+                if not ordered:
+                    await self._be_worth_an_attempt(now)
+                record = record.recovery_started(Attempt(now, resets, ordered=bool(ordered)))
             after = replace(record.scrub_started(), version=self._record.version + 1)
             started = ScrubRecord(instruments.new_id("scrub"), self.device.id, Path.SLOW, occasion, now, actor=actor)
-            events = (*self._health_events(self._record, after, now), narrate.scrub_started(started))
+            orders = [Event("operator.reset", now, self.device.id, started.id, actor, {"reason": ordered})]
+            told = (*(orders if ordered else ()), narrate.scrub_started(started))
+            events = (*self._health_events(self._record, after, now), *told)
 
             async def store_and_begin() -> ScrubJob:
-                with self._around.fuse.reset(self.device.id) if resets else nullcontext():
+                with self._around.fuse.reset(self.device.id) if resets and not ordered else nullcontext():
                     await self._commit(Change(scrubs=(started,), events=events), after)
-                job = ScrubJob(started)
+                job = ScrubJob(started, ordered=bool(ordered))
                 work = self._work(job, plan=plan, record=after, asking=asking)
                 self._job = job
                 job.task = instruments.spawn(self._perform(job, work), f"scrub {started.id}")
@@ -423,7 +266,7 @@ class Keeper(Vitals):
             finished = replace(job.record, ended=now, outcome=result.outcome, steps=result.steps)
             certificate: Certificate | None = None
             if result.outcome is Outcome.PASSED:
-                certificate = certify(
+                issued = certify(
                     finished,
                     result.steps,
                     self._record,
@@ -432,6 +275,7 @@ class Keeper(Vitals):
                     certificate_id=instruments.new_id("cert"),
                     now=now,
                 )
+                certificate = sealed(issued, instruments.signer)
                 finished = replace(finished, certificate=certificate.id)
                 hygiene = self._record.scrub_passed(certificate, was_reset=result.was_reset)
             else:
@@ -439,11 +283,11 @@ class Keeper(Vitals):
             self._hold_up = HoldUp.after(finished, self._hold_up, instruments.clock.monotonic())
             hygiene = hygiene.listing_xids(()) if result.was_reset else hygiene
             if self._record.health is Health.PROBATION and result.reset_tried:
-                hygiene = hygiene.attempting(Attempt(now, reset=True))
+                hygiene = hygiene.attempting(Attempt(now, reset=True, ordered=job.ordered))
             after = after_scrub(hygiene, result.outcome, result.findings, policy, now, reset=result.reset_tried)
             after = replace(after, version=self._record.version + 1)
             events = (
-                *narrate.scrub_finished(finished, certificate),
+                *narrate.scrub_finished(finished, certificate, work.record.tenant),
                 *self._health_events(self._record, after, now, job.id),
             )
             certificates = () if certificate is None else (certificate,)
@@ -468,7 +312,7 @@ class Keeper(Vitals):
     async def note_check(self, record: ScrubRecord) -> None:
         """Put a check that somebody asked for on record."""
         async with self._lock:
-            change = Change(scrubs=(record,), events=narrate.scrub_finished(record, None))
+            change = Change(scrubs=(record,), events=narrate.scrub_finished(record, None, self._record.tenant))
             await to_the_end(self._instruments.ledger.commit(change))
             self._instruments.journal.tell(change.events)
 

@@ -54,8 +54,12 @@ def scrub_started(scrub: ScrubRecord) -> Event:
     return Event("scrub.started", scrub.started, scrub.device, scrub.id, scrub.actor, fields)
 
 
-def scrub_finished(scrub: ScrubRecord, certificate: Certificate | None) -> tuple[Event, ...]:
-    """The end of a scrub, and the acts of it that somebody may have to answer for."""
+def scrub_finished(scrub: ScrubRecord, certificate: Certificate | None, tenant: str | None = None) -> tuple[Event, ...]:
+    """The end of a scrub, and the acts of it that somebody may have to answer for.
+
+    Args:
+        tenant: who alone had the device before; None when nobody had, or that is not certain.
+    """
     now = scrub.ended if scrub.ended is not None else scrub.started
     events: list[Event] = []
     leftovers = 0
@@ -94,6 +98,7 @@ def scrub_finished(scrub: ScrubRecord, certificate: Certificate | None) -> tuple
                 "residue_bytes": scrub.measured(Step.MEMORY, "residue_bytes"),
                 "cleared_bytes": scrub.measured(Step.MEMORY, "cleared_bytes"),
                 "leftovers": leftovers,
+                "tenant_namespace": tenant,
                 "sentence": why or None,
             },
         )

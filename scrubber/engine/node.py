@@ -12,14 +12,19 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from scrubber.domain.assignment import Pod, Reading
-from scrubber.domain.device import Device, find_device
-from scrubber.domain.errors import Held, InvalidRequest, LedgerFailure, NotReady, Quarantined, ScrubberError
-from scrubber.domain.evidence import Finding, Occasion, Path, Severity, Step
+from scrubber.domain.assignment import Pod, Reading, Trust
+from scrubber.domain.device import Device
+from scrubber.domain.errors import (
+    InvalidRequest,
+    LedgerFailure,
+    NotReady,
+    Quarantined,
+    ScrubberError,
+)
+from scrubber.domain.evidence import Finding, Severity, Step
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.leftover import PodState
 from scrubber.domain.record import UNJUDGED, DeviceRecord, Grant
-from scrubber.domain.reset import ResetPlan
 from scrubber.domain.resources import LONGEST_NAME, MOST_RESOURCES, Announced, Meaning
 from scrubber.domain.sharing import SHARED
 from scrubber.engine.board import Board
@@ -29,14 +34,16 @@ from scrubber.engine.instruments import Instruments
 from scrubber.engine.keeper import Keeper
 from scrubber.engine.neighbourhood import Neighbourhood
 from scrubber.engine.notices import Refusals, out_of_service
+from scrubber.engine.orders import Orders
 from scrubber.engine.readiness import Wanted
-from scrubber.engine.views import DeviceView, Granted, HandOverCall, NodeView, ScrubNews, ServiceView
+from scrubber.engine.views import CertificateView, Granted, HandOverCall, NodeView, ServiceView, Standing
 from scrubber.ports import Event, HistoryEntry, HistoryQuery
+from scrubber.ports.trail import TrailPage
 
 __all__ = ["Node"]
 
 
-class Node:
+class Node(Orders):
     """Implements :class:`scrubber.engine.views.Service`.
 
     Args:
@@ -50,10 +57,9 @@ class Node:
     """
 
     def __init__(self, *, instruments: Instruments, info: Callable[[], ServiceView], epoch: str) -> None:
-        self._instruments = instruments
+        super().__init__(instruments)
         self._info = info
         self._board = Board(epoch)
-        self._keepers: dict[str, Keeper] = {}
         self._ordered: list[Keeper] = []
         self._expected: set[str] = set()
         self._leaving: set[str] = set()
@@ -216,7 +222,21 @@ class Node:
         return await self._board.changed(since)
 
     def info(self) -> ServiceView:
-        return replace(self._info(), breaker=self.fuse.state.felt)
+        return replace(
+            self._info(), breaker=self.fuse.state.felt, kubelet=_of_the_kubelet(self._instruments.pods.reading)
+        )
+
+    async def certificate(self, id: str) -> CertificateView:
+        found = await self._instruments.certificates.certificate(id)
+        if found is None:
+            raise InvalidRequest(f"The ledger has no certificate {id!r}; it forgets old ones with its audit trail.")
+        if found.next_grant is not None:
+            return CertificateView(found, Standing.USED)
+        current = {record.certificate.id for record in self._records() if record.certificate is not None}
+        return CertificateView(found, Standing.UNUSED if id in current else Standing.VOID)
+
+    def audit(self, after: int) -> AsyncIterator[TrailPage]:
+        return self._instruments.trail.pages(after)
 
     async def history(self, query: HistoryQuery) -> Sequence[HistoryEntry]:
         return await self._instruments.ledger.history(query)
@@ -333,73 +353,6 @@ class Node:
                 return None
         return answer
 
-    async def scrub(self, device: str, path: Path, actor: str) -> AsyncIterator[ScrubNews]:
-        keeper = self._find(device)
-        await self._give_back_unnamed(keeper)
-        if keeper.record.hygiene is Hygiene.IN_USE:
-            grant = keeper.record.last_grant
-            who = "a pod that no witness names"
-            if grant is not None and grant.assignment is not None:
-                who = f"{grant.assignment.pod.namespace}/{grant.assignment.pod.name} ({grant.assignment.container})"
-            raise Held(f"Device {keeper.device.id} is in use by {who}; it is scrubbed when it is given back.")
-        if path is Path.FAST:
-            if keeper.job is not None:
-                raise Held(
-                    f"Device {keeper.device.id} is being scrubbed ({keeper.job.id}), and checks would break that off: "
-                    "ask for the slow path to join it."
-                )
-            record, _ = await keeper.check(Occasion.ON_DEMAND, actor)
-            await keeper.note_check(record)
-            yield ScrubNews(record.id, keeper.device.id, finished=record)
-            return
-        joined = keeper.job is not None
-        job = await keeper.start_scrub(Occasion.ON_DEMAND, actor=actor)
-        async for news in job.news(joined=joined):
-            yield news
-
-    async def reset_plan(self, device: str) -> ResetPlan:
-        wanted = self._find(device)
-        plan = await self._instruments.resetter.plan(wanted.device)
-        concerned = [self._keepers[each] for each in (plan.device, *plan.together) if each in self._keepers]
-        used = [
-            f"Device {keeper.device.index} ({keeper.device.id}) is {keeper.record.state}: wait until that is over."
-            for keeper in concerned
-            if keeper.record.hygiene is Hygiene.IN_USE or keeper.job is not None
-        ]
-        return replace(plan, blockers=(*used, *plan.blockers))
-
-    async def _give_back_unnamed(self, keeper: Keeper) -> None:
-        """A person may have a device scrubbed that went to a pod nobody can name, once nobody has held it for a while."""
-        record = keeper.record
-        if record.hygiene is Hygiene.IN_USE and all(grant.pod is None for grant in record.open_grants):
-            await keeper.held()
-            if all(where.state is PodState.OVER for _, where in await keeper.standings()):
-                await keeper.release(record)
-
-    async def quarantine(self, device: str, reason: str, actor: str) -> DeviceView:
-        keeper = self._find(device)
-        if not reason.strip():
-            raise InvalidRequest("A quarantine needs a reason; it goes into the audit.")
-        await keeper.quarantine(reason, actor)
-        return keeper.view
-
-    async def unquarantine(self, device: str, reason: str, actor: str) -> DeviceView:
-        keeper = self._find(device)
-        if not reason.strip():
-            raise InvalidRequest("A release from quarantine needs a reason; it goes into the audit.")
-        await keeper.unquarantine(reason, actor)
-        return keeper.view
-
-    async def break_glass(self, device: str, seconds: float, reason: str, actor: str) -> DeviceView:
-        keeper = self._find(device)
-        if not reason.strip():
-            raise InvalidRequest("Breaking the glass needs a reason; it goes into the audit.")
-        await keeper.break_glass(seconds, reason, actor)
-        return keeper.view
-
-    def _find(self, wanted: str) -> Keeper:
-        return self._keepers[find_device((keeper.device for keeper in self._keepers.values()), wanted).id]
-
     def _resolve(self, resource: str, ids: Sequence[str]) -> list[Wanted]:
         """What ``ids`` of ``resource`` mean, one for each device, in the order of the devices' ids.
 
@@ -480,6 +433,11 @@ async def _used_since(keeper: Keeper, grant: Grant) -> bool:
     # Others hold it, by grants of their own: what tells is whether the pod itself has begun.
     own = [where.state for each, where in await keeper.standings(grant.pod) if each.pod == grant.pod]
     return any(state is not PodState.OVER for state in own)
+
+
+def _of_the_kubelet(reading: Reading) -> str:
+    """``ok``, or why its lists are not believed, or not wholly."""
+    return reading.detail if reading.trust is not Trust.TRUSTED else " ".join(reading.remarks) or "ok"
 
 
 def _index(device: Device) -> tuple[tuple[int, str], ...]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from scrubber.domain.assignment import Pod, presumed_sandbox, remaining
+from scrubber.domain.baseline import Baseline, facts_of
 from scrubber.domain.device import Device
 from scrubber.domain.errors import Away, DeviceFault, Unreadable
 from scrubber.domain.evidence import Outcome, ScrubRecord, Step
@@ -31,13 +32,18 @@ async def reconcile(node: Node, devices: Iterable[Device], state: LedgerState, *
     """
     now = instruments.clock.wall()
     boot = instruments.identity.boot
-    started = {
-        device.id: state.records.get(device.id, DeviceRecord(device.id)).service_started(boot) for device in devices
-    }
+    known = {device.id: state.records.get(device.id, DeviceRecord(device.id)) for device in devices}
+    started = {device.id: _started(device, known[device.id], boot, now) for device in devices}
     abandoned = tuple(_abandoned(scrub, now) for scrub in state.unfinished)
-    event = Event("service.started", now, fields={"devices": len(started), "abandoned_scrubs": len(abandoned)})
-    await instruments.ledger.commit(Change(records=tuple(started.values()), scrubs=abandoned, events=(event,)))
-    instruments.journal.tell([event])
+    event = Event(
+        "service.started",
+        now,
+        fields={"devices": len(started), "abandoned_scrubs": len(abandoned), "key_id": instruments.signer.key_id},
+    )
+    learnt = [_learnt(known[device.id], started[device.id], now) for device in devices]
+    events = (event, *(each for one in learnt for each in one))
+    await instruments.ledger.commit(Change(records=tuple(started.values()), scrubs=abandoned, events=events))
+    instruments.journal.tell(events)
     keepers = [node.keeper(device, started[device.id]) for device in devices]
     grants = [grant for keeper in keepers for grant in keeper.record.open_grants]
     await _look_at_all(keepers, grants, instruments)
@@ -49,13 +55,28 @@ async def reconcile(node: Node, devices: Iterable[Device], state: LedgerState, *
 async def welcome(node: Node, device: Device, state: LedgerState, *, instruments: Instruments) -> None:
     """A device that appeared while the service runs: known from the ledger or new, and dirty either way."""
     known = node.gone.get(device.id) or state.records.get(device.id) or DeviceRecord(device.id)
-    record = known.service_started(instruments.identity.boot)
-    event = Event("device.appeared", instruments.clock.wall(), device.id)
-    await instruments.ledger.commit(Change(records=(record,), events=(event,)))
-    instruments.journal.tell([event])
+    now = instruments.clock.wall()
+    record = _started(device, known, instruments.identity.boot, now)
+    events = (Event("device.appeared", now, device.id), *_learnt(known, record, now))
+    await instruments.ledger.commit(Change(records=(record,), events=events))
+    instruments.journal.tell(events)
     keeper = node.keeper(device, record)
     await _look_at_all([keeper], [*node.open_grants(), *record.open_grants], instruments)
     node.add(keeper)
+
+
+def _started(device: Device, known: DeviceRecord, boot: str, now: float) -> DeviceRecord:
+    """The record as of this start. A device that was never seen before should be as it is now."""
+    record = known.service_started(boot)
+    expected = Baseline(facts_of(device), at=now) if record.baseline is None else record.baseline.learning(device)
+    return replace(record, baseline=expected)
+
+
+def _learnt(before: DeviceRecord, after: DeviceRecord, now: float) -> tuple[Event, ...]:
+    """What is known from now on of what the device should be."""
+    known = () if before.baseline is None else before.baseline.facts
+    new = dict(set(() if after.baseline is None else after.baseline.facts) - set(known))
+    return (Event("baseline.taken", now, after.device, fields=dict(sorted(new.items()))),) if new else ()
 
 
 def _abandoned(scrub: ScrubRecord, now: float) -> ScrubRecord:

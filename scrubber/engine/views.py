@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Protocol
 
 from scrubber.domain.assignment import Pod
@@ -15,8 +16,10 @@ from scrubber.domain.policy import Policy
 from scrubber.domain.record import DeviceRecord
 from scrubber.domain.reset import ResetPlan
 from scrubber.ports import HistoryEntry, HistoryQuery, Progress
+from scrubber.ports.trail import START, Head, TrailPage
 
 __all__ = [
+    "CertificateView",
     "DeviceView",
     "Granted",
     "HandOverCall",
@@ -25,6 +28,7 @@ __all__ = [
     "ScrubNews",
     "Service",
     "ServiceView",
+    "Standing",
 ]
 
 
@@ -139,7 +143,18 @@ class ScrubNews:
 
 @dataclass(frozen=True, slots=True)
 class ServiceView:
-    """What runs here. ``ledger`` is ``"ok"`` or the sentence why nothing is handed over."""
+    """What runs here.
+
+    Attributes:
+        ledger: ``"ok"`` or the sentence why nothing is handed over.
+        key_id, public_key: of the key that signs certificates; the latter as PEM.
+        audit_head: the last row of the audit trail.
+        places: absolute paths, by what is there: ``state``, ``policy``, ``kubelet``, ``pod-resources``, ``pod-logs``,
+            ``cgroups``.
+        policy_refused: why the policy's file as it stands is not in force; empty otherwise.
+        kubelet: ``"ok"``, or the sentence why its lists are not believed; empty before anybody looked.
+        admin_group, read_group: whose members may act, and look; empty: nobody's.
+    """
 
     version: str
     backend: str
@@ -148,6 +163,32 @@ class ServiceView:
     ledger: str
     epoch: str
     breaker: Breaker = field(default_factory=Breaker)
+    key_id: str = ""
+    public_key: str = ""
+    audit_head: Head = START
+    places: Mapping[str, str] = field(default_factory=dict)
+    policy_refused: str = ""
+    kubelet: str = ""
+    admin_group: str = ""
+    read_group: str = ""
+
+
+class Standing(StrEnum):
+    """What became of a certificate."""
+
+    UNUSED = "unused"
+    """The next start of its device may rest on it, as far as it is still good then."""
+    USED = "used"
+    VOID = "void"
+    """It was never used, and never will be."""
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateView:
+    """A certificate that was issued here."""
+
+    certificate: Certificate
+    standing: Standing
 
 
 class Service(Protocol):
@@ -219,6 +260,40 @@ class Service(Protocol):
         Raises:
             InvalidRequest: no such device, or no reason.
             Refused: a time that the policy does not allow, nothing to end, or a device that a person took out.
+        """
+
+    def reset(self, device: str, reason: str, actor: str) -> AsyncIterator[ScrubNews]:
+        """Reset a device that nobody has, and scrub it; news as of :meth:`scrub`.
+
+        Raises:
+            InvalidRequest: no such device, or no reason.
+            Held: it, or a device that is reset with it, is in use or being scrubbed.
+            Refused: it can never be reset here, or the policy says never.
+            DeviceFault, Away: it cannot be said whether it could be.
+        """
+
+    async def accept_baseline(
+        self, device: str, reason: str, actor: str, shown: Mapping[str, str] | None = None
+    ) -> DeviceView:
+        """From now on, what the device is at present is what it should be.
+
+        Args:
+            shown: its facts as the person saw them; None or empty when he was shown none.
+
+        Raises:
+            InvalidRequest: no such device, or no reason.
+            Refused: it is something else than what was shown.
+            DeviceFault, Away: it cannot be said what it is.
+        """
+
+    async def certificate(self, id: str) -> CertificateView:
+        """The certificate of that id; raises :class:`InvalidRequest` when the ledger has none."""
+
+    def audit(self, after: int) -> AsyncIterator[TrailPage]:
+        """The audit trail as it stands, oldest first, without the rows up to ``after``; at least one page.
+
+        Raises:
+            NotReady: rows were given up while they were read.
         """
 
     async def history(self, query: HistoryQuery) -> Sequence[HistoryEntry]: ...

@@ -5,10 +5,12 @@ Looks are many and commits are few: what is found again changes nothing, and the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
+from scrubber.domain.baseline import ACCEPTABLE, Baseline, facts_of
 from scrubber.domain.breaker import out_for_soft_signals
 from scrubber.domain.device import Device
 from scrubber.domain.errors import Away, BeingReset, DeviceFault, Refused
@@ -16,7 +18,7 @@ from scrubber.domain.evidence import Finding, Severity, Step
 from scrubber.domain.health import Cause, Health, WayBack
 from scrubber.domain.record import DeviceRecord, Glass
 from scrubber.domain.recovery import after_findings
-from scrubber.domain.signals import fault_finding, lifetime_findings, snapshot_findings, xid_of
+from scrubber.domain.signals import baseline_findings, fault_finding, lifetime_findings, snapshot_findings, xid_of
 from scrubber.domain.spans import span
 from scrubber.domain.tally import blamed
 from scrubber.engine import narrate
@@ -55,8 +57,12 @@ class Vitals(Custody):
         try:
             snapshot = await self._instruments.telemetry.snapshot(self.device)
             await self._forget_xids(snapshot.xids)
-            known = dict(self._record.lifetime)
-            findings = (*snapshot_findings(snapshot, self.policy, known), *lifetime_findings(snapshot, known))
+            known, baseline = dict(self._record.lifetime), self._record.baseline
+            findings = (
+                *snapshot_findings(snapshot, self.policy, known, baseline),
+                *baseline_findings(self.device, baseline),
+                *lifetime_findings(snapshot, known),
+            )
         except DeviceFault as fault:
             findings = (fault_finding(Step.HEALTH, fault),)
         except Away as away:
@@ -123,7 +129,8 @@ class Vitals(Custody):
         self._warned = {code: self._warned.get(code, moment) for code in self._warned.keys() | standing}
         ended = {code for code in standing if moment - self._warned[code] >= policy.health.calm}
         soft = any(each.severity is Severity.WARNING and each.code in policy.health.sustained for each in findings)
-        stopped = soft and self._around.fuse.soft_stopped
+        # One that is out already costs the breaker nothing: it must not keep itself in service.
+        stopped = soft and not out_for_soft_signals(record) and self._around.fuse.soft_stopped
         after = after_findings(record, findings, policy, now, ended=ended, soft_stopped=stopped)
         self._warned = {each.code: self._warned[each.code] for each in after.lasting}
         return after
@@ -173,10 +180,37 @@ class Vitals(Custody):
         """Raises :class:`Refused` when the device is not out of service."""
         async with self._lock:
             if self._record.health not in (Health.QUARANTINED, Health.CONDEMNED):
-                raise Refused(f"Device {self.device.id} is {self._record.health.value}, not quarantined.")
+                now_is = {Health.PROBATION: "on probation"}.get(self._record.health, self._record.health.value)
+                raise Refused(f"Device {self.device.id} is {now_is}, not quarantined.")
             now = self._instruments.clock.wall()
             event = Event("operator.released", now, self.device.id, actor=actor, fields={"reason": reason})
             await self._commit(Change(events=(event,)), self._record.released_by_person(retry_at=now))
+
+    async def accept_baseline(self, device: Device, reason: str, actor: str) -> None:
+        """From now on the device should be as ``device`` describes it, with the warnings that stand on record.
+
+        Args:
+            device: as the person who accepts it was shown it: what is written meanwhile is not accepted with it.
+
+        Raises:
+            DeviceFault, Away: it cannot be said what the warnings rest on.
+        """
+        snapshot = await self._instruments.telemetry.snapshot(self.device)
+        async with self._lock:
+            now, before = self._instruments.clock.wall(), self._record.baseline
+            known = {} if before is None else dict(before.conditions)
+            seen = ACCEPTABLE & ({each.code for each in self._record.lasting} | known.keys())
+            normal = tuple(sorted((code, read) for code, read in snapshot.conditions.items() if code in seen))
+            baseline = Baseline(facts_of(device), normal, now, actor, reason)
+            fields: dict[str, str | int | float | bool | None] = {"reason": reason}
+            fields |= {f"is_{name}": value for name, value in (*baseline.facts, *normal)}
+            was = () if before is None else (*before.facts, *before.conditions)
+            fields |= {f"was_{name}": value for name, value in was}
+            event = Event("baseline.accepted", now, self.device.id, actor=actor, fields=fields)
+            await self._commit(Change(events=(event,)), self._record.expected(baseline))
+            # What was accepted is over at once, and not when it was not seen for a while.
+            self._warned |= dict.fromkeys(("baseline-changed", *dict(normal)), -math.inf)
+        await self.look()
 
     async def break_glass(self, seconds: float, reason: str, actor: str) -> None:
         """Have the device handed out for ``seconds`` whatever is known of it; 0 ends that.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 
 from scrubber.domain.assignment import Pod, Reading, Trust, presumed_sandbox
@@ -23,6 +24,8 @@ __all__ = ["follow_signals", "quarantine_unreadable", "quietly", "watch_health",
 
 _LOOKS_APART = 0.05
 """Seconds between two looks at a device whose driver goes on reporting."""
+_INVENTORY_EVERY = 60.0
+"""Seconds after which devices are described anew although nobody said that anything changed: firmware changes silently."""
 
 
 async def follow_signals(node: Node, *, instruments: Instruments) -> None:
@@ -212,13 +215,15 @@ async def _given_back(keeper: Keeper, instruments: Instruments) -> bool:
 async def watch_inventory(
     node: Node, *, inventory: Inventory, instruments: Instruments, welcome: Callable[[Device], Awaitable[None]]
 ) -> None:
-    """Follow devices that come and go, and those that are somewhere else now: they went, and came.
+    """Follow devices that come and go, those that are somewhere else now (they went, and came), and what each says it is.
 
     Args:
         welcome: makes a keeper for a new device.
     """
     while True:
-        await node.inventory_changed.wait()
+        with suppress(TimeoutError):
+            async with instruments.clock.timeout(_INVENTORY_EVERY):
+                await node.inventory_changed.wait()
         node.inventory_changed.clear()
         failed = False
         try:

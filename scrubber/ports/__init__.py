@@ -14,14 +14,25 @@ from scrubber.ports.eraser import Eraser, EraseReport, EraseRequest, OnChip, Pro
 from scrubber.ports.holders import Holders
 from scrubber.ports.inventory import Inventory
 from scrubber.ports.journal import Event, Journal
-from scrubber.ports.ledger import Change, HistoryEntry, HistoryQuery, Ledger, LedgerState
+from scrubber.ports.ledger import (
+    AuditTrail,
+    Certificates,
+    Change,
+    HistoryEntry,
+    HistoryQuery,
+    Ledger,
+    LedgerState,
+)
 from scrubber.ports.policies import Policies
 from scrubber.ports.resetter import Resetter
 from scrubber.ports.settings import Settings
+from scrubber.ports.signer import Signer
 from scrubber.ports.telemetry import Telemetry
 
 __all__ = [
     "Assignments",
+    "AuditTrail",
+    "Certificates",
     "Change",
     "Clock",
     "Containers",
@@ -42,5 +53,6 @@ __all__ = [
     "Progress",
     "Resetter",
     "Settings",
+    "Signer",
     "Telemetry",
 ]

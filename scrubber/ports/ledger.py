@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Protocol
 
 from scrubber.domain.evidence import Certificate, ScrubRecord
 from scrubber.domain.record import DeviceRecord, Grant
 from scrubber.ports.journal import Event
+from scrubber.ports.trail import TrailPage
 
-__all__ = ["Change", "HistoryEntry", "HistoryQuery", "Ledger", "LedgerState"]
+__all__ = [
+    "HAND_OVERS",
+    "AuditTrail",
+    "Certificates",
+    "Change",
+    "HistoryEntry",
+    "HistoryQuery",
+    "Ledger",
+    "LedgerState",
+]
+
+HAND_OVERS: Mapping[str, str] = MappingProxyType({"granted": "handover.granted", "refused": "handover.refused"})
+"""Outcomes that are an event of their own, by the word that a query uses for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +68,19 @@ class LedgerState:
 
 @dataclass(frozen=True, slots=True)
 class HistoryQuery:
-    """Which part of the past; newest first, at most ``limit`` entries."""
+    """Which part of the past; newest first, at most ``limit`` entries. None asks for no such thing.
+
+    Attributes:
+        since: wall-clock seconds; nothing older.
+        tenant: the namespace that an event names as its tenant's (``tenant_namespace``).
+        outcome: what an event has as its ``outcome``, or one of :data:`HAND_OVERS`.
+    """
 
     device: str | None = None
     since: float | None = None
     limit: int = 100
+    tenant: str | None = None
+    outcome: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +116,26 @@ class Ledger(Protocol):
 
     async def close(self) -> None:
         """Let go of the files; nothing may be committed afterwards."""
+
+
+class AuditTrail(Protocol):
+    def pages(self, after: int = 0) -> AsyncIterator[TrailPage]:
+        """The trail as it stands when the first page is asked for, without the rows up to sequence ``after``.
+
+        At least one page, also when there is no row. Pages are bounded, and between two of them the ledger does what
+        else it is asked: a long reading holds up no hand-over.
+
+        Raises:
+            InvalidRequest: the trail ends before row ``after``.
+            LedgerFailure: it cannot be read.
+            NotReady: rows were given up, to keep the trail bounded, before they were read; ask again.
+        """
+
+
+class Certificates(Protocol):
+    async def certificate(self, id: str) -> Certificate | None:
+        """The certificate that is called ``id``, as it was last stored; None when the ledger has none, or forgot it.
+
+        Raises:
+            LedgerFailure: it cannot be read.
+        """

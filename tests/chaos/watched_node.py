@@ -143,7 +143,7 @@ class WatchedNode:
                 if self.assigned.setdefault(device, entry["PodUID"]) != entry["PodUID"]:
                     self.unsettled.append(f"the kubelet has given {device} to two pods")
         answer = await self.stage.command("devices", "-o", "json")
-        for device in json.loads(answer.out or "[]"):
+        for device in _items(answer.out):
             if device["hygiene"] == "in-use":
                 self.granted[device["id"]] = f"{device['tenant_namespace']}/{device['pod']}"
         for pod in pods:
@@ -161,7 +161,7 @@ class WatchedNode:
             wanted = len(self.stage.device_files())
             await self.stage.devices_are(lambda all_: sum(each.state == "clean" for each in all_) == wanted, CLEAN)
         answer = await self.stage.command("devices", "-o", "json")
-        for each in json.loads(answer.out or "[]"):
+        for each in _items(answer.out):
             out = each["health"] in ("quarantined", "condemned") and each["cause"] is not None
             if each["state"] != "clean" and not out:
                 self.unsettled.append(f"device {each['index']} is {each['state']}, in use by {each['pod']}")
@@ -213,6 +213,11 @@ class WatchedNode:
             granted=self.granted,
             ledger=str(self._records / "ledger.db"),
         )
+
+
+def _items(written: str) -> list[dict[str, Any]]:
+    """What a command listed as JSON; nothing where it wrote nothing."""
+    return list(json.loads(written)["items"]) if written else []
 
 
 def _was_turned_away(pod: Pod) -> bool:

@@ -8,13 +8,25 @@ from dataclasses import replace
 
 from scrubber.domain.breaker import Breaker
 from scrubber.domain.device import Access, AccessKind, Device, NodeIdentity
+from scrubber.domain.errors import InvalidRequest
 from scrubber.domain.evidence import Certificate, Occasion, Outcome, Path, ScrubRecord, Step
 from scrubber.domain.handover import HandOver
 from scrubber.domain.policy import Policy
 from scrubber.domain.record import DeviceRecord, Glass
 from scrubber.domain.reset import ResetPlan
-from scrubber.engine.views import DeviceView, Granted, HandOverCall, NodeView, PodNotice, ScrubNews, ServiceView
+from scrubber.engine.views import (
+    CertificateView,
+    DeviceView,
+    Granted,
+    HandOverCall,
+    NodeView,
+    PodNotice,
+    ScrubNews,
+    ServiceView,
+    Standing,
+)
 from scrubber.ports import Event, HistoryEntry, HistoryQuery, Progress
+from scrubber.ports.trail import AuditRow, Head, TrailPage
 
 IDENTITY = NodeIdentity(node="node-1", boot="boot-1", driver="sim-1")
 
@@ -67,6 +79,7 @@ class FakeNode:
         asked: what was asked, in order.
         plan: the answer to a question for a reset plan.
         breaker: what the service no longer does by itself.
+        trail, head: the audit trail, and its last row.
     """
 
     def __init__(self, devices: int = 2) -> None:
@@ -87,6 +100,8 @@ class FakeNode:
         self.asked: list[object] = []
         self.past: list[HistoryEntry] = []
         self.plan = ResetPlan("GPU-a0", "a test", ())
+        self.trail: tuple[AuditRow, ...] = ()
+        self.head = Head()
 
     async def show(
         self, *, ready: bool | None = None, notices: tuple[PodNotice, ...] | None = None, **records: DeviceRecord
@@ -147,6 +162,28 @@ class FakeNode:
             "scrub-1", device, path, Occasion.ON_DEMAND, 1000.0, 1001.0, Outcome.PASSED, (), CERTIFICATE.id, actor
         )
         yield ScrubNews("scrub-1", device, joined=True, finished=ended, certificate=CERTIFICATE)
+
+    async def reset(self, device: str, reason: str, actor: str) -> AsyncIterator[ScrubNews]:
+        self._note(("reset", device, reason, actor))
+        yield ScrubNews("scrub-2", device, Step.RESET)
+        ended = ScrubRecord("scrub-2", device, Path.SLOW, Occasion.ON_DEMAND, 1000.0, 1001.0, Outcome.PASSED)
+        yield ScrubNews("scrub-2", device, finished=ended)
+
+    async def accept_baseline(
+        self, device: str, reason: str, actor: str, shown: Mapping[str, str] | None = None
+    ) -> DeviceView:
+        self._note(("accept-baseline", device, reason, actor))
+        return self._named(device)
+
+    async def certificate(self, id: str) -> CertificateView:
+        self._note(("certificate", id))
+        if id != CERTIFICATE.id:
+            raise InvalidRequest(f"There is no certificate {id}.")
+        return CertificateView(CERTIFICATE, Standing.UNUSED)
+
+    async def audit(self, after: int) -> AsyncIterator[TrailPage]:
+        self._note(("audit", after))
+        yield TrailPage(Head(after, "h" if after else ""), self.head, self.trail)
 
     async def reset_plan(self, device: str) -> ResetPlan:
         self._note(("reset-plan", device))

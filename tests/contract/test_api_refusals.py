@@ -24,8 +24,16 @@ from tests.contract.api_service import FakeNode
 DEADLINE = 10.0
 METHODS = {
     Purpose.PLUGIN: ("GetSnapshot", "WatchSnapshots", "Reserve", "HandOver", "Announce"),
-    Purpose.READ: ("ListDevices", "WatchDevices", "GetHistory", "GetServiceInfo", "GetResetPlan"),
-    Purpose.ADMIN: ("Scrub", "Quarantine", "Unquarantine", "BreakGlass"),
+    Purpose.READ: (
+        "ListDevices",
+        "WatchDevices",
+        "GetHistory",
+        "GetServiceInfo",
+        "GetResetPlan",
+        "GetCertificate",
+        "ReadAudit",
+    ),
+    Purpose.ADMIN: ("Scrub", "Quarantine", "Unquarantine", "BreakGlass", "Reset", "AcceptBaseline"),
 }
 GARBAGE = b"\xff\xff\xff\xff garbage"
 

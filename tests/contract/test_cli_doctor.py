@@ -1,350 +1,372 @@
-"""``scrubber doctor``: each thing that would undo a hand-over is found, named, and comes with what to do about it."""
+"""``scrubber doctor`` as a command: what it answers, how it exits, whom it needs, and what cannot hold it up."""
 
-import asyncio
-import json
+import errno
 import os
+import re
 import socket
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from scrubber.api.server import serve
-from scrubber.api.sockets import Sockets
-from scrubber.cli.doctor import CHECKS, Check, Level, Node, ServiceSaid, examine
-from tests.contract.api_service import FakeNode
+from scrubber.api import scrubber_pb2 as pb
+from scrubber.cli.checks.asking import ask_kubelet, ask_service
+from scrubber.cli.checks.finding import Check, DeviceSaid, Level, Node, ServiceSaid
+from scrubber.cli.checks.running import results
+from scrubber.cli.doctor import CHECKS, examine
+from tests.contract.cli_stage import CLEAN
+from tests.contract.cli_stage import serving as served
+from tests.contract.doctor_stage import (
+    CONTAINERD,
+    ENVVAR,
+    KUBELET,
+    SERVED,
+    STATE,
+    TOOLKIT,
+    as_stranger,
+    found,
+    healthy,
+    run,
+    write,
+)
+from tests.contract.terminal import WIDTHS, agrees_with, at_terminal
 
-SERVED = ServiceSaid(version="0.1.0", backend="nvidia", policy="default", enforcement="enforce", ledger="ok")
-SOCKET = "var/lib/kubelet/pod-resources/kubelet.sock"
-CONTAINERD = "etc/containerd/config.toml"
-TOOLKIT = "etc/nvidia-container-runtime/config.toml"
-OPERATORS = "usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml"
-ENVVAR = "accept-nvidia-visible-devices-envvar-when-unprivileged"
-MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
-VERSION = (
-    "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.133.20  Release Build\nGCC version: gcc 12.2.0\n"
+ROOT = os.geteuid() == 0
+INFO = pb.ServiceInfo(
+    version=SERVED.version,
+    backend="sim",
+    policy="default",
+    policy_digest=SERVED.policy_digest,
+    enforcement="enforce",
+    ledger="ok",
+    key_id=SERVED.key,
+    audit_head=pb.AuditHead(sequence=7, hash="cd" * 32),
+    kubelet="ok",
+    pid=os.getpid(),
 )
 
 
-def write(root: Path, name: str, text: str = "") -> None:
-    path = root / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+@pytest.fixture
+def node(short_tmp: Path) -> Iterator[Node]:
+    with healthy(short_tmp) as node:
+        yield node
 
 
 @pytest.fixture
-def kubelet_socket(short_tmp: Path) -> Iterator[Path]:
-    """Where a kubelet listens: this process, so in a PID namespace that every command of a test sees."""
-    path = short_tmp / "kubelet.sock"
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(path))
-        server.listen()
-        yield path
+def sockets(short_tmp: Path) -> Path:
+    """Where a service of a test is served."""
+    (short_tmp / "s").mkdir()
+    return short_tmp / "s"
 
 
-@pytest.fixture
-def node(tmp_path: Path, kubelet_socket: Path) -> Node:
-    """A node on which all is well."""
-    write(tmp_path, TOOLKIT, f"{ENVVAR} = false\n{MOUNTS} = true\n[nvidia-container-runtime]\nmode = 'auto'\n")
-    write(tmp_path, "proc/driver/nvidia/version", VERSION)
-    write(tmp_path, "proc/driver/nvidia/params", 'EnableMSI: 1\nRegistryDwords: ""\n')
-    write(tmp_path, "run/nvidia-persistenced/nvidia-persistenced.pid", "712\n")
-    (tmp_path / "proc/712").mkdir()
-    for name in ("device-plugins/kubelet.sock", "plugins_registry/x.sock"):
-        write(tmp_path, f"var/lib/kubelet/{name}")
-    (tmp_path / "var/lib/kubelet/pod-resources").mkdir()
-    (tmp_path / SOCKET).symlink_to(kubelet_socket)
-    (tmp_path / "proc/self").symlink_to("/proc/self")
-    write(tmp_path, "dev/nvidia0")
-    (tmp_path / "dev/nvidia0").chmod(0o660)
-    write(tmp_path, CONTAINERD, "version = 3\n[plugins.'io.containerd.cri.v1.runtime']\nenable_cdi = true\n")
-    return Node(service=SERVED, root=tmp_path)
-
-
-def found(node: Node, name: str) -> Check:
-    (one,) = (check for check in examine(node) if check.name == name)
-    return one
+# --- what is found, as a whole
 
 
 def test_a_node_that_is_set_up_well_has_nothing_to_do(node: Node) -> None:
     checks = examine(node)
-    assert [check.level for check in checks] == [Level.OK] * len(checks)
-    assert not any(check.remedy for check in checks)
+    assert [check for check in checks if check.level is not Level.OK or check.remedy] == []
     assert [check.name for check in checks] == [
-        *("service", "toolkit-envvar", "toolkit-volume-mounts", "cdi-annotations", "driver", "device-nodes"),
-        *("scrub-on-free", "persistenced", "kubelet", "pid-namespace"),
+        *("service", "version", "enforcement", "devices", "breaker", "break-glass", "policy", "permissions", "sockets"),
+        *("capabilities", "state-dir", "ledger-disk", "ledger-lock", "signing-key", "key", "audit-head"),
+        *("toolkit-envvar", "toolkit-volume-mounts", "cdi-annotations", "driver", "driver-libraries", "bindings"),
+        *("libraries", "device-nodes", "scrub-on-free", "persistenced", "kubelet", "plugins", "pod-resources"),
+        *("pid-namespace", "cgroups", "kernel", "clock"),
     ]
 
 
 def test_an_empty_node_is_examined_to_the_end(tmp_path: Path) -> None:
-    checks = examine(Node(service=ServiceSaid(refusal="The scrub service is not there."), root=tmp_path))
-    assert {check.name: check.level for check in checks} == {
-        "service": Level.ERROR,
-        "toolkit-envvar": Level.OK,
-        "driver": Level.WARNING,
-        "kubelet": Level.WARNING,
-        "pid-namespace": Level.WARNING,
-    }
+    nothing = tmp_path / "nothing"
+    node = Node(
+        service=ServiceSaid(refusal="The scrub service is not there."),
+        root=tmp_path,
+        sockets=nothing,
+        state_dir=nothing,
+    )
+    checks = [(check.name, check.level) for check in examine(node) if check.name != "libraries"]
+    assert checks == [
+        ("service", Level.ERROR),
+        ("service", Level.WARNING),
+        ("state-dir", Level.WARNING),
+        ("toolkit-envvar", Level.OK),
+        ("driver", Level.WARNING),
+        ("kubelet", Level.WARNING),
+        ("pid-namespace", Level.WARNING),
+        ("cgroups", Level.WARNING),
+        ("kernel", Level.OK),
+        ("clock", Level.WARNING),
+    ]
+
+
+def test_every_finding_that_is_not_ok_says_what_to_do(tmp_path: Path, node: Node) -> None:
+    bad = replace(
+        SERVED, enforcement="observe", resets="8 resets.", soft="2 are out.", key="", head="", devices=(), version="0.0"
+    )
+    nothing = Node(
+        service=ServiceSaid(refusal="Away."), root=tmp_path, state_dir=tmp_path / "no", sockets=tmp_path / "no"
+    )
+    told = [*examine(nothing), *examine(replace(nothing, service=bad)), *examine(replace(node, service=bad))]
+    assert {check.level for check in told} == set(Level)
+    assert [check for check in told if check.level is not Level.OK and not check.remedy] == []
 
 
 def test_every_check_says_what_it_looks_for() -> None:
     assert all(check.__doc__ for check in CHECKS)
 
 
-# --- the container toolkit
+def test_the_page_says_of_every_check_what_it_is_for(node: Node) -> None:
+    page = (Path(__file__).parents[2] / "docs/node-setup.md").read_text()
+    table = page[page.index("| check | what it is for") :].partition("\n\n")[0]
+    named = [name for line in table.splitlines()[2:] for name in re.findall(r"`([a-z-]+)`", line.split("|")[1])]
+    assert named == list(dict.fromkeys(check.name for check in examine(node)))
+
+
+# --- what cannot hold it up
+
+
+def test_a_look_that_never_ends_is_told_of_and_costs_no_other_one(node: Node) -> None:
+    over = threading.Event()
+
+    def waits_for_a_file_system(_: Node) -> Iterator[Check]:
+        over.wait()
+        yield Check("never", Level.OK, "Never.")
+
+    def answers(_: Node) -> Iterator[Check]:
+        yield Check("answers", Level.OK, "Well.")
+
+    try:
+        hung, well = results((waits_for_a_file_system, answers), node, patience=0.5)
+    finally:
+        over.set()
+    assert (hung.name, hung.level, well.level) == ("waits-for-a-file-system", Level.WARNING, Level.OK)
+    assert "did not come to an end" in hung.sentence
+    assert "dmesg" in hung.remedy
+
+
+def test_a_look_that_fails_is_a_finding_and_never_ok(node: Node) -> None:
+    def forbidden(_: Node) -> Iterator[Check]:
+        raise PermissionError(errno.EACCES, "Permission denied", "/etc/x")
+
+    def wrong(_: Node) -> Iterator[Check]:
+        raise ValueError("not so")
+
+    barred, bug = results((forbidden, wrong), node)
+    assert (barred.level, "/etc/x: Permission denied" in barred.sentence) == (Level.WARNING, True)
+    assert (bug.level, "ValueError: not so" in bug.sentence) == (Level.ERROR, True)
 
 
 @pytest.mark.parametrize(
-    "text", ["", f"{ENVVAR} = true\n", f"{ENVVAR} = 'false'\n", f"#{ENVVAR} = false\n", f"[x]\n{ENVVAR} = false\n"]
-)
-def test_a_toolkit_that_lets_any_pod_name_itself_a_gpu_is_an_error_that_names_the_option(node: Node, text: str) -> None:
-    write(node.root, TOOLKIT, text)
-    check = found(node, "toolkit-envvar")
-    assert check.level is Level.ERROR
-    assert "NVIDIA_VISIBLE_DEVICES=all" in check.sentence
-    assert f"{ENVVAR} = false in {node.root / TOOLKIT}" in check.remedy
-
-
-def test_a_toolkit_without_a_configuration_lets_any_pod_do_so_too(node: Node) -> None:
-    (node.root / TOOLKIT).unlink()
-    write(node.root, "usr/bin/nvidia-container-runtime")
-    check = found(node, "toolkit-envvar")
-    assert check.level is Level.ERROR
-    assert ENVVAR in check.remedy
-
-
-def test_a_toolkit_configuration_that_cannot_be_read_is_never_called_safe(node: Node) -> None:
-    write(node.root, TOOLKIT, f"{ENVVAR} = false\n= nonsense")
-    assert found(node, "toolkit-envvar").level is Level.ERROR
-    (node.root / TOOLKIT).unlink()
-    (node.root / TOOLKIT).mkdir()
-    assert "Is a directory" in found(node, "toolkit-envvar").sentence
-
-
-def test_every_configuration_that_is_there_counts(node: Node) -> None:
-    write(node.root, OPERATORS, f"{ENVVAR} = true\n")
-    levels = [(check.level, OPERATORS in check.sentence) for check in examine(node) if check.name == "toolkit-envvar"]
-    assert levels == [(Level.OK, False), (Level.ERROR, True)]
-
-
-def test_the_configuration_that_is_named_is_the_one_that_counts(node: Node) -> None:
-    write(node.root, "etc/other.toml", f"{ENVVAR} = true\n")
-    assert found(replace(node, toolkit_configs=(Path("/etc/other.toml"),)), "toolkit-envvar").level is Level.ERROR
-    assert found(replace(node, toolkit_configs=(Path("/etc/missing.toml"),)), "toolkit-envvar").level is Level.ERROR
-
-
-@pytest.mark.parametrize("text", [f"{ENVVAR} = false\n", f"{ENVVAR} = false\n{MOUNTS} = false\n"])
-def test_a_toolkit_that_takes_neither_form_leaves_cdi_only(node: Node, text: str) -> None:
-    write(node.root, TOOLKIT, text)
-    assert found(node, "toolkit-envvar").level is Level.OK
-    check = found(node, "toolkit-volume-mounts")
-    assert check.level is Level.WARNING
-    assert f"{MOUNTS} = true" in check.remedy
-
-
-# --- CDI names in pods' annotations
-
-
-@pytest.mark.parametrize("pattern", ["cdi.k8s.io/*", "cdi.k8s.io/gpus", "*", "*/*", "cdi.*/x"])
-@pytest.mark.parametrize(
-    ("name", "section"),
+    ("name", "check"),
     [
-        (CONTAINERD, "[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.nvidia]\npod_annotations"),
-        (CONTAINERD, "[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.nvidia]\npod_annotations"),
-        ("etc/containerd/conf.d/99-nvidia.toml", "[plugins.x]\npod_annotations"),
-        ("var/lib/rancher/k3s/agent/etc/containerd/config.toml", "[plugins.x]\npod_annotations"),
-        ("etc/crio/crio.conf.d/10-gpus.conf", "[crio.runtime.runtimes.nvidia]\nallowed_annotations"),
+        (TOOLKIT, "toolkit-envvar"),
+        (CONTAINERD, "cdi-annotations"),
+        ("proc/driver/nvidia/version", "driver"),
+        ("proc/driver/nvidia/params", "scrub-on-free"),
+        ("run/nvidia-persistenced/nvidia-persistenced.pid", "persistenced"),
+        ("proc/locks", "capabilities"),
+        ("proc/locks", "ledger-lock"),
+        (f"proc/{os.getpid()}/status", "capabilities"),
+        ("proc/self/mountinfo", "cgroups"),
+        ("proc/sys/kernel/random/boot_id", "clock"),
+        (f"{STATE}/ledger.reserve", "ledger-disk"),
+        (f"{STATE}/signing.key", "signing-key"),
     ],
 )
-def test_a_runtime_that_passes_pods_cdi_annotations_on_is_named(
-    node: Node, name: str, section: str, pattern: str
+@pytest.mark.parametrize("kind", ["pipe", "endless", "directory", "circle"])
+def test_a_file_that_is_none_is_neither_waited_for_nor_called_safe(
+    node: Node, name: str, check: str, kind: str
 ) -> None:
-    write(node.root, CONTAINERD, "imports = ['/etc/containerd/conf.d/*.toml']\n")
-    write(node.root, name, f"{section} = ['io.example/*', '{pattern}']\n")
-    check = found(node, "cdi-annotations")
-    assert check.level is Level.WARNING
-    assert str(node.root / name) in check.sentence
-    assert f'"{pattern}"' in check.sentence
-    assert f"out of {section.splitlines()[-1]}" in check.remedy
+    path = write(node.root, name)
+    path.unlink()
+    match kind:
+        case "pipe":
+            os.mkfifo(path)
+        case "endless":
+            path.symlink_to("/dev/zero")
+        case "directory":
+            path.mkdir()
+        case _:
+            path.symlink_to(path)
+    one = found(node, check)
+    assert (one.level is Level.OK, bool(one.remedy)) == (False, True), one
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "[plugins.x.runtimes.nvidia]\npod_annotations = ['io.katacontainers.*', 'sandbox/*']\n",
-        # What plugins write for their containers: the kubelet copies it, and nobody else writes it.
-        "[plugins.x.runtimes.nvidia]\ncontainer_annotations = ['cdi.k8s.io/*']\n",
-    ],
-)
-def test_a_runtime_that_passes_no_pods_cdi_annotations_on_is_as_it_should_be(node: Node, text: str) -> None:
-    write(node.root, CONTAINERD, text)
-    assert found(node, "cdi-annotations").level is Level.OK
+def test_a_huge_file_is_not_read(node: Node) -> None:
+    with write(node.root, TOOLKIT, f"{ENVVAR} = false\n").open("r+b") as file:
+        file.truncate(1 << 40)
+    assert "has more than" in found(node, "toolkit-envvar").sentence
 
 
-def test_a_runtimes_configuration_that_cannot_be_read_is_never_called_safe(node: Node) -> None:
-    write(node.root, CONTAINERD, "= nonsense")
-    check = found(node, "cdi-annotations")
-    assert (check.level, "is unknown" in check.sentence) == (Level.WARNING, True)
+async def test_a_service_that_accepts_and_never_answers_is_not_waited_for(short_tmp: Path) -> None:
+    (short_tmp / "read").mkdir()
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(short_tmp / "read/read.sock"))
+        silent.listen()
+        said = await ask_service(short_tmp, seconds=0.3)
+    assert "did not answer within 0.3 s" in said.refusal
+    assert not said.answered
 
 
-# --- the devices' nodes, the PID namespace
-
-
-def test_a_gpu_that_any_local_user_may_open_is_named_with_the_drivers_options(node: Node) -> None:
-    for name, mode in {"nvidia0": 0o660, "nvidia1": 0o666, "nvidia2": 0o604, "nvidiactl": 0o666}.items():
-        write(node.root, f"dev/{name}")
-        (node.root / "dev" / name).chmod(mode)
-    check = found(node, "device-nodes")
-    assert check.level is Level.WARNING
-    assert f"{node.root}/dev/nvidia1 (0666), {node.root}/dev/nvidia2 (0604), past the kubelet" in check.sentence
-    assert "NVreg_DeviceFileMode=0660" in check.remedy
-
-
-def test_a_node_without_gpus_has_no_nodes_to_look_at(node: Node) -> None:
-    (node.root / "dev/nvidia0").unlink()
-    assert "device-nodes" not in {check.name for check in examine(node)}
-
-
-@pytest.mark.parametrize(("backend", "level"), [("nvidia", Level.ERROR), ("", Level.WARNING), ("sim", Level.OK)])
-def test_a_pid_namespace_that_is_not_the_nodes_is_what_the_service_would_refuse(
-    node: Node, backend: str, level: Level
-) -> None:
-    (node.root / "proc/self").unlink()
-    write(node.root, "proc/self/status", "Name:\tscrubber\nNSpid:\t5012\t7\n")
-    check = found(replace(node, service=replace(SERVED, backend=backend)), "pid-namespace")
-    assert check.level is level
-    assert ("hostPID: true" in check.remedy) == (level is not Level.OK)
-
-
-# --- the driver
-
-
-@pytest.mark.parametrize(
-    ("text", "version"),
-    [
-        (VERSION, "570.133.20"),
-        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.54.03  Tue Jun  6 22:20:39 UTC 2023\n", "535.54.03"),
-    ],
-)
-def test_the_driver_is_named_by_its_version(node: Node, text: str, version: str) -> None:
-    write(node.root, "proc/driver/nvidia/version", text)
-    assert found(node, "driver") == Check("driver", Level.OK, f"NVIDIA's driver {version} is loaded.")
-
-
-@pytest.mark.parametrize(("backend", "level"), [("nvidia", Level.ERROR), ("sim", Level.OK), ("", Level.WARNING)])
-def test_a_missing_driver_matters_to_whoever_needs_one(node: Node, backend: str, level: Level) -> None:
-    (node.root / "proc/driver/nvidia/version").unlink()
-    assert found(replace(node, service=replace(SERVED, backend=backend)), "driver").level is level
-
-
-@pytest.mark.parametrize(
-    ("text", "level"),
-    [
-        ('RegistryDwords: "RMDisableScrubOnFree=1"\n', Level.WARNING),
-        ('RegistryDwords: "RmDisableScrubOnFree=0x1;Other=0"\n', Level.WARNING),
-        ("RmDisableScrubOnFree: 1\n", Level.WARNING),
-        ('RegistryDwords: "RmDisableScrubOnFree=0"\n', Level.OK),
-        ("RmDisableScrubOnFree: 0\n", Level.OK),
-    ],
-)
-def test_a_driver_that_leaves_freed_memory_as_it_is_is_told(node: Node, text: str, level: Level) -> None:
-    write(node.root, "proc/driver/nvidia/params", text)
-    assert found(node, "scrub-on-free").level is level
-
-
-@pytest.mark.parametrize("text", ["713\n", "0\n", "", "seven\n", None])
-def test_a_pid_file_without_its_process_is_no_persistence_daemon(node: Node, text: str | None) -> None:
-    path = node.root / "run/nvidia-persistenced/nvidia-persistenced.pid"
-    path.unlink() if text is None else path.write_text(text)
-    check = found(node, "persistenced")
-    assert (check.level, check.remedy) == (Level.WARNING, "systemctl enable --now nvidia-persistenced")
-
-
-# --- the service and the kubelet
-
-
-@pytest.mark.parametrize(
-    ("said", "level", "word"),
-    [
-        (ServiceSaid(refusal="Nobody answers."), Level.ERROR, "Nobody answers."),
-        (replace(SERVED, ledger="The disk is full."), Level.ERROR, "The disk is full."),
-        (replace(SERVED, enforcement="observe"), Level.WARNING, "only observes"),
-    ],
-)
-def test_a_service_that_would_let_a_dirty_device_pass_is_told(
-    node: Node, said: ServiceSaid, level: Level, word: str
-) -> None:
-    check = found(replace(node, service=said), "service")
-    assert (check.level, word in check.sentence) == (level, True)
-
-
-@pytest.mark.parametrize("name", ["device-plugins", "plugins_registry", "pod-resources"])
-def test_a_directory_that_the_kubelet_has_not_made_is_named(node: Node, name: str) -> None:
-    (node.root / "var/lib/kubelet" / name).rename(node.root / "elsewhere")
-    check = found(node, "kubelet")
-    assert check.level is Level.WARNING
-    assert f"no {name}" in check.sentence
+async def test_a_kubelet_that_accepts_and_never_answers_is_not_waited_for(short_tmp: Path) -> None:
+    path = short_tmp / "kubelet.sock"
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(path))
+        silent.listen()
+        said = await ask_kubelet(
+            path, kubelet_dir=short_tmp, pod_logs=short_tmp, cgroups=short_tmp, device_ids=(), seconds=0.3
+        )
+    assert (said.asked, said.believed) == (True, False)
+    assert str(path) in said.sentence
 
 
 # --- the command
 
 
-def run(*words: str) -> tuple[int, str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SCRUBBER_")}
-    command = [sys.executable, "-m", "scrubber.cli.main", "doctor", *words]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert ended.stderr == ""
-    return ended.returncode, ended.stdout
+def words(node: Node, sockets: Path) -> list[str | Path]:
+    return ["--socket", sockets, "--node-root", node.root, "--state-dir", node.state_dir]
 
 
-def in_json(words: Sequence[str]) -> tuple[int, Any]:
-    code, out = run(*words, "-o", "json")
-    return code, json.loads(out)
-
-
-@pytest.fixture
-async def sockets(short_tmp: Path) -> AsyncIterator[Path]:
-    async with serve(FakeNode(), Sockets(short_tmp / "s"), grace=0):
-        yield short_tmp / "s"
-
-
-async def asked(*words: str) -> tuple[int, Any]:
-    return await asyncio.to_thread(in_json, words)
-
-
-async def test_all_well_exits_with_zero(node: Node, sockets: Path) -> None:
-    code, told = await asked("--socket", str(sockets), "--node-root", str(node.root))
-    assert (code, told["verdict"]) == (0, "ok"), told
-    assert told["checks"][0] == {
+async def test_warnings_only_exit_with_five_and_all_of_it_is_in_the_json(node: Node, sockets: Path) -> None:
+    """All well it cannot be: the state directory of a test has no disk of its own."""
+    async with served(sockets) as service:
+        service.info, service.devices = INFO, [CLEAN]
+        ended = await run(*words(node, sockets), "-o", "json")
+    assert (ended.code, ended.err) == (5, "")
+    report = ended.report
+    assert (report["apiVersion"], report["kind"], report["verdict"]) == (
+        "cli.scrubber.dev/v1",
+        "DoctorReport",
+        "warning",
+    )
+    assert report["checks"][0] == {
         "name": "service",
         "level": "ok",
-        "sentence": "Version 0.1.0 serves the sim backend under the policy default.",
+        "sentence": f"Version {SERVED.version} serves the sim backend under the policy default.",
         "remedy": None,
     }
+    assert {"ledger-disk": "warning", "key": "ok", "audit-head": "ok"}.items() <= ended.levels.items()
+    assert ended.check("key")["sentence"].endswith(f"{SERVED.key}.")
+    assert SERVED.head in ended.check("audit-head")["sentence"]
 
 
-async def test_warnings_only_exit_with_five(node: Node, sockets: Path) -> None:
-    (node.root / "run/nvidia-persistenced/nvidia-persistenced.pid").unlink()
-    code, told = await asked("--socket", str(sockets), "--node-root", str(node.root))
-    assert (code, told["verdict"]) == (5, "warning")
+async def test_nobody_has_to_name_what_the_service_names(node: Node, sockets: Path) -> None:
+    """The service says where its things are; below the node's root, they are there."""
+    write(node.root, "etc/scrubber/policy.yaml", "name: mine\n")
+    (node.root / KUBELET).rename(node.root / "k")
+    places = {"state": f"/{STATE}", "policy": "/etc/scrubber/policy.yaml", "kubelet": "/k", "nonsense": "/x"}
+    async with served(sockets) as service:
+        service.info = pb.ServiceInfo()
+        service.info.CopyFrom(INFO)
+        service.info.places.update(places)
+        ended = await run("--socket", sockets, "--node-root", node.root, "-o", "json")
+    assert ended.check("state-dir")["sentence"].startswith(f"{node.root}/{STATE} is ")
+    assert ended.check("policy")["sentence"].startswith(f"{node.root}/etc/scrubber/policy.yaml says otherwise (mine,")
+    assert ended.check("kubelet")["sentence"] == f"The kubelet listens in {node.root}/k."
 
 
-def test_without_the_service_everything_else_is_still_told(node: Node, short_tmp: Path) -> None:
-    code, told = in_json(["--socket", str(short_tmp / "nowhere"), "--node-root", str(node.root)])
-    assert (code, told["verdict"]) == (1, "error")
-    assert [check["name"] for check in told["checks"] if check["level"] == "error"] == ["service"]
-    assert "scrubber serve" in told["checks"][0]["sentence"]
+async def test_places_that_make_no_sense_are_not_followed(short_tmp: Path) -> None:
+    async with served(short_tmp) as service:
+        service.info = pb.ServiceInfo(places={"state": "relative", "kubelet": "", "policy": "/with\0zero"})
+        said = await ask_service(short_tmp)
+    assert (said.places.state, said.places.kubelet, said.places.policy) == (None, None, None)
 
 
-def test_a_person_reads_what_to_do(node: Node, short_tmp: Path) -> None:
+async def test_a_service_that_does_not_list_its_devices_is_told_of(short_tmp: Path) -> None:
+    async with served(short_tmp) as service:
+        service.info = INFO
+        service.devices = [pb.Device(id="GPU-a", index="0", glass=pb.Glass(until=60.0, reason="why", actor="uid:7"))]
+        said = await ask_service(short_tmp)
+    assert said.devices == (
+        DeviceSaid("GPU-a", "0", "", False, "", "", glass_until=60.0, glass="uid:7 broke the glass (why)"),
+    )
+
+
+async def test_without_the_service_everything_else_is_still_told(node: Node, short_tmp: Path) -> None:
+    ended = await run(*words(node, short_tmp / "nowhere"), "-o", "json")
+    assert (ended.code, ended.report["verdict"]) == (1, "error")
+    wrong = [check for check in ended.report["checks"] if check["level"] == "error"]
+    assert [check["name"] for check in wrong] == ["service"]
+    assert "scrubber serve" in wrong[0]["sentence"]
+    assert {"toolkit-envvar": "ok", "kubelet": "ok", "signing-key": "ok"}.items() <= ended.levels.items()
+
+
+async def test_a_person_reads_what_to_do_and_how_much_there_is(node: Node, short_tmp: Path) -> None:
     write(node.root, TOOLKIT, "")
-    words = ("--socket", str(short_tmp / "nowhere"), "--node-root", str(node.root))
-    code, table = run(*words)
-    assert (code, table.splitlines()[0].split()) == (1, ["LEVEL", "CHECK", "FOUND"])
-    assert f"To do: Set {ENVVAR} = false" in table
-    assert run(*words, "-o", "name") == (1, "service\ntoolkit-envvar\n")
+    ended = await run(*words(node, short_tmp / "nowhere"))
+    assert (ended.code, ended.out.splitlines()[0].split()) == (1, ["LEVEL", "CHECK", "FOUND"])
+    assert f"To do: Set {ENVVAR} = false" in ended.out
+    assert ended.err.startswith("Note: 2 errors and ")
+    names = (await run(*words(node, short_tmp / "nowhere"), "-o", "name")).out.splitlines()
+    assert names[0] == "service"
+    assert "toolkit-envvar" in names
+    assert "kubelet" not in names
+
+
+_SAME_EVERYWHERE = frozenset(
+    {
+        *("service", "toolkit-envvar", "toolkit-volume-mounts", "cdi-annotations", "driver", "driver-libraries"),
+        *("device-nodes", "scrub-on-free", "persistenced", "kubelet", "plugins", "cgroups", "kernel", "clock"),
+    }
+)
+"""Findings in which no name, number or version of the machine stands that runs the test."""
+
+
+def same_everywhere(screen: str, root: Path) -> str:
+    """The table's header and those findings, with a root that is always called the same."""
+    kept, keep = [], True
+    for line in screen.splitlines()[:-1]:
+        words = line.split()
+        if words[0] in set(Level) and line.startswith(words[0]):
+            keep = words[1] in _SAME_EVERYWHERE
+        if keep:
+            kept.append(line)
+    return "\n".join(kept).replace(str(root), "/tmp/gs-12345678") + "\n"
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+async def test_it_fits_the_terminal_and_reads_as_it_should(node: Node, columns: int) -> None:
+    write(node.root, TOOLKIT, "")
+    (node.root / "run/nvidia-persistenced/nvidia-persistenced.pid").unlink()
+    told = await at_terminal("doctor", *map(str, words(node, node.root / "nowhere")), columns=columns)
+    assert told.code == 1
+    assert told.text.splitlines()[-1].startswith("Note: 2 errors and ")
+    agrees_with(f"doctor-{columns}", same_everywhere(told.text, node.root))
+
+
+async def test_nothing_that_a_terminal_would_act_on_comes_through(node: Node) -> None:
+    write(node.root, "etc/containerd/config.toml", '[x]\npod_annotations = ["cdi.k8s.io/\\u001b[31m*"]\n')
+    told = await at_terminal("doctor", *map(str, words(node, node.root / "nowhere")), columns=200)
+    assert b"\x1b[31m*" not in told.raw
+    assert "\N{REPLACEMENT CHARACTER}[31m*" in told.text
+
+
+# --- who is not root
+
+
+async def test_whoever_may_not_look_is_told_so_and_nothing_is_called_ok_unseen(node: Node) -> None:
+    node.root.chmod(0o755)
+    closed = [
+        "run/scrubber",
+        STATE,
+        KUBELET,
+        "etc/containerd",
+        "etc/nvidia-container-runtime",
+        "run/nvidia-persistenced",
+    ]
+    for name in closed:
+        (node.root / name).chmod(0o000)
+    try:
+        ended = await as_stranger(*words(node, node.sockets), "-o", "json")
+    finally:
+        for name in closed:
+            (node.root / name).chmod(0o755)
+    unseen = {
+        *("permissions", "sockets", "capabilities", "ledger-disk", "ledger-lock", "signing-key", "toolkit-envvar"),
+        *("cdi-annotations", "persistenced", "kubelet", "plugins"),
+    }
+    assert {name: ended.levels.get(name) for name in unseen} == dict.fromkeys(unseen, "warning")
+    assert ended.code == 1
+    told = [check for check in ended.report["checks"] if check["level"] != "ok"]
+    assert all(check["remedy"] for check in told)
+    assert "sudo scrubber doctor" in ended.check("kubelet")["remedy"]

@@ -1,4 +1,4 @@
-"""``scrubber reset-plan`` against a service on real sockets: what is shown, and which exit code says what."""
+"""``scrubber reset-plan`` and ``reset`` against a service on real sockets: what is shown, and which exit code says what."""
 
 import asyncio
 import json
@@ -10,12 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from scrubber.api import scrubber_pb2 as pb
 from scrubber.api.client import ReadClient
 from scrubber.api.server import serve
 from scrubber.api.sockets import Sockets
-from scrubber.domain.errors import InvalidRequest, Stuck
+from scrubber.domain.errors import Held, InvalidRequest, Stuck
 from scrubber.domain.reset import ResetPlan
+from tests.contract.acting_stage import NEVER as FOREVER
+from tests.contract.acting_stage import Node, begun, device, passed, result, standing
 from tests.contract.api_service import FakeNode
+from tests.contract.cli_stage import run as command
+from tests.contract.terminal import WIDTHS, agrees_with, at_terminal, terminal
 
 FREE = ResetPlan(
     device="GPU-a0",
@@ -63,6 +68,8 @@ async def test_only_a_reset_that_could_be_done_now_exits_with_zero(
     ended, out, err = await run(short_tmp / "s", "GPU-a0", "-o", "json")
     assert (ended, err) == (code, "")
     assert json.loads(out) == {
+        "apiVersion": "cli.scrubber.dev/v1",
+        "kind": "ResetPlan",
         "device": "GPU-a0",
         "possible": code == 0,
         "method": "nvidia-smi --gpu-reset",
@@ -95,3 +102,97 @@ async def test_a_device_that_is_not_there_is_a_wrong_request(node: FakeNode, sho
     code, out, err = await run(short_tmp / "s", "7")
     assert (code, out) == (2, "")
     assert "No device is called '7'" in err
+
+
+DEVICE = device(1)
+RESET = ("reset", "1", "--reason", "it hangs")
+
+
+@pytest.fixture
+async def stage(short_tmp: Path) -> AsyncIterator[Node]:
+    async with standing(short_tmp) as stage:
+        stage.plan = pb.ResetPlan(
+            device=DEVICE.id, method="nvidia-smi --gpu-reset", acts=["Reset it."], together=["GPU-2a-0000"]
+        )
+        stage.scripts["1"] = [begun(DEVICE, step="reset", phase=""), passed(DEVICE)]
+        yield stage
+
+
+class TestReset:
+    async def test_the_plan_is_shown_and_the_reason_goes_with_the_order(self, stage: Node, short_tmp: Path) -> None:
+        ended = await command(short_tmp, *RESET, "--yes", "-o", "json")
+        assert ended.code == 0
+        assert stage.asked == [
+            pb.GetResetPlanRequest(device="1"),
+            pb.ResetRequest(device="1", reason="it hangs"),
+        ]
+        assert (ended.json["kind"], ended.json["scrub"]["outcome"]) == ("ScrubResult", "passed")
+        assert [line.split("  ")[0] for line in ended.err.splitlines()] == [
+            *("device", "method", "together with", "act 1", "verdict"),
+        ]
+
+    async def test_what_can_never_be_reset_here_is_refused_with_why(self, stage: Node, short_tmp: Path) -> None:
+        stage.plan.unavailable = "The service does not run as root."
+        ended = await command(short_tmp, *RESET, "--yes")
+        assert (ended.code, ended.out, len(stage.asked)) == (3, "", 1)
+        assert ended.err.endswith("Error: The service does not run as root.\n")
+
+    async def test_what_stands_in_the_way_is_shown_and_left_to_the_service(self, stage: Node, short_tmp: Path) -> None:
+        stage.plan.blockers.append("train (PID 7) \x1b[31mholds it.")
+        stage.scripts["1"] = [Held("Device 1 is in use by red/train (main).")]
+        ended = await command(short_tmp, *RESET, "--yes")
+        assert (ended.code, ended.out, len(stage.asked)) == (3, "", 2)
+        assert "\x1b" not in ended.err
+        assert "train (PID 7)" in ended.err
+        assert ended.err.endswith("Error: Device 1 is in use by red/train (main).\n")
+
+    async def test_a_device_that_did_not_come_back_is_a_negative_verdict(self, stage: Node, short_tmp: Path) -> None:
+        stage.scripts["1"] = [result(DEVICE, "failed", pb.Finding(severity="fault", sentence="It did not come back."))]
+        ended = await command(short_tmp, *RESET, "--yes")
+        assert (ended.code, "It did not come back." in ended.out.splitlines()[1]) == (1, True)
+
+    async def test_a_wait_that_is_over_first_leaves_the_reset_going_on(self, stage: Node, short_tmp: Path) -> None:
+        stage.scripts["1"] = [begun(DEVICE), FOREVER]
+        ended = await command(short_tmp, *RESET, "--yes", "--timeout", "3s")
+        assert (ended.code, ended.out) == (4, "")
+        told = (
+            f"Error: The reset s-1 of device {DEVICE.id} goes on; scrubber scrub 1 joins it, "
+            "scrubber device 1 shows how it ends.\n"
+        )
+        assert ended.err.endswith(told)
+
+    async def test_without_waiting_it_names_the_scrub_and_leaves(self, stage: Node, short_tmp: Path) -> None:
+        stage.scripts["1"] = [begun(DEVICE), FOREVER]
+        ended = await command(short_tmp, *RESET, "--yes", "--no-wait", "-o", "name")
+        assert (ended.code, ended.out) == (0, "s-1\n")
+
+    async def test_an_answer_without_a_result_is_no_verdict(self, stage: Node, short_tmp: Path) -> None:
+        stage.scripts["1"] = [begun(DEVICE)]
+        ended = await command(short_tmp, *RESET, "--yes")
+        assert (ended.code, ended.out) == (1, "")
+
+    async def test_without_a_reason_nothing_is_asked(self, stage: Node, short_tmp: Path) -> None:
+        ended = await command(short_tmp, "reset", "1", "--yes")
+        assert (ended.code, ended.out, stage.asked) == (2, "", [])
+        assert "--reason" in ended.err
+
+    @pytest.mark.parametrize("columns", WIDTHS)
+    async def test_a_person_sees_the_plan_the_question_and_the_verdict(
+        self, stage: Node, short_tmp: Path, columns: int
+    ) -> None:
+        there = {"SCRUBBER_SOCKET": str(short_tmp)}
+        async with terminal(*RESET, columns=columns, environment=there) as person:
+            await person.shows("Go on? [y/N]")
+            person.type("y\n")
+            told = await person.ended()
+            assert person.is_as_before
+        assert told.code == 0
+        agrees_with(f"reset-{columns}", told.text)
+
+    @pytest.mark.parametrize("columns", WIDTHS)
+    async def test_a_plan_fits_the_terminal(self, stage: Node, short_tmp: Path, columns: int) -> None:
+        stage.plan.blockers.append("train (PID 7) holds it, and so does a process with quite a long name (PID 4711).")
+        there = {"SCRUBBER_SOCKET": str(short_tmp)}
+        told = await at_terminal("reset-plan", "1", columns=columns, environment=there)
+        assert told.code == 3
+        agrees_with(f"reset-plan-{columns}", told.text)

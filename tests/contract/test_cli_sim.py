@@ -1,5 +1,6 @@
 """``scrubber sim`` on real files: what it makes, breaks and mends is what the simulated node's driver then says."""
 
+import fcntl
 import json
 import os
 import re
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from scrubber.adapters.locks import SERVICE_LOCK
 from scrubber.adapters.sim import control, layout, tenant
 from scrubber.cli.main import main
 from scrubber.config.policy_values import HIGHEST_XID
@@ -31,7 +33,9 @@ def run(*words: str) -> object:
 
 def answer(capsys: Capture, *words: str) -> Any:
     assert run(*words, "-o", "json") == 0
-    return json.loads(capsys.readouterr().out)
+    told = json.loads(capsys.readouterr().out)
+    assert (told["apiVersion"], told["kind"]) == ("cli.scrubber.dev/v1", "SimDeviceList")
+    return told["items"]
 
 
 @pytest.fixture
@@ -47,6 +51,11 @@ def faults(node: Path, index: str = "0") -> control.Faults:
 
 
 class TestCreate:
+    def test_a_node_that_was_there_is_told_and_left_as_it_is(self, node: Path, capsys: Capture) -> None:
+        assert run("create", "--dir", str(node), "--devices", "2", "--memory", "1MiB") == 0
+        told = f"Note: The node in {node} was there already; nothing in it was changed."
+        assert told in capsys.readouterr().err.splitlines()
+
     def test_it_makes_what_was_asked_for(self, tmp_path: Path, capsys: Capture) -> None:
         made = answer(capsys, "create", "--dir", str(tmp_path / "n"), "--devices", "3", "--memory", "2MiB")
         assert [each["index"] for each in made] == ["0", "1", "2"]
@@ -250,3 +259,37 @@ class TestTenant:
         programs = flags()
         assert run("tenant", "--help") == 0
         assert flags() == programs
+
+
+class TestFirmware:
+    def test_another_firmware_is_what_the_driver_then_says(self, node: Path) -> None:
+        assert run("fault", "--dir", str(node), "--device", "0", "--firmware", "97.1-b") == 0
+        assert (faults(node).firmware, faults(node, "1").firmware) == ("97.1-b", control.Faults().firmware)
+
+    def test_what_is_no_version_is_refused(self, node: Path, capsys: Capture) -> None:
+        assert run("fault", "--dir", str(node), "--device", "0", "--firmware", "a b") == 2
+        assert "is no version of firmware" in capsys.readouterr().err
+        assert faults(node) == control.Faults()
+
+
+class TestReboot:
+    def test_it_lifts_what_a_reboot_lifts(self, node: Path, capsys: Capture) -> None:
+        control.fault(node, "0", lost=True)
+        assert run("reboot", "--dir", str(node)) == 0
+        assert not faults(node).lost
+        assert capsys.readouterr() == ("", "")
+
+    def test_a_held_device_is_in_the_way_and_a_service_is(self, node: Path, capsys: Capture) -> None:
+        control.fault(node, "0", lost=True)
+        with (node / "devices" / "0" / "memory").open("rb"):
+            assert run("reboot", "--dir", str(node)) == 3
+        assert "Device 0 is held" in capsys.readouterr().err
+        with (node / "locks" / SERVICE_LOCK).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            assert run("reboot", "--dir", str(node)) == 3
+        assert "stop it first" in capsys.readouterr().err
+        assert faults(node).lost
+
+    def test_where_there_is_no_node_nothing_is_rebooted(self, tmp_path: Path, capsys: Capture) -> None:
+        assert run("reboot", "--dir", str(tmp_path)) == 2
+        assert capsys.readouterr().err.startswith("Error: ")

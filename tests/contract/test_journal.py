@@ -128,6 +128,10 @@ class TestLines:
             ("glass.broken", "error"),
             ("glass.mended", "warning"),
             ("tenant.blamed", "error"),
+            ("operator.reset", "warning"),
+            ("baseline.accepted", "warning"),
+            ("key.created", "warning"),
+            ("baseline.taken", "info"),
         ],
     )
     def test_what_a_person_must_see_is_loud(self, told: Told, name: str, level: str) -> None:
@@ -432,8 +436,39 @@ class TestMetrics:
         told.journal.enforcement(())
         assert shown() == {Enforcement.ENFORCE: 0, Enforcement.OBSERVE: 0}
 
+    def test_the_audits_head_is_a_number_that_anybody_can_compare_and_no_new_series_with_each_row(
+        self, told: Told
+    ) -> None:
+        before = told.series()
+        for sequence, digest in ((7, "00ff" * 16), (8, "3f9a5c0d71e2" + "9" * 52)):
+            told.journal.audit_head(sequence, digest)
+        assert told.value("scrubber_audit_head_sequence") == 8
+        assert told.value("scrubber_audit_head_hash48") == 0x3F9A5C0D71E2
+        assert told.series() == before
+
+    def test_no_48_bits_of_a_hash_are_lost_on_the_way_through_a_float(self, told: Told) -> None:
+        told.journal.audit_head(1, "f" * 64)
+        assert int(told.value("scrubber_audit_head_hash48")) == 0xFFFFFFFFFFFF
+        told.journal.audit_head(1, "fffffffffffe" + "f" * 52)
+        assert int(told.value("scrubber_audit_head_hash48")) == 0xFFFFFFFFFFFE
+
+    def test_a_trail_that_has_no_row_yet_has_a_head_of_zero(self, told: Told) -> None:
+        told.journal.audit_head(5, "f" * 64)
+        told.journal.audit_head(0, "")
+        assert told.value("scrubber_audit_head_sequence") == 0
+        assert told.value("scrubber_audit_head_hash48") == 0
+
+    def test_the_key_that_signs_is_shown_by_its_name_and_it_is_one(self, told: Told) -> None:
+        told.journal.key("sha256:00ff")
+        assert told.value("scrubber_signing_key_info", key_id="sha256:00ff") == 1
+        told.journal.key("sha256:ff00")
+        assert told.value("scrubber_signing_key_info", key_id="sha256:ff00") == 1
+        assert told.series()["scrubber_signing_key_info"] == 1
+
     def test_every_metric_is_there_before_anything_happened(self, told: Told) -> None:
         assert set(told.series()) == {
+            "scrubber_audit_head_hash48",
+            "scrubber_audit_head_sequence",
             "scrubber_break_glass",
             "scrubber_breaker_open",
             "scrubber_children_abandoned",
@@ -449,6 +484,7 @@ class TestMetrics:
             "scrubber_residue_bytes",
             "scrubber_scrub_duration_seconds",
             "scrubber_scrubs",
+            "scrubber_signing_key_info",
             "scrubber_tenant_quarantines",
             "scrubber_ungranted_uses",
             "scrubber_xids",

@@ -3,66 +3,23 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Protocol
 
 import pytest
 
-from scrubber.adapters.ledger import MemoryLedger, SqliteLedger
+from scrubber.adapters.ledger import MemoryLedger
 from scrubber.domain.errors import LedgerFailure
 from scrubber.domain.health import Cause, Health, WayBack
 from scrubber.domain.hygiene import Hygiene
-from scrubber.ports import Change, Event, HistoryQuery, Ledger, LedgerState
+from scrubber.ports import Change, Event, HistoryQuery, LedgerState
+from tests.contract.ledger_bench import KINDS, Bench, bench_of
 from tests.ledger_samples import GPU, OTHER_GPU, certificate, event, grant, record, scrub
-
-
-class AnyLedger(Ledger, Protocol):
-    """A ledger that also says how it is."""
-
-    def health(self) -> str: ...
-
-
-class Bench(Protocol):
-    """One place for a ledger, and the services that come to it one after the other."""
-
-    async def start(self) -> tuple[AnyLedger, LedgerState]:
-        """What a new service opens and finds; the one before it has ended."""
-
-    async def end(self) -> None: ...
-
-
-class OnDisk:
-    def __init__(self, directory: Path, max_audit_rows: int) -> None:
-        self._directory, self._max_audit_rows = directory, max_audit_rows
-        self._ledger: SqliteLedger | None = None
-
-    async def start(self) -> tuple[AnyLedger, LedgerState]:
-        await self.end()
-        self._ledger = SqliteLedger(self._directory, max_audit_rows=self._max_audit_rows)
-        return self._ledger, await self._ledger.load()
-
-    async def end(self) -> None:
-        if self._ledger is not None:
-            await self._ledger.close()
-
-
-class InMemory:
-    def __init__(self, max_audit_rows: int) -> None:
-        self._ledger = MemoryLedger(max_audit_rows=max_audit_rows)
-
-    async def start(self) -> tuple[AnyLedger, LedgerState]:
-        self._ledger = self._ledger.successor()
-        return self._ledger, await self._ledger.load()
-
-    async def end(self) -> None:
-        await self._ledger.close()
-
 
 ROWS = 40
 
 
-@pytest.fixture(params=["sqlite", "memory"])
+@pytest.fixture(params=KINDS)
 async def bench(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bench]:
-    made: Bench = OnDisk(tmp_path / "ledger", ROWS) if request.param == "sqlite" else InMemory(ROWS)
+    made = bench_of(request.param, tmp_path / "ledger", ROWS)
     yield made
     await made.end()
 

@@ -3,6 +3,7 @@
 Tampering is done the way somebody with root would do it: with SQL, the triggers out of the way.
 """
 
+import errno
 import hashlib
 import os
 import shutil
@@ -300,6 +301,28 @@ class TestVerify:
             verify(home)
         await ledger.commit(Change(records=(record(1),)))
         await ledger.close()
+
+    async def test_no_room_for_the_copy_says_what_to_do(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def full(*_: object) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        await fill(home)
+        monkeypatch.setattr("shutil.copyfile", full)
+        with pytest.raises(LedgerFailure, match=r"no room for a copy of the ledger, .*; free some, or name .* TMPDIR"):
+            verify(home)
+
+    async def test_a_ledger_that_may_not_be_read_says_who_may(
+        self, home: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def kept_out(*_: object) -> None:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+        await fill(home)
+        monkeypatch.setattr("shutil.copyfile", kept_out)
+        with pytest.raises(
+            LedgerFailure, match=f"You may not read the ledger in {home} .*; look at it as root, or ask"
+        ):
+            verify(home)
 
     async def test_a_directory_without_a_ledger_is_said_to_be_one(self, tmp_path: Path) -> None:
         with pytest.raises(LedgerFailure, match=r"no ledger in .*ledger.db is missing"):

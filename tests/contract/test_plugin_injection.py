@@ -243,8 +243,8 @@ async def test_disabled_health_checks_are_answered_with_where_they_are_set_now(s
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (("--mig-strategy", "half"), "Error: Invalid value for '--mig-strategy'"),
-        (("--device-id-strategy", "name"), "Error: Invalid value for '--device-id-strategy'"),
+        (("--mig-strategy", "half"), 'Error: --mig-strategy: "half" is none of none, single, mixed.'),
+        (("--device-id-strategy", "name"), 'Error: --device-id-strategy: "name" is none of uuid, index.'),
         (("--device-list-strategy", "env"), 'Error: --device-list-strategy: "env" is no way to pass devices;'),
         (("--nvidia-driver-root", "driver"), 'Error: --nvidia-driver-root: "driver" is no place on the host;'),
         (("--config-file", "/nowhere.yaml"), "Error: --config-file /nowhere.yaml cannot be read: "),

@@ -125,10 +125,11 @@ class NvidiaStage(Stage):
         )
 
     async def said(self, *arguments: str, status: int = 0) -> Any:
-        """What the command answers as JSON, once it has exited with ``status``."""
+        """What the command answers as JSON, a list or one thing, once it has exited with ``status``."""
         answer = await self.command(*arguments, "-o", "json")
         assert answer.status == status, answer
-        return json.loads(answer.out)
+        told = json.loads(answer.out)
+        return told.get("items", told)
 
     async def certificate(self, device: str) -> Mapping[str, Any]:
         """The slow path's certificate that ``device`` (an index) has at present."""

@@ -117,7 +117,7 @@ async def test_a_person_takes_a_device_out_and_puts_it_back() -> None:
         sick = next(each for each in (await stage.read.devices()).devices if each.index == "0")
         pods = [await running(stage, writer(f"p{number}", "team-a")) for number in range(3)]
         assert sick.id not in {device for pod in pods for device in pod.device_ids}
-        back = await stage.command("unquarantine", "0", "--reason", "new fan", "-o", "json")
+        back = await stage.command("unquarantine", "0", "--yes", "--reason", "new fan", "-o", "json")
         assert back.status == 0, back.err
         await stage.kubelet.changed(lambda kubelet: kubelet.allocatable(RESOURCE) == 4, SOON)
 

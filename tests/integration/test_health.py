@@ -207,7 +207,7 @@ async def test_person_hardware_that_somebody_looked_at(tmp_path: Path) -> None:
         control.clear(stage.sim, "0")
         await the_other_goes_and_comes(stage)
         assert (await first_is(stage, "quarantined", "recovering", "probation", "healthy")).health == "quarantined"
-        done = await stage.command("unquarantine", "0", "--reason", "its memory was changed")
+        done = await stage.command("unquarantine", "0", "--yes", "--reason", "its memory was changed")
         assert done.status == 0, done.err
         await advertised(stage, 2)
         (released,) = await history(stage, "operator.released")

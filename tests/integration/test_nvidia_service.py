@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.contract.doctor_stage import believed, run
 from tests.integration.acting import SOON, history, refusal
 from tests.integration.nvidia_stage import POLICY, RESOURCE, NvidiaStage, found_by, staged
 
@@ -224,8 +225,21 @@ async def test_the_commands_answer_about_gpus() -> None:
         assert first["parent"] is None
         result = await stage.said("scrub", "1")
         assert (result["scrub"]["outcome"], result["device"]["state"]) == ("passed", "clean")
-        doctor = await stage.command("doctor", "--node-root", str(stage.world.root), "-o", "json")
-        assert "NVIDIA's driver 580.65.06 is loaded" in doctor.out
+
+
+async def test_the_doctor_sees_the_node_that_the_service_sees() -> None:
+    async with staged() as stage:
+        root = stage.world.root
+        for name in ("tmp", "proc/self", "proc/locks", "proc/sys", f"proc/{stage.service.pid}", "sys/fs"):
+            (root / name).symlink_to(f"/{name}")
+        await believed(stage.read)
+        ended = await run("--socket", stage.sockets, "--node-root", root, "-o", "json")
+        assert ended.code == 5, ended.out
+        # Nobody installed a library of the driver's or its daemon in this world, and no test has a disk of its own.
+        wrong = {name for name, level in ended.levels.items() if level != "ok"}
+        assert wrong == {"driver-libraries", "persistenced", "ledger-disk"}, ended.out
+        assert ended.check("driver")["sentence"] == "NVIDIA's driver 580.65.06 is loaded."
+        assert f"(PID {stage.service.pid})" in ended.check("capabilities")["sentence"]
 
 
 async def test_the_plan_of_a_reset_says_whether_there_can_be_one() -> None:

@@ -150,7 +150,7 @@ async def test_a_device_that_the_service_quarantines_is_unhealthy_whatever_the_v
         assert done.status == 0, done.err
         await here.offers(1)
         assert here.stage.kubelet.capacity(VENDORS) == 2
-        done = await here.stage.command("unquarantine", "0", "--reason", "the fan is fine")
+        done = await here.stage.command("unquarantine", "0", "--yes", "--reason", "the fan is fine")
         assert done.status == 0, done.err
         await here.offers(2)
 

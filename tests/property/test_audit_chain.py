@@ -1,13 +1,20 @@
 """The audit trail notices whatever happens to it, wherever it happens."""
 
+import io
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from scrubber.adapters.ledger.chain import START, AuditRow, Head, append, check
+from scrubber.adapters.ledger.chain import append, check, event_of
+from scrubber.adapters.ledger.examination import Examination, Verdict
+from scrubber.adapters.ledger.kept import KeptHead
+from scrubber.cli.exported import ROW_KIND, TRAIL_KIND, Flawed, pages, row_data, trail_data
+from scrubber.cli.output import document
 from scrubber.ports import Event
+from scrubber.ports.trail import START, AuditRow, Head, TrailPage
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 texts = st.text(max_size=8)
@@ -48,7 +55,7 @@ def test_a_trail_written_in_any_number_of_commits_is_one_chain(told: list[Event]
 @given(events)
 def test_an_event_is_remembered_as_it_was(event: Event) -> None:
     (row,) = append(START, [event])
-    assert row.event == event
+    assert event_of(row) == event
 
 
 @given(trails, st.data())
@@ -79,7 +86,7 @@ def test_a_trail_rewritten_from_some_row_on_has_another_head(trail: tuple[AuditR
     """Whoever writes the file can forge a chain; a copy of the head that was kept elsewhere still shows it."""
     index = data.draw(st.integers(0, len(trail) - 1))
     before = trail[index - 1].head if index else START
-    told = [row.event for row in trail[index:]]
+    told = [event_of(row) for row in trail[index:]]
     forged = append(before, [replace(told[0], name=told[0].name + "x"), *told[1:]])
     assert check((*trail[:index], *forged), START, forged[-1].head).intact
     assert forged[-1].head != trail[-1].head
@@ -100,3 +107,62 @@ def test_a_pruned_trail_is_verified_from_where_it_was_pruned(trail: tuple[AuditR
 def test_rows_behind_the_recorded_head_are_noticed(trail: tuple[AuditRow, ...]) -> None:
     beyond = append(trail[-1].head, [Event("forged", 0.0)])
     assert not check((*trail, *beyond), START, trail[-1].head).intact
+
+
+def judged(trail: Sequence[AuditRow], *kept: Head, pruned: Head = START) -> Verdict:
+    examination = Examination([KeptHead.read(str(each)) for each in kept])
+    examination.take(TrailPage(pruned, trail[-1].head if trail else pruned, tuple(trail)))
+    return examination.found().verdict
+
+
+@given(trails, st.data())
+def test_a_head_that_was_kept_is_found_until_its_row_is_given_up(
+    trail: tuple[AuditRow, ...], data: st.DataObject
+) -> None:
+    kept = data.draw(st.sampled_from(trail)).head
+    assert judged(trail, kept) is Verdict.INTACT
+    cut = data.draw(st.integers(0, len(trail)))
+    pruned = trail[cut - 1].head if cut else START
+    wanted = Verdict.INTACT if kept.sequence >= cut else Verdict.CANNOT_TELL
+    assert judged(trail[cut:], kept, pruned=pruned) is wanted
+
+
+@given(trails, st.data())
+def test_a_trail_rewritten_or_cut_before_a_head_that_was_kept_is_broken(
+    trail: tuple[AuditRow, ...], data: st.DataObject
+) -> None:
+    kept = data.draw(st.integers(0, len(trail) - 1))
+    index = data.draw(st.integers(0, kept))
+    told = [event_of(row) for row in trail[index:]]
+    before = trail[index - 1].head if index else START
+    forged = append(before, [replace(told[0], name=told[0].name + "x"), *told[1:]])
+    assert judged((*trail[:index], *forged)) is Verdict.INTACT
+    assert judged((*trail[:index], *forged), trail[kept].head) is Verdict.BROKEN
+    assert judged(trail[:index], trail[kept].head) is Verdict.BROKEN
+
+
+def exported(trail: Sequence[AuditRow]) -> str:
+    ends = TrailPage(START, trail[-1].head)
+    documents = [document(trail_data(ends), TRAIL_KIND), *(document(row_data(row), ROW_KIND) for row in trail)]
+    return "".join(json.dumps(each) + "\n" for each in documents)
+
+
+@given(trails)
+def test_an_export_is_read_as_it_was_written(trail: tuple[AuditRow, ...]) -> None:
+    text = exported(trail)
+    assert text.isascii()
+    assert tuple(row for page in pages(io.StringIO(text), "a file") for row in page.rows) == trail
+
+
+@given(trails, st.data())
+def test_an_export_that_lost_anything_is_broken(trail: tuple[AuditRow, ...], data: st.DataObject) -> None:
+    whole = exported(trail)
+    first = whole.index("\n") + 1
+    length = data.draw(st.integers(first, len(whole) - 2))  # without its last line break it is still whole
+    examination, flaw = Examination(), ""
+    try:
+        for page in pages(io.StringIO(whole[:length]), "a file"):
+            examination.take(page)
+    except Flawed as error:
+        flaw = str(error)
+    assert examination.found(flaw).verdict is Verdict.BROKEN

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from scrubber.adapters.ledger.codec import CERTIFICATE, GRANT, RECORD, SCRUB, decode_fields, encode_fields
 from scrubber.adapters.ledger.shapes import INTEGER, TEXT, Document, Undecodable, shape
 from scrubber.domain.assignment import Assignment, Pod
-from scrubber.domain.evidence import Certificate, ScrubRecord
+from scrubber.domain.baseline import Baseline
+from scrubber.domain.evidence import Certificate, Path, ScrubRecord
 from scrubber.domain.handover import HandOver
 from scrubber.domain.health import Health
 from scrubber.domain.record import DeviceRecord, Glass, Grant, Lasting
@@ -26,6 +27,11 @@ DOCUMENTS: list[tuple[Document[Any], type]] = [
     (CERTIFICATE, Certificate),
     (SCRUB, ScrubRecord),
 ]
+UNSIGNED = Certificate(
+    *("cert-1", "node-1", "boot-1", "driver-1", "GPU-1", 1, 0, Path.SLOW, "scrub-1", ("holders: none",)),
+    ("on-chip: the device has none",),
+    *("default", "sha256:1", 9.5),
+)
 finite = st.floats(allow_nan=False, allow_infinity=False)
 anything_json = st.recursive(
     st.none() | st.booleans() | st.integers() | finite | st.text(max_size=5),
@@ -105,14 +111,77 @@ def test_records_and_grants_of_every_earlier_format_are_read() -> None:
     record = DeviceRecord("GPU-1", version=3, last_grant=grant, open_grants=(grant, replace(grant, assignment=None)))
     stored = json.loads(RECORD.encode(record))
     since_4 = ["lasting", "strikes", "attempts", "glass", "waits"]
-    for number, names, parts in ((3, since_4, []), (2, ["tainted"], ["shares"]), (1, ["lifetime"], ["resource"])):
+    steps: list[tuple[int, list[str], list[str]]] = [
+        (4, ["baseline"], []),
+        (3, since_4, []),
+        (2, ["tainted"], ["shares"]),
+        (1, ["lifetime"], ["resource"]),
+    ]
+    for number, names, parts in steps:
         for name in names:
             del stored[name]
         for each in (stored["last_grant"], stored["open_grants"][0]):
             for part in parts:
                 del each["assignment"][part]
         assert RECORD.decode(json.dumps(stored | {"format": number})) == record
-        assert GRANT.decode(json.dumps(stored["last_grant"] | {"format": number})) == grant
+        assert GRANT.decode(json.dumps(stored["last_grant"] | {"format": min(number, 3)})) == grant
+
+
+def test_a_certificate_of_before_there_were_keys_is_read_alone_and_on_its_record_and_is_not_signed() -> None:
+    stored = json.loads(CERTIFICATE.encode(UNSIGNED))
+    del stored["key_id"], stored["signature"]
+    assert CERTIFICATE.decode(json.dumps(stored | {"format": 1})) == UNSIGNED
+    record = DeviceRecord("GPU-1", version=3, certificate=UNSIGNED, rests_on=UNSIGNED.id)
+    old = json.loads(RECORD.encode(record))
+    del old["baseline"], old["certificate"]["key_id"], old["certificate"]["signature"]
+    assert RECORD.decode(json.dumps(old | {"format": 4})) == record
+    for name in ("lasting", "strikes", "attempts", "glass", "waits", "tainted", "lifetime"):
+        del old[name]
+    assert RECORD.decode(json.dumps(old | {"format": 1})) == record
+
+
+def test_a_signature_that_a_document_of_before_claims_is_not_believed() -> None:
+    stored = json.loads(CERTIFICATE.encode(replace(UNSIGNED, key_id="sha256:00", signature="c2lnbmVk")))
+    assert CERTIFICATE.decode(json.dumps(stored | {"format": 1})) == UNSIGNED
+
+
+def test_attempts_of_before_people_could_order_any_were_the_services_own() -> None:
+    record = DeviceRecord("GPU-1", attempts=(Attempt(1.5, reset=True), Attempt(2.5, reset=False)))
+    stored = json.loads(RECORD.encode(record))
+    del stored["baseline"]
+    for each in stored["attempts"]:
+        del each["ordered"]
+    assert RECORD.decode(json.dumps(stored | {"format": 4})) == record
+
+
+def test_what_a_device_should_be_reads_back_in_its_order() -> None:
+    baseline = Baseline(
+        (("model", "One"), ("vbios", "96.00.89")), (("pcie-width", "x8 of x16"),), 9.5, "uid:1000", "new VBIOS"
+    )
+    record = DeviceRecord("GPU-1", baseline=baseline)
+    assert RECORD.decode(RECORD.encode(record)) == record
+    assert json.loads(RECORD.encode(record))["baseline"]["facts"] == [["model", "One"], ["vbios", "96.00.89"]]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"facts": [["vbios"]]},
+        {"facts": [["vbios", "1", "2"]]},
+        {"facts": [["vbios", 1]]},
+        {"facts": [["vbios", None]]},
+        {"facts": {"vbios": "1"}},
+        {"conditions": [[1, "x8"]]},
+        {"actor": None},
+        {"reason": 7},
+        {"at": "now"},
+    ],
+    ids=str,
+)
+def test_a_damaged_baseline_is_refused(change: dict[str, object]) -> None:
+    stored = json.loads(RECORD.encode(DeviceRecord("GPU-1", baseline=Baseline((("model", "One"),)))))
+    with pytest.raises(Undecodable, match="baseline"):
+        RECORD.decode(json.dumps(stored | {"baseline": stored["baseline"] | change}))
 
 
 def test_a_record_of_before_the_days_were_kept_has_had_none() -> None:
@@ -142,7 +211,8 @@ def test_what_a_day_brought_and_a_persons_emergency_read_back_in_their_order() -
     [
         ("lasting", [{"code": "too-hot"}]),
         ("strikes", [{"at": 1.0, "code": "xid-95"}]),
-        ("attempts", [{"at": 1.0, "reset": 1}]),
+        ("attempts", [{"at": 1.0, "reset": 1, "ordered": False}]),
+        ("attempts", [{"at": 1.0, "reset": True}]),
         ("glass", {"until": "for ever", "reason": "", "actor": "uid:0"}),
         ("glass", {"until": 1.0, "reason": ""}),
         ("glass", {"until": 1.0, "reason": "", "actor": None}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
@@ -11,9 +12,11 @@ from typing import Any
 import pytest
 from google.protobuf.message import Message
 
+from scrubber.adapters.signing.ed25519 import EphemeralKey, verify
 from scrubber.api import messages
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.domain.assignment import Assignment, Pod
+from scrubber.domain.baseline import Baseline, Difference
 from scrubber.domain.breaker import Breaker
 from scrubber.domain.device import Device
 from scrubber.domain.errors import InvalidRequest
@@ -32,8 +35,20 @@ from scrubber.domain.handover import HandOver
 from scrubber.domain.health import Cause, Health, WayBack
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Enforcement, Policy
-from scrubber.domain.record import DeviceRecord, Glass, Grant
-from scrubber.engine.views import DeviceView, HandOverCall, NodeView, PodNotice, ServiceView
+from scrubber.domain.record import DeviceRecord, Glass, Grant, Lasting
+from scrubber.domain.statement import claim
+from scrubber.domain.tally import Attempt, Strike
+from scrubber.engine.sealing import sealed
+from scrubber.engine.views import (
+    CertificateView,
+    DeviceView,
+    HandOverCall,
+    NodeView,
+    PodNotice,
+    ServiceView,
+    Standing,
+)
+from scrubber.ports.trail import AuditRow, Head, TrailPage
 from tests.contract.api_service import CERTIFICATE, IDENTITY, device, of_record
 
 CAUSE = Cause("xid-95", "Uncontained ECC error.", WayBack.RESET, 900.0)
@@ -161,19 +176,28 @@ def test_what_concerns_the_plugin_is_told(later: NodeView) -> None:
         (Finding, pb.Finding),
         (Glass, pb.Glass),
         (Breaker, pb.Breaker),
+        (Lasting, pb.Lasting),
+        (Attempt, pb.Attempt),
+        (Strike, pb.Strike),
+        (Baseline, pb.Baseline),
+        (Difference, pb.Fact),
+        (AuditRow, pb.AuditRow),
+        (TrailPage, pb.AuditPage),
+        (Head, pb.AuditHead),
     ],
 )
 def test_a_message_has_every_field_of_its_value(kind: tuple[type, type]) -> None:
     value, message = kind
-    encoded = {"measured": "measured_json", "evidence": "evidence_json"}
+    encoded = {"measured": "measured_json", "evidence": "evidence_json", "tenant": "tenant_namespace"}
     wanted = {encoded.get(each.name, each.name) for each in fields(value)}
     assert wanted == {each.name for each in message.DESCRIPTOR.fields}  # type: ignore[attr-defined]
 
 
 def test_a_certificate_is_shown_whole() -> None:
-    told = messages.certificate_message(replace(CERTIFICATE, next_grant=0, rests_on="cert-0"))
+    signed = replace(CERTIFICATE, next_grant=0, rests_on="cert-0", key_id="sha256:00", signature="c2lnbmVk")
+    told = messages.certificate_message(signed)
     for each in fields(Certificate):
-        wanted = getattr(replace(CERTIFICATE, next_grant=0, rests_on="cert-0"), each.name)
+        wanted = b"signed" if each.name == "signature" else getattr(signed, each.name)
         got = getattr(told, each.name)
         assert (tuple(got) if isinstance(wanted, tuple) else got) == wanted, each.name
 
@@ -240,6 +264,108 @@ def test_a_device_out_of_service_shows_why_and_what_next() -> None:
     assert not told.HasField("certificate")
 
 
+def test_a_device_shows_everybody_whose_grant_is_not_over_yet() -> None:
+    record = DeviceRecord("GPU-a0", open_grants=(replace(grant(1, "old"), certificate="cert-1"), grant(2)))
+    old, nameless = messages.device_message(DeviceView(device(0), record)).tenancies
+    assert (old.grant, old.tenant_namespace, old.pod, old.uid, old.container) == (1, "team-a", "old", "uid-1", "main")
+    assert (old.kind, old.at, old.certificate, old.exception) == ("other-tenant", 1000.0, "cert-1", "")
+    assert (nameless.grant, nameless.tenant_namespace, nameless.pod, nameless.uid, nameless.container) == (
+        2,
+        *("", "", "", ""),
+    )
+
+
+def test_a_device_shows_what_its_health_rests_on() -> None:
+    record = DeviceRecord(
+        "GPU-a0",
+        health=Health.QUARANTINED,
+        cause=CAUSE,
+        lasting=(Lasting("too-hot", 2.5),),
+        lifetime=(("retired_pages", 3), ("xid-95", 7)),
+        must_reset=True,
+        clean_scrubs=1,
+        strikes=(Strike(1.0, "xid-95", "team-a"), Strike(2.0, "too-hot")),
+        attempts=(Attempt(1.5, reset=True, ordered=True), Attempt(2.5, reset=False)),
+    )
+    told = messages.device_message(DeviceView(device(0), record, waits="8 resets within an hour."))
+    assert (told.waits, told.must_reset, told.clean_scrubs) == ("8 resets within an hour.", True, 1)
+    assert [(each.code, each.since) for each in told.lasting] == [("too-hot", 2.5)]
+    assert dict(told.lifetime) == {"retired_pages": 3, "xid-95": 7}
+    assert [(each.at, each.code, each.tenant_namespace) for each in told.strikes] == [
+        (1.0, "xid-95", "team-a"),
+        (2.0, "too-hot", ""),
+    ]
+    assert [(each.at, each.reset, each.ordered) for each in told.attempts] == [(1.5, True, True), (2.5, False, False)]
+
+
+def test_a_device_shows_what_it_should_be_beside_what_it_is() -> None:
+    baseline = Baseline(
+        (("inforom", "G1"), ("model", device(0).model), ("vbios", "1")),
+        (("pcie-width", "x8 of x16"),),
+        *(900.0, "uid:7", "moved"),
+    )
+    of = replace(device(0), traits=(("vbios", "2"), ("serial", "never told"), ("pci_address", "0000:0a:00.0")))
+    told = messages.device_message(DeviceView(of, replace(CLEAN, baseline=baseline))).baseline
+    assert (told.at, told.actor, told.reason) == (900.0, "uid:7", "moved")
+    assert [(each.name, each.expected, each.found) for each in told.facts] == [
+        ("inforom", "G1", ""),
+        ("model", of.model, of.model),
+        ("vbios", "1", "2"),
+    ]
+    assert [(each.name, each.expected) for each in told.conditions] == [("pcie-width", "x8 of x16")]
+
+
+def test_a_device_that_was_never_looked_at_has_no_baseline() -> None:
+    assert not messages.device_message(DeviceView(device(0), CLEAN)).HasField("baseline")
+
+
+def test_the_service_shows_its_key_its_audit_where_things_are_and_who_may_ask() -> None:
+    info = ServiceView(
+        *("0.1.0", "sim", IDENTITY, Policy(), "ok", "e1"),
+        key_id="sha256:00",
+        public_key="PEM",
+        audit_head=Head(7, "00ff"),
+        places={"state": "/var/lib/scrubber", "cgroups": "/sys/fs/cgroup"},
+        policy_refused="mine.yaml:2: no",
+        kubelet="It lists nothing.",
+        admin_group="ops",
+        read_group="look",
+    )
+    told = messages.service_info(info)
+    assert (told.key_id, told.public_key) == ("sha256:00", "PEM")
+    assert (told.audit_head.sequence, told.audit_head.hash) == (7, "00ff")
+    assert dict(told.places) == {"state": "/var/lib/scrubber", "cgroups": "/sys/fs/cgroup"}
+    assert (told.policy_refused, told.kubelet, told.pid) == ("mine.yaml:2: no", "It lists nothing.", os.getpid())
+    assert (told.admin_group, told.read_group) == ("ops", "look")
+
+
+@pytest.mark.parametrize("standing", list(Standing))
+def test_a_certificate_comes_with_the_very_bytes_that_were_signed(standing: Standing) -> None:
+    key = EphemeralKey()
+    signed = replace(sealed(CERTIFICATE, key), next_grant=3)
+    told = messages.signed_certificate(CertificateView(signed, standing))
+    assert verify(key.public_key, told.payload, told.certificate.signature)
+    assert claim(told.payload) == CERTIFICATE
+    assert (told.certificate.key_id, told.certificate.next_grant, told.standing) == (key.key_id, 3, standing.value)
+
+
+def test_a_certificate_of_before_there_were_keys_has_no_signature() -> None:
+    told = messages.signed_certificate(CertificateView(CERTIFICATE, Standing.VOID))
+    assert (told.certificate.key_id, told.certificate.signature) == ("", b"")
+    assert told.payload
+
+
+def test_a_page_of_the_audit_shows_its_rows_as_they_were_hashed() -> None:
+    row = AuditRow(8, 9.25, "scrub.finished", "GPU-a0", "s1", "uid:7", '{"reason":"\\ud800"}', "00", "ff")
+    of_the_node = AuditRow(9, 9.5, "service.started", None, None, "service", "{}", "ff", "0f")
+    told = messages.audit_page(TrailPage(Head(7, "00"), Head(9, "0f"), (row, of_the_node)))
+    assert (told.pruned.sequence, told.pruned.hash, told.head.sequence, told.head.hash) == (7, "00", 9, "0f")
+    for each, shown in zip((row, of_the_node), told.rows, strict=True):
+        for name in (each.name for each in fields(AuditRow)):
+            value = getattr(each, name)
+            assert (getattr(shown, name) == value) if value is not None else not shown.HasField(name)
+
+
 def test_a_scrub_is_shown_with_its_evidence() -> None:
     finding = Finding(Step.HOLDERS, "leftover", Severity.NOTE, "PID 7 was ended.", {"ended": 1})
     step = StepResult(Step.HOLDERS, Verdict.PASSED, 0.25, (finding,), {"walked": True}, ("other users",))
@@ -260,6 +386,22 @@ def test_a_scrub_is_shown_with_its_evidence() -> None:
         ),
         lambda: messages.device_message(
             DeviceView(device(0), replace(CLEAN, glass=Glass(1.0, NOT_TEXT, "uid:7")), policy=Policy())
+        ),
+        lambda: messages.device_message(DeviceView(device(0), CLEAN, waits=NOT_TEXT)),
+        lambda: messages.device_message(
+            DeviceView(
+                replace(device(0), model=NOT_TEXT),
+                replace(CLEAN, baseline=Baseline((("vbios", NOT_TEXT),), (("pcie-width", NOT_TEXT),), reason=NOT_TEXT)),
+            )
+        ),
+        lambda: messages.device_message(DeviceView(device(0), replace(CLEAN, lasting=(Lasting(NOT_TEXT, 1.0),)))),
+        lambda: messages.service_info(
+            replace(
+                ServiceView("0.1.0", "sim", IDENTITY, Policy(), "ok", "e1"),
+                places={"state": f"/var/lib/{NOT_TEXT}"},
+                policy_refused=NOT_TEXT,
+                kubelet=NOT_TEXT,
+            )
         ),
         lambda: messages.snapshot(view(notices=(replace(NOTICE, sentence=NOT_TEXT),))),
         lambda: messages.service_info(
@@ -331,6 +473,8 @@ def test_an_act_without_a_fit_reason_is_refused(reason: str, why: str) -> None:
     for request in (
         pb.QuarantineRequest(device="0", reason=reason),
         pb.BreakGlassRequest(device="0", reason=reason, seconds=60.0),
+        pb.ResetRequest(device="0", reason=reason),
+        pb.AcceptBaselineRequest(device="0", reason=reason),
     ):
         with pytest.raises(InvalidRequest, match=why):
             messages.reason_of(request)

@@ -106,6 +106,12 @@ def test_a_target_at_its_limit_is_met_and_one_that_is_missed_has_a_cause() -> No
     assert missed.cause
 
 
+def test_the_slowest_command_decides() -> None:
+    (target,) = judge([timing("command.version", 60.0, 80.0), timing("command.devices", 130.0, 80.0)], ())
+    assert (target.name, target.met) == ("command", False)
+    assert target.measured == pytest.approx(260.0)
+
+
 def test_growth_with_devices_is_judged_by_all_their_numbers() -> None:
     prefix = "hand-over.same-container.devices-"
     (target,) = judge([timing(f"{prefix}{size}", size) for size in (256, 4, 64)], ())

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 import typer
+import yaml
 
 from scrubber.cli import main as command
 from scrubber.cli.exits import Exit, exit_for
 from scrubber.cli.history import moment_of
 from scrubber.cli.options import seconds, size
-from scrubber.cli.output import Answer, Output, binary_size, emit
+from scrubber.cli.output import Answer, Output, binary_size, emit, emit_one
 from scrubber.domain import errors
 
 EXITS = {
@@ -105,10 +106,10 @@ def test_since_is_a_time_ago_or_a_moment(written: str, moment: float) -> None:
 def test_json_and_yaml_stay_ascii_and_without_anything_a_terminal_acts_on(capsys: pytest.CaptureFixture[str]) -> None:
     hostile = "\x1b[2J\x9b1m\u202e"
     for output in (Output.JSON, Output.YAML, Output.NAME, Output.TABLE):
-        emit(Answer([hostile], [hostile], ("A",), [(hostile,)]), output)
+        emit(Answer({"said": hostile}, [hostile], ("A",), [(hostile,)], kind="Odd"), output)
     out = capsys.readouterr().out
     assert not {"\x1b", "\x9b", "\u202e"} & set(out)
-    assert json.loads(out[: out.index("]") + 1]) == [hostile]
+    assert json.loads(out[: out.index("}") + 1])["said"] == hostile
 
 
 @pytest.mark.parametrize(("variables", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)])
@@ -120,12 +121,12 @@ def test_colours_are_for_terminals_that_want_them(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    emit(Answer([], [], ("STATE",), [("clean",)]), Output.TABLE)
+    emit(Answer(None, [], ("STATE",), [("clean",)]), Output.TABLE)
     assert ("\x1b[32mclean\x1b[0m" in capsys.readouterr().out) is coloured
 
 
 def test_a_pipe_gets_no_colours(capsys: pytest.CaptureFixture[str]) -> None:
-    emit(Answer([], [], ("STATE",), [("clean",)]), Output.TABLE)
+    emit(Answer(None, [], ("STATE",), [("clean",)]), Output.TABLE)
     assert capsys.readouterr().out == "STATE\nclean\n"
 
 
@@ -135,12 +136,13 @@ def test_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) -> Non
     with pytest.raises(SystemExit) as ended:
         command.main(["version", "-o", "json"])
     assert ended.value.code == 0
-    assert json.loads(capsys.readouterr().out) == {"version": importlib.metadata.version("gpu-scrubber")}
+    assert json.loads(capsys.readouterr().out)["version"] == importlib.metadata.version("gpu-scrubber")
 
 
 def test_a_fault_of_ours_is_a_sentence_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.delenv("SCRUBBER_TRACEBACK", raising=False)
-    monkeypatch.setattr("importlib.metadata.version", lambda name: {}[name])
+    nothing: dict[str, str] = {}
+    monkeypatch.setattr("platform.python_version", lambda: nothing["gpu-scrubber"])
     with pytest.raises(SystemExit) as ended:
         command.main(["version"])
     assert ended.value.code == 1
@@ -154,4 +156,41 @@ def test_a_disk_that_is_full_is_a_sentence() -> None:
         ended = subprocess.run(
             [sys.executable, "-m", "scrubber.cli.main", "version"], stdout=full, stderr=subprocess.PIPE, check=False
         )
-    assert (ended.returncode, ended.stderr) == (1, b"Error: No space left on device.\n")
+    assert (ended.returncode, ended.stderr) == (
+        1,
+        b"Error: Standard output could not be written: No space left on device.\n",
+    )
+
+
+def test_an_answer_that_was_given_counts_where_no_note_can_be_written(tmp_path: Path) -> None:
+    words = ("sim", "create", "--dir", str(tmp_path / "n"), "--devices", "1", "--memory", "1MiB")
+    with Path("/dev/full").open("wb") as full:
+        for _ in range(2):  # the second time there is a note
+            ended = subprocess.run(
+                [sys.executable, "-m", "scrubber.cli.main", *words], stdout=subprocess.PIPE, stderr=full, check=False
+            )
+            assert (ended.returncode, ended.stdout[:5]) == (0, b"INDEX")
+
+
+def test_json_and_yaml_say_their_version_and_kind_and_a_list_has_items(capsys: pytest.CaptureFixture[str]) -> None:
+    head = {"apiVersion": "cli.scrubber.dev/v1"}
+    emit(Answer({"id": "a"}, (), (), (), kind="Thing"), Output.JSON)
+    assert json.loads(capsys.readouterr().out) == head | {"kind": "Thing", "id": "a"}
+    emit(Answer([{"kind": "own"}], (), (), (), kind="Thing"), Output.YAML)
+    assert yaml.safe_load(capsys.readouterr().out) == head | {"kind": "ThingList", "items": [{"kind": "own"}]}
+
+
+def test_a_stream_is_a_document_a_line_of_json_and_many_documents_of_yaml(capsys: pytest.CaptureFixture[str]) -> None:
+    for number in (1, 2):
+        emit_one({"number": number}, "Count")
+    assert [json.loads(line)["number"] for line in capsys.readouterr().out.splitlines()] == [1, 2]
+    for number in (1, 2):
+        emit_one({"number": number}, "Count", Output.YAML)
+    assert [each["number"] for each in yaml.safe_load_all(capsys.readouterr().out)] == [1, 2]
+
+
+def test_no_document_is_without_a_kind_and_none_loses_its_own_keys() -> None:
+    with pytest.raises(ValueError, match="kind"):
+        Answer([], (), (), ())
+    with pytest.raises(ValueError, match="own keys"):
+        emit(Answer({"kind": "mine"}, (), (), (), kind="Thing"), Output.JSON)

@@ -32,7 +32,8 @@ def explained(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, obje
 def test_every_policy_that_ships_is_one(capsys: pytest.CaptureFixture[str], name: str) -> None:
     status, out, _ = run(capsys, "check", name, "-o", "json")
     assert status == 0
-    assert json.loads(out) == [{"file": name, "name": name, "digest": load_policy(name).digest}]
+    assert json.loads(out)["kind"] == "PolicyCheckList"
+    assert json.loads(out)["items"] == [{"file": name, "name": name, "digest": load_policy(name).digest}]
 
 
 def test_what_is_wrong_is_told_with_line_and_hint_and_the_good_ones_are_told_all_the_same(
@@ -170,7 +171,7 @@ def test_an_xid_that_a_policy_gives_a_class_has_the_policy_for_its_source(
     capsys: pytest.CaptureFixture[str], file: Path
 ) -> None:
     _, out, _ = run(capsys, "xids", str(file), "-o", "json")
-    listed = {each["code"]: each for each in json.loads(out)}
+    listed = {each["code"]: each for each in json.loads(out)["items"]}
     assert (listed[94]["class"], listed[94]["source"]) == ("reset", "policy")
     assert (listed[95]["class"], listed[95]["source"]) == ("reset", "action")
     assert all(each["note"] for each in listed.values())
@@ -224,7 +225,7 @@ def test_what_is_shown_is_a_policys_file_and_the_same_policy(
     saved.write_text(out)
     status, out, err = run(capsys, "check", str(saved), "-o", "json")
     assert (status, err) == (0, "")
-    assert json.loads(out)[0]["digest"] == before.digest
+    assert json.loads(out)["items"][0]["digest"] == before.digest
     assert load_policy(saved) == before
     assert f"# digest of {before.name}: {before.digest}" in saved.read_text()
 

@@ -10,7 +10,7 @@ from scrubber.domain.breaker import Breaker, breaker_of, out_for_soft_signals
 from scrubber.domain.health import Health, WayBack
 from scrubber.domain.policy import BreakerRule
 from scrubber.domain.record import DeviceRecord
-from scrubber.domain.signals import SOFT
+from scrubber.domain.signals import SOFT, SPARED
 from scrubber.domain.tally import Attempt
 from tests.world.samples import NOW, cause, record
 
@@ -105,9 +105,24 @@ def test_a_policy_that_allows_no_share_allows_one_device() -> None:
     assert "1 of 8 devices" in breaker_of([soft(), *well(7)], none, NOW).soft
 
 
-@pytest.mark.parametrize("code", sorted(SOFT))
-def test_every_soft_signal_counts(code: str) -> None:
+@pytest.mark.parametrize("code", sorted(SPARED))
+def test_every_soft_signal_that_may_pass_by_itself_counts(code: str) -> None:
     assert out_for_soft_signals(soft(code=code))
+
+
+def test_firmware_that_somebody_wrote_spares_no_device_and_counts_for_none() -> None:
+    """Else whoever wrote it to a quarter of the devices would have all the others stay in service."""
+    assert SOFT - {"baseline-changed"} == SPARED
+    assert not out_for_soft_signals(soft(code="baseline-changed"))
+
+
+def test_what_a_person_ordered_uses_up_no_reset() -> None:
+    def after(*ordered: bool) -> Breaker:
+        attempts = tuple(Attempt(NOW - 60.0 - number, reset=True, ordered=each) for number, each in enumerate(ordered))
+        return breaker_of([record(attempts=attempts)], BreakerRule(resets=2), NOW)
+
+    assert after(True, True, True, False) == Breaker()
+    assert after(True, False, False).resets
 
 
 @pytest.mark.parametrize("health", [Health.QUARANTINED, Health.RECOVERING, Health.PROBATION])

@@ -63,7 +63,7 @@ async def test_a_device_in_use_blocks_its_own_reset_and_that_of_whatever_is_rese
         for asked, together in (("1", ()), ("0", (used.id, "GPU-of-nobody"))):
             plan = await node_of(world, Planning(together)).reset_plan(asked)
             assert plan.blockers == (
-                f"Device 1 ({used.id}) is in-use: wait until that is over.",
+                f"Device 1 ({used.id}) is in use by acme/train-0: wait until that is over.",
                 "The adapter's own.",
             )
 

@@ -353,7 +353,7 @@ def moved(world: World, address: str) -> Device:
     gpu = world.gpu()
     gpu.device = replace(gpu.device, traits=(("pci_address", address),))
     world.node.inventory_changed.set()
-    return gpu.device
+    return gpu.described
 
 
 @in_virtual_time

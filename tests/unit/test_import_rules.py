@@ -118,6 +118,8 @@ FORBIDDEN = (
     ("cuda-in-one-place", "scrubber.daemon", "cupy"),
     ("cuda-in-one-place", "scrubber.adapters.sim.eraser", "cupy"),
     ("kubernetes-in-one-place", "scrubber.engine.node", "lightkube"),
+    ("signatures-in-one-place", "scrubber.daemon", "cryptography"),
+    ("signatures-in-one-place", "scrubber.engine.node", "cryptography"),
     *(("kubernetes-in-one-place", "plugin.server", library) for library in ("httpx2", "lightkube", "msgspec")),
 )
 

@@ -449,7 +449,7 @@ def test_every_value_reaches_the_domain() -> None:
         ),
         pytest.param(
             "name: mine\nhealth:\n  sustained:\n    lost: 5m\n",
-            'policy.yaml:4: health.sustained: "lost" is not known; write one of ecc-mode-pending, events-unheard, '
+            'policy.yaml:4: health.sustained: "lost" is not known; write one of baseline-changed, ecc-mode-pending, events-unheard, '
             "hw-slowdown, hw-thermal-slowdown, inforom-corrupt, mig-mode-pending, nvlink-down, pcie-generation, pcie-width, "
             "power-brake, too-hot.",
             id="a condition that is a fault at once",

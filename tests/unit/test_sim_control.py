@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scrubber.adapters.sim import control
 from scrubber.adapters.sim.control import CONDITIONS, Faults, clear, driver_absent, fault, read, read_all
 from scrubber.adapters.sim.faults import ABSENT, CODES, RECOVERIES
+from scrubber.adapters.sim.inventory import SimInventory
 from scrubber.adapters.sim.layout import write_json
 from scrubber.adapters.sim.shape import MIB, create, split
 from scrubber.domain.errors import BadConfiguration, InvalidRequest, Unreadable
@@ -44,6 +45,7 @@ FAULTS = st.builds(
         st.sampled_from([*sorted(CODES), "sulking"]), st.sampled_from(["", "x8 of x16"]), max_size=4
     ),
     counters=st.dictionaries(st.sampled_from(["retired_pages", "made_up"]), st.integers(0, 9)),
+    firmware=st.sampled_from(["sim-vbios-1", "96.00.89", "A1_b-2"]),
 )
 
 
@@ -70,7 +72,8 @@ def test_an_instance_is_never_better_off_than_its_gpu(own: Faults, parent: Fault
     for mapping in ("conditions", "counters", "xids_seen"):
         assert getattr(both, mapping).keys() >= getattr(parent, mapping).keys()
     assert parent.recovery == "none" or both.recovery != "none"
-    assert own.joined(Faults(temperature=-40)) == own
+    assert both.firmware == parent.firmware  # there is one, and it is the GPU's
+    assert own.joined(Faults(temperature=-40, firmware=own.firmware)) == own
 
 
 def test_an_xid_is_counted_for_good_and_stands_until_it_is_lifted(node: Path, place: Path) -> None:
@@ -225,6 +228,44 @@ def test_clearing_the_node_clears_every_device_and_mends_what_cannot_be_read(nod
     assert read(place) == read(node / "devices" / "1") == Faults()
 
 
+def test_firmware_is_what_somebody_last_wrote_and_neither_a_reset_nor_a_reboot_brings_it_back(
+    node: Path, place: Path
+) -> None:
+    usual = read(place).firmware
+    assert fault(node, "0", firmware="96.00.89").firmware == "96.00.89"
+    fault(node, "0", firmware="A1_b-2", xid=95)
+    assert control.change(place, Faults.after_reset).firmware == "A1_b-2"
+    assert control.change(place, Faults.after_reboot).firmware == "A1_b-2"
+    clear(node, "0", ["xid"])
+    assert read(place).firmware == "A1_b-2"
+    clear(node, "0", ["firmware"])
+    assert (read(place).firmware, usual) == (usual, Faults().firmware)
+
+
+def test_instances_say_the_firmware_of_their_gpu(node: Path) -> None:
+    part, other = split(node, "0", 2)
+    fault(node, "0", firmware="96.00.89")
+    assert [read_all(each.control_directories).firmware for each in (part, other)] == ["96.00.89", "96.00.89"]
+
+
+async def test_the_inventory_describes_each_device_with_its_firmware(node: Path) -> None:
+    fault(node, "0", firmware="96.00.89")
+    described = await SimInventory(node).devices()
+    assert [dict(device.traits) for device in described] == [{"vbios": "96.00.89"}, {"vbios": Faults().firmware}]
+
+
+@pytest.mark.parametrize("word", ["", " ", "96 00", "-1", "1-", "a..b", "a" * 65, "x\n", "\x1b[2J", "é"])
+def test_firmware_that_no_device_could_have_is_refused_and_unreadable_in_a_file(
+    node: Path, place: Path, word: str
+) -> None:
+    with pytest.raises(InvalidRequest, match="no version of firmware"):
+        fault(node, "0", firmware=word)
+    assert read(place) == Faults()
+    write_json(place / "control.json", {"firmware": word})
+    with pytest.raises(Unreadable, match=r"control\.json"):
+        read(place)
+
+
 @pytest.mark.parametrize(
     ("wrong", "hint"),
     [
@@ -271,6 +312,8 @@ def test_a_fault_without_a_device_and_an_unknown_device_or_condition_are_refused
         {"conditions": []},
         {"conditions": {"pcie-width": 8}},
         {"counters": []},
+        {"firmware": 7},
+        {"firmware": None},
     ],
 )
 def test_a_file_that_makes_no_sense_is_unreadable_never_sound(place: Path, document: dict[str, object]) -> None:

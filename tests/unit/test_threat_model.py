@@ -57,7 +57,7 @@ def test_every_event_and_metric_that_a_page_tells_of_is_one_of_ours() -> None:
     code = "".join(path.read_text() for path in (ROOT / "scrubber").rglob("*.py"))
     text = "".join(page.read_text() for page in PAGES)
     events = set(re.findall(r"`((?:use|device|certificate|stranger|leftover|health|handover)\.[a-z-]+)`", text))
-    metrics = {name.removesuffix("_total") for name in re.findall(r"`(scrubber_[a-z_]+)", text)}
+    metrics = {name.removesuffix("_total") for name in re.findall(r"`(scrubber_[a-z0-9_]+)", text)}
     assert len(events) > 3
     assert len(metrics) > 1
     assert {name for name in events | metrics if f'"{name}"' not in code} == set()

@@ -54,6 +54,7 @@ class HealthLaws:
         self._owed: Counter[str] = Counter()
         self._started: dict[str, float] = {}
         self._forgiven: dict[str, float] = {}
+        self._ordered: dict[str, bool] = {}
 
     # -- durable rows ----------------------------------------------------------------------------------------------
 
@@ -61,6 +62,7 @@ class HealthLaws:
         for scrub in change.scrubs:
             if scrub.path is Path.SLOW and scrub.ended is None:
                 self._started[scrub.device] = scrub.started
+                self._ordered[scrub.device] = scrub.actor.startswith("uid:")
             elif scrub.path is Path.SLOW and scrub.outcome is Outcome.PASSED:
                 self._passes[scrub.device] += 1
         for record in change.records:
@@ -113,7 +115,7 @@ class HealthLaws:
         was before; the breaker forgives nothing.
         """
         record = self._last.get(gpu.id)
-        if record is None or record.health is not Health.RECOVERING:
+        if record is None or record.health is not Health.RECOVERING or self._ordered.get(gpu.id, False):
             return
         begun, policy = self._started.get(gpu.id, self._wall()), self._policy()
         self.recoveries.append((begun, gpu.id))

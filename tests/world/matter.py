@@ -7,7 +7,7 @@ A device's memory is a row of cells. A cell is empty (zeros) or carries the labe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from scrubber.domain.assignment import Process
 from scrubber.domain.device import Device
@@ -53,6 +53,7 @@ class Gpu:
         reset_fails: a sentence, or None when resets work.
         reset_missing: why the device cannot be reset at all, or None.
         together: ids of the devices that are reset with it.
+        firmware: what its VBIOS says it is.
         flaws: in which ways a scrub of it goes wrong: ``settings-stay``, ``settings-hang``, ``memory-short``, ``memory-kept``,
             ``on-chip``, ``eraser-dies``, ``diagnosis-wrong``, ``diagnosis-slow``.
     """
@@ -79,11 +80,17 @@ class Gpu:
     together: tuple[str, ...] = ()
     flaws: set[str] = field(default_factory=set)
     celsius: int = 40
+    firmware: str = "vbios-1"
     resets: int = 0
 
     @property
     def id(self) -> str:
         return self.device.id
+
+    @property
+    def described(self) -> Device:
+        """As the driver describes it."""
+        return replace(self.device, traits=(*self.device.traits, ("vbios", self.firmware)))
 
     def came(self, xid: int, times: int = 1) -> None:
         """The driver reports an XID."""
@@ -118,7 +125,7 @@ class Gpu:
         self.recovery = None if self.recovery is None else "none"
         self.ecc = None if self.ecc is None else 0
         self.stuck = self.silent = self.nonsense = self.odd = self.lost = self.wont_clear = self.ghost = False
-        self.slow, self.celsius = 1.0, 40
+        self.slow, self.celsius, self.firmware = 1.0, 40, "vbios-1"
         self.reset_fails = None
         if self.device.parent is None:
             self.reset_missing = None

@@ -71,7 +71,7 @@ class InventoryOfLife:
 
     async def devices(self) -> tuple[Device, ...]:
         self._life.check()
-        return tuple(gpu.device for gpu in self._matter.gpus.values() if gpu.listed)
+        return tuple(gpu.described for gpu in self._matter.gpus.values() if gpu.listed)
 
     async def identity(self) -> NodeIdentity:
         self._life.check()

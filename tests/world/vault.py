@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from scrubber.adapters.ledger.memory import MemoryLedger
@@ -10,6 +10,7 @@ from scrubber.domain.errors import LedgerFailure
 from scrubber.domain.evidence import Certificate, ScrubRecord
 from scrubber.domain.record import DeviceRecord, Grant
 from scrubber.ports import Change, Event, HistoryEntry, HistoryQuery, LedgerState
+from scrubber.ports.trail import TrailPage
 from tests.world.life import Killed, Life
 
 __all__ = ["CrashPoint", "LedgerOfLife", "Vault"]
@@ -107,3 +108,12 @@ class LedgerOfLife:
     async def close(self) -> None:
         self._life.check()
         await self._ledger.close()
+
+    async def pages(self, after: int = 0) -> AsyncIterator[TrailPage]:
+        self._life.check()
+        async for page in self._ledger.pages(after):
+            yield page
+
+    async def certificate(self, id: str) -> Certificate | None:
+        self._life.check()
+        return await self._ledger.certificate(id)

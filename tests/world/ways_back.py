@@ -124,6 +124,11 @@ def somebody_uses_it(world: World) -> None:
     world.matter.open(world.matter.start(None, "", "host"), world.gpu().id)
 
 
+def somebody_writes_its_firmware(world: World) -> None:
+    world.gpu().firmware = "vbios-2"
+    world.node.inventory_changed.set()
+
+
 async def do(act: Act, world: World) -> None:
     doing = act(world)
     if doing is not None:
@@ -160,6 +165,7 @@ TABLE = (
     Row("scrub-on-free-disabled", says("scrub-on-free-disabled"), HEALTHY, PERSON, "", HEALTHY),
     # What else a snapshot shows.
     Row("too-hot", has(celsius=120), SUSPECT, WAIT, "condition", QUARANTINED),
+    Row("baseline-changed", somebody_writes_its_firmware, SUSPECT, PERSON, "person", QUARANTINED),
     Row("ecc-uncorrected", has(ecc=3), QUARANTINED, RESET, "reset", CONDEMNED),
     Row("recovery-reset", has(recovery="drain-and-reset"), QUARANTINED, RESET, "reset", CONDEMNED),
     Row("recovery-reboot", has(recovery="reboot"), QUARANTINED, REBOOT, "reboot", QUARANTINED),

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from itertools import count
 
+from scrubber.adapters.signing.ed25519 import EphemeralKey
 from scrubber.domain.assignment import Trust
 from scrubber.domain.device import NodeIdentity
 from scrubber.domain.errors import Retry, ScrubberError
@@ -67,6 +68,7 @@ class World:
         self.clock = VirtualClock(loop)
         self.policy = policy
         self.pace = pace or Pace()
+        self.signer = EphemeralKey()
         self.boots = 1
         self.unreadable: set[str] = set()
         """Devices whose holders, and UIDs of pods whose processes, cannot be told."""
@@ -128,8 +130,10 @@ class World:
         containers = ContainersOfLife(life, self.matter, self.laws.signalled, self.unreadable)
         self.telemetry = TelemetryOfLife(life, self.matter)
         self.journal = JournalOfLife(life)
+        ledger = self.vault.next_service(life)
         return Instruments(
             clock=clock,
+            inventory=InventoryOfLife(life, self.matter, self.identity),
             holders=HoldersOfLife(life, self.matter, self.erasers, self.unreadable),
             telemetry=self.telemetry,
             settings=SettingsOfLife(life, self.matter),
@@ -137,7 +141,10 @@ class World:
             eraser=EraserOfLife(life, self.matter, self.erasers),
             diagnostics=DiagnosticsOfLife(life, self.matter),
             containers=containers,
-            ledger=self.vault.next_service(life),
+            ledger=ledger,
+            trail=ledger,
+            certificates=ledger,
+            signer=self.signer,
             journal=self.journal,
             pods=PodWatch(assignments=AssignmentsOfLife(life, self.kubelet), containers=containers, clock=clock),
             strangers=Strangers(containers=containers, clock=clock),

@@ -36,7 +36,10 @@ _LEVELS: Final[Mapping[str, int]] = {
     "health.suspect": logging.WARNING,
     "leftover.ended": logging.WARNING,
     "leftover.pod-ended": logging.WARNING,
+    "baseline.accepted": logging.WARNING,
+    "key.created": logging.WARNING,
     "operator.quarantined": logging.WARNING,
+    "operator.reset": logging.WARNING,
     "policy.rejected": logging.ERROR,
     "stranger.ended": logging.WARNING,
     "tenant.blamed": logging.ERROR,
@@ -88,6 +91,14 @@ class StructlogJournal:
     def ledger(self, ok: bool) -> None:
         """Show whether the ledger stores changes. Until it is told, the metric says that it does not."""
         self._metrics.ledger(ok)
+
+    def audit_head(self, sequence: int, hash: str) -> None:
+        """Show the last row of the audit trail, for whoever keeps it outside the node."""
+        self._metrics.audit_head(sequence, hash)
+
+    def key(self, key_id: str) -> None:
+        """Show which key signs the certificates."""
+        self._metrics.key(key_id)
 
     def children(self, abandoned: int) -> None:
         """Show how many child processes had to be abandoned since the start, those that died later included."""

@@ -71,6 +71,8 @@ _XIDS = frozenset(map(str, range(1, _LARGEST_XID + 1)))
 _MOST_TENANTS = 64
 """Tenants that are counted by name in the life of one service: each is a series, and namespaces come and go."""
 
+_HASH_DIGITS = 12
+
 _STOPPED = frozenset({"resets", "soft"})
 _MODES = frozenset(Enforcement)
 
@@ -115,6 +117,30 @@ class _Present(Collector):
         for labels, value in self.series.items():
             family.add_metric(labels, value)
         yield family
+
+
+class _AuditHead(Collector):
+    """The last row of the audit trail as two numbers of one row, whenever it is scraped.
+
+    A float holds 53 bits: a number, unlike a label, makes no new series with each row.
+    """
+
+    def __init__(self) -> None:
+        self.head = (0, 0)
+
+    def describe(self) -> Iterator[Metric]:
+        return self.collect()
+
+    def collect(self) -> Iterator[Metric]:
+        sequence, hash48 = self.head
+        yield GaugeMetricFamily(
+            "scrubber_audit_head_sequence", "Rows that were ever written to the audit trail.", sequence
+        )
+        yield GaugeMetricFamily(
+            "scrubber_audit_head_hash48",
+            "First 48 bits of the hash of the audit trail's last row, as a number: 12 hexadecimal digits.",
+            hash48,
+        )
 
 
 class Metrics:
@@ -169,6 +195,8 @@ class Metrics:
             "1 while the policy's file is refused and an older one is in force.",
             registry=registry,
         )
+        self._audit = _AuditHead()
+        self._key = _Present("scrubber_signing_key_info", "1 for the key that signs certificates.", ("key_id",))
         self._told_abandoned = 0
         for cause in sorted(_CAUSES | {OTHER}):
             self._quarantines.labels(cause)
@@ -198,7 +226,7 @@ class Metrics:
         )
         self._enforcement = _Present("scrubber_enforcement", "Devices, by how they are judged.", ("mode",))
         self.enforcement(())
-        for collector in (self._states, self._glass, self._enforcement):
+        for collector in (self._states, self._glass, self._enforcement, self._key, self._audit):
             registry.register(collector)
 
     def devices(self, states: Iterable[tuple[str, str, str]]) -> None:
@@ -216,6 +244,12 @@ class Metrics:
 
     def ledger(self, ok: bool) -> None:
         self._ledger_ok.set(int(ok))
+
+    def audit_head(self, sequence: int, hash: str) -> None:
+        self._audit.head = (sequence, int(hash[:_HASH_DIGITS] or "0", 16))
+
+    def key(self, key_id: str) -> None:
+        self._key.series = {(key_id,): 1}
 
     def children(self, abandoned: int) -> None:
         self._abandoned.inc(max(0, abandoned - self._told_abandoned))

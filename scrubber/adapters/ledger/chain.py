@@ -17,56 +17,9 @@ from dataclasses import dataclass, replace
 from scrubber.adapters.ledger.codec import decode_fields, encode_fields
 from scrubber.adapters.ledger.shapes import NUMBER, Json, canonical
 from scrubber.ports.journal import Event
+from scrubber.ports.trail import AuditRow, Head
 
-__all__ = ["START", "AuditRow", "ChainReport", "Head", "append", "check"]
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """A place in the chain: the sequence of a row and its hash; 0 and empty before the first row."""
-
-    sequence: int = 0
-    hash: str = ""
-
-
-START = Head()
-
-
-@dataclass(frozen=True, slots=True)
-class AuditRow:
-    """One row of the trail. ``at`` is in wall-clock seconds; ``fields`` is canonical JSON."""
-
-    sequence: int
-    at: float
-    name: str
-    device: str | None
-    scrub: str | None
-    actor: str
-    fields: str
-    prev_hash: str
-    hash: str
-
-    @property
-    def head(self) -> Head:
-        return Head(self.sequence, self.hash)
-
-    @property
-    def event(self) -> Event:
-        """The event that this row remembers; raises ``Undecodable`` when its fields make no sense."""
-        return Event(self.name, self.at, self.device, self.scrub, self.actor, decode_fields(self.fields))
-
-    def computed_hash(self) -> str:
-        """What :attr:`hash` has to be, given everything else in the row."""
-        row: dict[str, Json] = {
-            "actor": self.actor,
-            "at": self.at,
-            "device": self.device,
-            "fields": self.fields,
-            "name": self.name,
-            "scrub": self.scrub,
-            "sequence": self.sequence,
-        }
-        return hashlib.sha256((self.prev_hash + canonical(row)).encode("ascii")).hexdigest()
+__all__ = ["ChainReport", "Walk", "append", "check", "computed_hash", "event_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +40,25 @@ class ChainReport:
     head: Head
 
 
+def computed_hash(row: AuditRow) -> str:
+    """What the hash of ``row`` has to be, given everything else in it."""
+    hashed: dict[str, Json] = {
+        "actor": row.actor,
+        "at": row.at,
+        "device": row.device,
+        "fields": row.fields,
+        "name": row.name,
+        "scrub": row.scrub,
+        "sequence": row.sequence,
+    }
+    return hashlib.sha256((row.prev_hash + canonical(hashed)).encode("ascii")).hexdigest()
+
+
+def event_of(row: AuditRow) -> Event:
+    """The event that ``row`` remembers; raises ``Undecodable`` when its fields make no sense."""
+    return Event(row.name, row.at, row.device, row.scrub, row.actor, decode_fields(row.fields))
+
+
 def append(head: Head, events: Iterable[Event]) -> tuple[AuditRow, ...]:
     """The rows of ``events``, chained to ``head``; raises ``Undecodable`` when one cannot be stored."""
     rows: list[AuditRow] = []
@@ -97,24 +69,47 @@ def append(head: Head, events: Iterable[Event]) -> tuple[AuditRow, ...]:
         row = AuditRow(
             head.sequence + 1, at, event.name, event.device, event.scrub, event.actor, fields, head.hash, hash=""
         )
-        row = replace(row, hash=row.computed_hash())
+        row = replace(row, hash=computed_hash(row))
         rows.append(row)
         head = row.head
     return tuple(rows)
 
 
+class Walk:
+    """A trail, checked row by row in the order in which it is read: :meth:`step` for each, then :meth:`report`.
+
+    Args:
+        pruned: what the first row has to follow.
+    """
+
+    def __init__(self, pruned: Head) -> None:
+        self._pruned = self._at = pruned
+        self._rows = 0
+        self._flaw = ""
+
+    def step(self, row: AuditRow) -> None:
+        """Go on to ``row``. After the first flaw rows are only counted."""
+        self._rows += 1
+        self._flaw = self._flaw or _flaw(self._at, row)
+        self._at = row.head
+
+    def report(self, head: Head) -> ChainReport:
+        """What was found, given that the trail has to end at ``head``."""
+        at, flaw = self._at, self._flaw
+        if not flaw and at.sequence < head.sequence:
+            flaw = f"The audit trail ends at row {at.sequence}, but {head.sequence} rows were written: its end was cut off."
+        if not flaw and at != head:
+            flaw = f"The audit trail ends at row {at.sequence}, which is not the recorded head (row {head.sequence})."
+        verdict = flaw or f"The audit trail is intact: {self._rows} rows."
+        return ChainReport(not flaw, verdict, self._rows, self._pruned, head)
+
+
 def check(rows: Iterable[AuditRow], pruned: Head, head: Head) -> ChainReport:
     """Walk a trail from where it was pruned to its recorded head; ``rows`` come in order of their sequence."""
-    at, seen, flaw = pruned, 0, ""
+    walk = Walk(pruned)
     for row in rows:
-        seen += 1
-        flaw = flaw or _flaw(at, row)
-        at = row.head
-    if not flaw and at.sequence < head.sequence:
-        flaw = f"The audit trail ends at row {at.sequence}, but {head.sequence} rows were written: its end was cut off."
-    if not flaw and at != head:
-        flaw = f"The audit trail ends at row {at.sequence}, which is not the recorded head (row {head.sequence})."
-    return ChainReport(not flaw, flaw or f"The audit trail is intact: {seen} rows.", seen, pruned, head)
+        walk.step(row)
+    return walk.report(head)
 
 
 def _flaw(before: Head, row: AuditRow) -> str:
@@ -125,6 +120,6 @@ def _flaw(before: Head, row: AuditRow) -> str:
         return f"Audit row {row.sequence} stands where row {expected} belongs."
     if row.prev_hash != before.hash:
         return f"Audit row {row.sequence} does not follow the row before it: one of them was replaced."
-    if row.hash != row.computed_hash():
+    if row.hash != computed_hash(row):
         return f"Audit row {row.sequence} was changed after it was written."
     return ""

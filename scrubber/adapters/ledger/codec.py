@@ -15,6 +15,7 @@ from scrubber.adapters.ledger.shapes import (
     FLAG,
     INTEGER,
     NUMBER,
+    PAIRS,
     SCALARS,
     TEXT,
     Document,
@@ -27,6 +28,7 @@ from scrubber.adapters.ledger.shapes import (
     unordered,
 )
 from scrubber.domain.assignment import Assignment, Pod, Process
+from scrubber.domain.baseline import Baseline
 from scrubber.domain.evidence import (
     Certificate,
     Finding,
@@ -81,14 +83,17 @@ _CERTIFICATE = shape(
     issued_at=NUMBER,
     next_grant=optional(INTEGER),
     rests_on=optional(TEXT),
+    key_id=optional(TEXT),
+    signature=optional(TEXT),
 )
 
 _CAUSE = shape(Cause, code=TEXT, sentence=TEXT, way_back=choice(WayBack), since=NUMBER, actor=TEXT)
 
 _LASTING = shape(Lasting, code=TEXT, since=NUMBER)
 _STRIKE = shape(Strike, at=NUMBER, code=TEXT, tenant=optional(TEXT))
-_ATTEMPT = shape(Attempt, at=NUMBER, reset=FLAG)
+_ATTEMPT = shape(Attempt, at=NUMBER, reset=FLAG, ordered=FLAG)
 _GLASS = shape(Glass, until=NUMBER, reason=TEXT, actor=TEXT)
+_BASELINE = shape(Baseline, facts=PAIRS, conditions=PAIRS, at=NUMBER, actor=TEXT, reason=TEXT)
 
 _RECORD = shape(
     DeviceRecord,
@@ -116,6 +121,7 @@ _RECORD = shape(
     attempts=listed(_ATTEMPT),
     forgiven=optional(NUMBER),
     glass=optional(_GLASS),
+    baseline=optional(_BASELINE),
 )
 
 _FINDING = shape(Finding, step=choice(Step), code=TEXT, severity=choice(Severity), sentence=TEXT, evidence=SCALARS)
@@ -176,11 +182,25 @@ def _record_of_3(document: dict[str, Any]) -> None:
     document.update(waits=0, lasting=[], strikes=[], attempts=[], forgiven=None, glass=None)
 
 
+def _certificate_of_1(document: dict[str, Any]) -> None:
+    """Format 2 is signed; what was issued before is not."""
+    document.update(key_id=None, signature=None)
+
+
+def _record_of_4(document: dict[str, Any]) -> None:
+    """Format 5 says what the device should be, and who began an attempt; its certificate is of format 2."""
+    document["baseline"] = None
+    for attempt in document["attempts"]:
+        attempt["ordered"] = False
+    if document["certificate"] is not None:
+        _certificate_of_1(document["certificate"])
+
+
 RECORD: Document[DeviceRecord] = Document(
-    _RECORD, format=4, upgrades={2: _record_of_1, 3: _record_of_2, 4: _record_of_3}
+    _RECORD, format=5, upgrades={2: _record_of_1, 3: _record_of_2, 4: _record_of_3, 5: _record_of_4}
 )
 GRANT: Document[Grant] = Document(_GRANT, format=3, upgrades={2: _grant_of_1, 3: _grant_of_2})
-CERTIFICATE: Document[Certificate] = Document(_CERTIFICATE, format=1)
+CERTIFICATE: Document[Certificate] = Document(_CERTIFICATE, format=2, upgrades={2: _certificate_of_1})
 SCRUB: Document[ScrubRecord] = Document(_SCRUB, format=1)
 
 

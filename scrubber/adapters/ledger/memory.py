@@ -6,18 +6,20 @@ It stores text, as the one on a disk does, so that a value which would not survi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
-from scrubber.adapters.ledger.chain import START, AuditRow, Head, append, check
+from scrubber.adapters.ledger.chain import append, check, event_of
 from scrubber.adapters.ledger.codec import CERTIFICATE, GRANT, RECORD, SCRUB
 from scrubber.adapters.ledger.failures import contradiction
 from scrubber.adapters.ledger.retention import MAX_AUDIT_ROWS, Named, Retention
 from scrubber.adapters.ledger.shapes import Undecodable
+from scrubber.adapters.ledger.trail import ROWS_ON_A_PAGE, beyond, given_up
 from scrubber.domain.errors import LedgerFailure
 from scrubber.domain.evidence import Certificate
 from scrubber.domain.record import DeviceRecord
-from scrubber.ports.ledger import Change, HistoryEntry, HistoryQuery, LedgerState
+from scrubber.ports.ledger import HAND_OVERS, Change, HistoryEntry, HistoryQuery, LedgerState
+from scrubber.ports.trail import START, AuditRow, Head, TrailPage
 
 __all__ = ["MemoryLedger"]
 
@@ -64,6 +66,7 @@ class MemoryLedger:
         self._open = False
         self._ended = False
         self._health = "ok"
+        self._head = START
 
     def successor(self) -> MemoryLedger:
         """The ledger that the next service finds. This one stores nothing any more, as if its process were gone."""
@@ -85,7 +88,7 @@ class MemoryLedger:
         report = check(rows.audit, rows.pruned, rows.head)
         if not report.intact:
             raise self._failed(report.sentence)
-        self._open, self._health = True, "ok"
+        self._open, self._health, self._head = True, "ok", rows.head
         scrubs = [SCRUB.decode(document) for _, document in rows.scrubs.values()]
         return LedgerState(
             records=rows.records(),
@@ -114,15 +117,43 @@ class MemoryLedger:
 
     async def history(self, query: HistoryQuery) -> Sequence[HistoryEntry]:
         """Audit rows, newest first."""
-        await asyncio.sleep(0)
-        if not self._open:
-            raise LedgerFailure("The ledger in memory is not open.")
-        found = [
-            row
-            for row in reversed(self._rows.audit)
-            if query.device in (None, row.device) and (query.since is None or row.at >= query.since)
-        ]
-        return tuple(self._entry(row) for row in found[: max(0, query.limit)])
+        await self._asked()
+        found: list[HistoryEntry] = []
+        for row in reversed(self._rows.audit):
+            if len(found) >= query.limit:
+                break
+            if _asked_for(row, query):
+                found.append(self._entry(row))
+        return found
+
+    async def pages(self, after: int = 0) -> AsyncIterator[TrailPage]:
+        """See :class:`scrubber.ports.ledger.AuditTrail`; a page is at most 500 rows."""
+        await self._asked()
+        start, head = self._rows.pruned, self._rows.head
+        if after > head.sequence:
+            raise beyond(after, head)
+        if after > start.sequence:
+            start = next(row.head for row in self._rows.audit if row.sequence == after)
+        last = start.sequence
+        while True:
+            if self._rows.pruned.sequence > last:
+                raise given_up(last, self._rows.pruned)
+            rows = [row for row in self._rows.audit if last < row.sequence <= head.sequence][:ROWS_ON_A_PAGE]
+            yield TrailPage(start, head, tuple(rows))
+            last = rows[-1].sequence if rows else head.sequence
+            if last >= head.sequence:
+                return
+            await self._asked()
+
+    async def certificate(self, id: str) -> Certificate | None:
+        """See :class:`scrubber.ports.ledger.Certificates`."""
+        await self._asked()
+        found = self._rows.certificates.get(id)
+        return None if found is None else CERTIFICATE.decode(found[1])
+
+    def head(self) -> Head:
+        """The last audit row that was committed; the start of the chain before a load."""
+        return self._head
 
     async def close(self) -> None:
         """Nothing may be committed afterwards; see :meth:`successor`."""
@@ -131,6 +162,12 @@ class MemoryLedger:
     def health(self) -> str:
         """``"ok"``, or the sentence of the last load or change that failed; a change that is stored clears it."""
         return self._health
+
+    async def _asked(self) -> None:
+        """Let other tasks run first, as beside a real disk."""
+        await asyncio.sleep(0)
+        if not self._open:
+            raise LedgerFailure("The ledger in memory is not open.")
 
     def _failed(self, sentence: str) -> LedgerFailure:
         self._health = sentence
@@ -163,7 +200,7 @@ class MemoryLedger:
         rows.grants |= grants
         rows.scrubs |= scrubs
         rows.audit.extend(added)
-        rows.head = head
+        rows.head = self._head = head
         cut = self._retention.cut(rows.pruned.sequence, head.sequence, live_bytes=0)
         if cut is not None:
             self._prune(cut)
@@ -211,7 +248,7 @@ class MemoryLedger:
         }
 
     def _entry(self, row: AuditRow) -> HistoryEntry:
-        event = row.event
+        event = event_of(row)
         named = event.fields.get("certificate")
         scrub = None if event.scrub is None else self._rows.scrubs.get(event.scrub)
         certificate = self._rows.certificates.get(named) if isinstance(named, str) else None
@@ -222,3 +259,14 @@ class MemoryLedger:
             scrub=None if scrub is None else SCRUB.decode(scrub[1]),
             certificate=None if certificate is None else CERTIFICATE.decode(certificate[1]),
         )
+
+
+def _asked_for(row: AuditRow, query: HistoryQuery) -> bool:
+    if query.device not in (None, row.device) or (query.since is not None and row.at < query.since):
+        return False
+    fields = event_of(row).fields
+    if query.tenant is not None and fields.get("tenant_namespace") != query.tenant:
+        return False
+    if query.outcome is not None and query.outcome in HAND_OVERS:
+        return row.name == HAND_OVERS[query.outcome]
+    return query.outcome is None or fields.get("outcome") == query.outcome

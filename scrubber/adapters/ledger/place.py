@@ -17,9 +17,9 @@ from pathlib import Path
 from scrubber.adapters.ledger.failures import START_ANEW
 from scrubber.domain.errors import BadConfiguration, LedgerFailure, SecondInstance
 
-__all__ = ["FileIdentity", "Place", "filesystem_magic"]
+__all__ = ["NOT_LOCAL", "FileIdentity", "Place", "filesystem_magic"]
 
-_NOT_LOCAL = {
+NOT_LOCAL = {
     0x6969: "NFS",
     0x517B: "SMB",
     0xFF534D42: "CIFS",
@@ -98,7 +98,7 @@ class Place:
                 f"Others may write into the state directory {self.directory} (mode {stat.S_IMODE(found.st_mode):04o}); "
                 f"run: chmod 700 {self.directory}"
             )
-        kind = _NOT_LOCAL.get(self._filesystem(self.directory))
+        kind = NOT_LOCAL.get(self._filesystem(self.directory))
         if kind is not None:
             raise BadConfiguration(
                 f"The state directory {self.directory} is on {kind}, where a ledger cannot be kept safe; "

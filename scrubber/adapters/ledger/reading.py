@@ -5,19 +5,26 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from typing import TypeVar
 
-from scrubber.adapters.ledger.chain import AuditRow, ChainReport, Head, check
+from scrubber.adapters.ledger.chain import ChainReport, check, event_of
 from scrubber.adapters.ledger.codec import CERTIFICATE, RECORD, SCRUB
 from scrubber.adapters.ledger.shapes import Document, Undecodable
+from scrubber.domain.evidence import Certificate
 from scrubber.domain.record import DeviceRecord
-from scrubber.ports.ledger import HistoryEntry, HistoryQuery, LedgerState
+from scrubber.ports.ledger import HAND_OVERS, HistoryEntry, HistoryQuery, LedgerState
+from scrubber.ports.trail import AuditRow, Head
 
-__all__ = ["chain_report", "ends", "page", "records", "state"]
+__all__ = ["ROW", "ROWS_AT_A_VISIT", "Visit", "certificate", "chain_report", "ends", "records", "state", "visit"]
 
 T = TypeVar("T")
 
-_ROW = "sequence, at, name, device, scrub, actor, fields, prev_hash, hash"
+ROWS_AT_A_VISIT = 2_000
+"""How many audit rows one :func:`visit` looks at, however few of them are asked for."""
+
+ROW = "sequence, at, name, device, scrub, actor, fields, prev_hash, hash"
+"""The columns of an :class:`AuditRow`, in order."""
 
 
 def ends(connection: sqlite3.Connection) -> tuple[Head, Head]:
@@ -32,7 +39,7 @@ def chain_report(connection: sqlite3.Connection) -> ChainReport:
     """Walk the whole audit trail."""
     pruned, head = ends(connection)
     # Closed by hand: a cursor that an exception's traceback keeps alive would keep SQLite's lock, too.
-    with closing(connection.execute(f"SELECT {_ROW} FROM audit ORDER BY sequence")) as rows:
+    with closing(connection.execute(f"SELECT {ROW} FROM audit ORDER BY sequence")) as rows:
         return check((AuditRow(*row) for row in rows), pruned, head)
 
 
@@ -59,22 +66,67 @@ def state(connection: sqlite3.Connection) -> LedgerState:
     )
 
 
-def page(connection: sqlite3.Connection, query: HistoryQuery, below: int | None) -> tuple[HistoryEntry, ...]:
-    """The newest ``query.limit`` audit rows with a sequence under ``below`` (None: the newest of all), newest first.
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """What one look at a part of the trail found, newest first.
 
-    Each comes with the scrub and the certificate that it names, as far as the ledger still has them.
+    Attributes:
+        below: the next visit looks at what lies below this sequence; None when nothing is left to look at.
     """
-    asked = {"sequence < ?": below, "device = ?": query.device, "at >= ?": query.since}
-    given = {condition: value for condition, value in asked.items() if value is not None}
-    where = f"WHERE {' AND '.join(given)}" if given else ""
+
+    entries: tuple[HistoryEntry, ...]
+    below: int | None
+
+
+def visit(connection: sqlite3.Connection, query: HistoryQuery, below: int | None) -> Visit:
+    """The newest ``query.limit`` audit rows that ``query`` asks for with a sequence under ``below`` (None: of all).
+
+    It looks at a bounded number of rows, so it may find fewer, or none, and there may still be some below. Each comes
+    with the scrub and the certificate that it names, as far as the ledger still has them.
+    """
+    reach = _where({"sequence < ?": below, "device = ?": query.device})
+    lowest = connection.execute(
+        f"SELECT sequence FROM audit {reach.clause} ORDER BY sequence DESC LIMIT 1 OFFSET ?",
+        (*reach.values, ROWS_AT_A_VISIT - 1),
+    ).fetchone()
+    floor: int | None = None if lowest is None else lowest[0]
+    named = HAND_OVERS.get(query.outcome or "")
+    wanted = _where(
+        {
+            "sequence < ?": below,
+            "sequence >= ?": floor,
+            "device = ?": query.device,
+            "at >= ?": query.since,
+            "json_extract(fields, '$.tenant_namespace') = ?": query.tenant,
+            "name = ?": named,
+            "json_extract(fields, '$.outcome') = ?": query.outcome if named is None else None,
+        }
+    )
     rows = connection.execute(
-        f"SELECT {_ROW} FROM audit {where} ORDER BY sequence DESC LIMIT ?", (*given.values(), query.limit)
+        f"SELECT {ROW} FROM audit {wanted.clause} ORDER BY sequence DESC LIMIT ?", (*wanted.values, query.limit)
     ).fetchall()
-    return tuple(_entry(connection, AuditRow(*row)) for row in rows)
+    entries = tuple(_entry(connection, AuditRow(*row)) for row in rows)
+    return Visit(entries, entries[-1].sequence if len(entries) == query.limit else floor)
+
+
+def certificate(connection: sqlite3.Connection, name: str) -> Certificate | None:
+    """The certificate that is called ``name``, as far as the ledger still has it."""
+    return _stored(connection, CERTIFICATE, "certificates", name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Where:
+    clause: str
+    values: tuple[object, ...]
+
+
+def _where(asked: dict[str, str | int | float | None]) -> _Where:
+    given = {condition: value for condition, value in asked.items() if value is not None}
+    return _Where(f"WHERE {' AND '.join(given)}" if given else "", tuple(given.values()))
 
 
 def _entry(connection: sqlite3.Connection, row: AuditRow) -> HistoryEntry:
-    event = row.event
+    event = event_of(row)
     return HistoryEntry(
         sequence=row.sequence,
         hash=row.hash,

@@ -18,12 +18,13 @@ __all__ = ["APPLICATION_ID", "SCHEMA", "create_database", "open_database", "take
 APPLICATION_ID = 0x53435242
 """``SCRB``; tells a ledger from any other database."""
 
-SCHEMA = 4
+SCHEMA = 5
 """``PRAGMA user_version``. Grows with every change to the tables or to a document's format.
 
 1: the first. 2: records carry the device's lifetime counters, scrubs know diagnostics; the tables are those of 1.
 3: records know of strangers, assignments of shares; the tables are those of 1. 4: records remember what lasts and what a
-day brought; the tables are those of 1.
+day brought; the tables are those of 1. 5: certificates are signed, records know what their device should be; the tables are
+those of 1.
 """
 
 _BUSY_SECONDS = 2.0
@@ -137,26 +138,30 @@ def create_database(path: Path) -> None:
         connection.close()
 
 
-def open_database(path: Path) -> sqlite3.Connection:
+def open_database(path: Path, *, home: Path | None = None) -> sqlite3.Connection:
     """Open the ledger at ``path`` for this thread and see that it is one, whole and of our schema.
+
+    Args:
+        home: the directory that errors name, for a copy that is made to be looked at; else where it is.
 
     Raises:
         LedgerFailure: it is another program's, newer, damaged, or its tables were changed.
         sqlite3.Error: everything that SQLite finds by itself.
     """
+    home = path.parent if home is None else home
     connection = _connect(str(path))
     try:
-        _recognise(connection, path)
+        _recognise(connection, home / path.name)
         damage = [str(row[0]) for row in connection.execute("PRAGMA quick_check(1)")]
         if damage != ["ok"]:
-            raise LedgerFailure(f"The ledger in {path.parent} is damaged ({damage[0]}); {START_ANEW}")
+            raise LedgerFailure(f"The ledger in {home} is damaged ({damage[0]}); {START_ANEW}")
         if connection.execute("PRAGMA foreign_key_check").fetchone() is not None:
-            raise LedgerFailure(f"The ledger in {path.parent} lost records of devices; {START_ANEW}")
+            raise LedgerFailure(f"The ledger in {home} lost records of devices; {START_ANEW}")
         if _definitions(connection) != _our_definitions():
-            raise LedgerFailure(f"The tables of the ledger in {path.parent} were changed by somebody; {START_ANEW}")
+            raise LedgerFailure(f"The tables of the ledger in {home} were changed by somebody; {START_ANEW}")
         mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()
         if mode != ("wal",):
-            raise LedgerFailure(f"The ledger in {path.parent} cannot keep a write-ahead log; use a local disk.")
+            raise LedgerFailure(f"The ledger in {home} cannot keep a write-ahead log; use a local disk.")
         # The ledger checkpoints behind its commits; SQLite's own, before one, is for when that falls behind.
         connection.execute("PRAGMA wal_autocheckpoint = 4000")
         connection.execute("PRAGMA journal_size_limit = 16777216")

@@ -20,6 +20,7 @@ __all__ = [
     "FLAG",
     "INTEGER",
     "NUMBER",
+    "PAIRS",
     "SCALARS",
     "TEXT",
     "Document",
@@ -145,19 +146,20 @@ def _sorted_set(values: frozenset[str]) -> Json:
     return written
 
 
-def _write_counts(counts: tuple[tuple[str, int], ...]) -> Json:
-    return [[_text(name), _integer(value)] for name, value in counts]
+def _pairs(kind: Kind[T]) -> Kind[tuple[tuple[str, T], ...]]:
+    def read(json: Json) -> tuple[tuple[str, T], ...]:
+        pairs = [_items(item) for item in _items(json)]
+        if any(len(pair) != 2 for pair in pairs):
+            raise Undecodable(f"{json!r} is not names with values")
+        return tuple((_text(name), kind.read(value)) for name, value in pairs)
+
+    return Kind(lambda values: [[_text(name), kind.write(value)] for name, value in values], read)
 
 
-def _read_counts(json: Json) -> tuple[tuple[str, int], ...]:
-    pairs = [_items(item) for item in _items(json)]
-    if any(len(pair) != 2 for pair in pairs):
-        raise Undecodable(f"{json!r} is not names with numbers")
-    return tuple((_text(name), _integer(value)) for name, value in pairs)
-
-
-COUNTS: Kind[tuple[tuple[str, int], ...]] = Kind(_write_counts, _read_counts)
+COUNTS: Kind[tuple[tuple[str, int], ...]] = _pairs(INTEGER)
 """Pairs of a name and a whole number, in order."""
+PAIRS: Kind[tuple[tuple[str, str], ...]] = _pairs(TEXT)
+"""Pairs of a name and a text, in order."""
 
 unordered: Kind[frozenset[str]] = Kind(_sorted_set, lambda json: frozenset(_text(item) for item in _items(json)))
 """A frozenset of texts; written sorted, so that equal sets are equal text."""

@@ -12,7 +12,7 @@ import asyncio
 import errno
 import os
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -21,14 +21,17 @@ from typing import TypeVar
 
 from scrubber.adapters.ledger.failures import START_ANEW, contradiction, translated
 from scrubber.adapters.ledger.place import FileIdentity, Place, filesystem_magic
-from scrubber.adapters.ledger.reading import chain_report, page, state
+from scrubber.adapters.ledger.reading import Visit, certificate, chain_report, state, visit
 from scrubber.adapters.ledger.reserve import RESERVE_BYTES, Reserve
 from scrubber.adapters.ledger.retention import MAX_AUDIT_ROWS, MAX_BYTES, Retention
 from scrubber.adapters.ledger.schema import create_database, open_database, take_over
 from scrubber.adapters.ledger.shapes import Undecodable
+from scrubber.adapters.ledger.trail import following, opening
 from scrubber.adapters.ledger.transaction import store
 from scrubber.domain.errors import Fatal, LedgerFailure
+from scrubber.domain.evidence import Certificate
 from scrubber.ports.ledger import Change, HistoryEntry, HistoryQuery, LedgerState
+from scrubber.ports.trail import START, Head, TrailPage
 
 __all__ = ["SqliteLedger"]
 
@@ -38,7 +41,7 @@ _CHECKPOINT_EVERY = 250
 """Commits between two checkpoints. They run behind a commit's answer; SQLite's own would run before one."""
 
 _PAGE = 100
-"""Audit rows read at a time."""
+"""Entries read at a time."""
 
 
 class SqliteLedger:
@@ -72,6 +75,7 @@ class SqliteLedger:
         self._closed = False
         self._since_checkpoint = 0
         self._health = "ok"
+        self._head = START
 
     async def load(self) -> LedgerState:
         """Take the directory, check everything in it, and answer what is there.
@@ -94,17 +98,33 @@ class SqliteLedger:
     async def history(self, query: HistoryQuery) -> Sequence[HistoryEntry]:
         """Audit rows, newest first; raises :class:`LedgerFailure` when they cannot be read.
 
-        Read page by page, so that no question about the past holds up a hand-over for long.
+        Read visit by visit, so that no question about the past holds up a hand-over for long.
         """
         found: list[HistoryEntry] = []
+        below: int | None = None
         while len(found) < query.limit:
             wanted = replace(query, limit=min(_PAGE, query.limit - len(found)))
-            below = found[-1].sequence if found else None
-            entries = await self._run(partial(self._page, wanted, below))
-            found.extend(entries)
-            if len(entries) < wanted.limit:
+            seen = await self._run(partial(self._visit, wanted, below))
+            found.extend(seen.entries)
+            below = seen.below
+            if below is None:
                 break
         return found
+
+    async def pages(self, after: int = 0) -> AsyncIterator[TrailPage]:
+        """See :class:`scrubber.ports.ledger.AuditTrail`; a page is at most 500 rows."""
+        page: TrailPage | None = await self._run(lambda: opening(self._open(), after))
+        while page is not None:
+            yield page
+            page = await self._run(partial(self._following, page))
+
+    async def certificate(self, id: str) -> Certificate | None:
+        """See :class:`scrubber.ports.ledger.Certificates`."""
+        return await self._run(lambda: certificate(self._open(), id))
+
+    def head(self) -> Head:
+        """The last audit row that was committed, without asking the disk; the start of the chain before a load."""
+        return self._head
 
     async def close(self) -> None:
         """Let go of the files and the lock; the second call does nothing."""
@@ -170,6 +190,7 @@ class SqliteLedger:
         except BaseException:
             self._release()
             raise
+        self._head = Head(found.head_sequence, found.head_hash)
         return found
 
     def _take(self) -> None:
@@ -201,7 +222,7 @@ class SqliteLedger:
 
     def _store(self, connection: sqlite3.Connection, change: Change) -> None:
         try:
-            store(connection, change, self._retention)
+            self._head = store(connection, change, self._retention)
         except (Undecodable, UnicodeError, OverflowError) as error:
             raise LedgerFailure(contradiction(f"cannot be written ({error})")) from error
 
@@ -235,8 +256,11 @@ class SqliteLedger:
     def _full(self) -> LedgerFailure:
         return translated(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), self._place.directory)
 
-    def _page(self, query: HistoryQuery, below: int | None) -> tuple[HistoryEntry, ...]:
-        return page(self._open(), query, below)
+    def _visit(self, query: HistoryQuery, below: int | None) -> Visit:
+        return visit(self._open(), query, below)
+
+    def _following(self, page: TrailPage) -> TrailPage | None:
+        return following(self._open(), page)
 
     def _checkpoint(self) -> None:
         """Move the write-ahead log into the database. When that fails the log grows, and nothing is lost."""

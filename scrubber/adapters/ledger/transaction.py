@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable
 
-from scrubber.adapters.ledger.chain import Head, append
+from scrubber.adapters.ledger.chain import append
 from scrubber.adapters.ledger.codec import CERTIFICATE, GRANT, RECORD, SCRUB
 from scrubber.adapters.ledger.failures import contradiction
 from scrubber.adapters.ledger.reading import ends, records
@@ -19,12 +19,13 @@ from scrubber.domain.evidence import Certificate
 from scrubber.domain.record import DeviceRecord
 from scrubber.ports.journal import Event
 from scrubber.ports.ledger import Change
+from scrubber.ports.trail import Head
 
 __all__ = ["store"]
 
 
-def store(connection: sqlite3.Connection, change: Change, retention: Retention) -> None:
-    """Store ``change`` durably, and prune what is beyond ``retention`` in the same transaction."""
+def store(connection: sqlite3.Connection, change: Change, retention: Retention) -> Head:
+    """Store ``change`` durably, and prune what is beyond ``retention`` in the same transaction; answers the new head."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         pruned, head = ends(connection)
@@ -52,6 +53,7 @@ def store(connection: sqlite3.Connection, change: Change, retention: Retention) 
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
+    return head
 
 
 def _add_events(connection: sqlite3.Connection, head: Head, events: Iterable[Event]) -> Head:

@@ -22,6 +22,7 @@ from scrubber.adapters.sim.faults import (
     Faults,
     checked_conditions,
     checked_counters,
+    is_firmware,
 )
 from scrubber.adapters.sim.layout import SimDevice, load, read_json, write_json
 from scrubber.domain.device import find_device
@@ -120,12 +121,13 @@ def fault(
     recovery: str | None = None,
     conditions: Mapping[str, str] | None = None,
     counters: Mapping[str, int] | None = None,
+    firmware: str | None = None,
 ) -> Faults:
     """Add faults to ``device`` (UUID, unique prefix or index; an instance's parent too); answers what now stands.
 
     ``ecc`` adds that many errors; ``slow_clear`` is the seconds that clearing the whole memory takes at least;
     ``driver_absent`` concerns the node and needs no device; ``conditions`` are added, by code, each with what is read;
-    ``counters`` are set.
+    ``counters`` are set; ``firmware`` is the version of the VBIOS that somebody wrote into it.
 
     Raises:
         InvalidRequest: no such device, a value out of its range, or nothing to do.
@@ -141,6 +143,8 @@ def fault(
         raise InvalidRequest(
             f"recovery {recovery!r} is unknown: write {', '.join(RECOVERIES[:-1])} or {RECOVERIES[-1]}."
         )
+    if firmware is not None and not is_firmware(firmware):
+        raise InvalidRequest(f"{firmware!r} is no version of firmware: letters, digits, dots and hyphens, as 96.00.89.")
     new_conditions, new_counters = checked_conditions(conditions or {}), checked_counters(counters or {})
 
     def how(faults: Faults) -> Faults:
@@ -160,11 +164,12 @@ def fault(
             recovery=faults.recovery if recovery is None else recovery,
             conditions={**faults.conditions, **new_conditions},
             counters={**faults.counters, **new_counters},
+            firmware=faults.firmware if firmware is None else firmware,
         )
 
     flags = (lost, stuck, wont_clear, ghost, unkillable)
     of_device = any((*flags, new_conditions, new_counters)) or any(
-        each is not None for each in (xid, ecc, slow_clear, reset, temperature, recovery)
+        each is not None for each in (xid, ecc, slow_clear, reset, temperature, recovery, firmware)
     )
     if not of_device and not driver_absent:
         raise InvalidRequest(f"Say what should go wrong: {', '.join(CONDITIONS)} or counter.")

@@ -23,6 +23,7 @@ __all__ = [
     "Faults",
     "checked_conditions",
     "checked_counters",
+    "is_firmware",
 ]
 
 CONDITIONS = (
@@ -39,6 +40,7 @@ CONDITIONS = (
     "temperature",
     "recovery",
     "condition",
+    "firmware",
 )
 """What can be lifted, by name; ``condition`` is every code of :attr:`Faults.conditions`, and each can be named too."""
 
@@ -80,6 +82,8 @@ _Key = TypeVar("_Key", int, str)
 
 _ATTRIBUTES = {"xid": "xids_standing", "reset": "reset_fails", "condition": "conditions"}
 _USUAL_TEMPERATURE = 41
+_USUAL_FIRMWARE = "sim-vbios-1"
+_LONGEST_WORD = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,7 @@ class Faults:
         recovery: what the driver itself asks for, one of :data:`RECOVERIES`.
         conditions: what else the driver says while it lasts: code → what was read (``pcie-width`` → ``x8 of x16``).
         counters: what the device counts over its life, by name (``retired_pages``).
+        firmware: the version of its VBIOS. Nothing but :meth:`without` brings the usual one back.
     """
 
     xids_seen: Mapping[int, int] = field(default_factory=dict)
@@ -117,6 +122,7 @@ class Faults:
     recovery: str = "none"
     conditions: Mapping[str, str] = field(default_factory=dict)
     counters: Mapping[str, int] = field(default_factory=dict)
+    firmware: str = _USUAL_FIRMWARE
 
     def with_xid(self, code: int) -> Faults:
         """One more of XID ``code``, standing."""
@@ -174,6 +180,7 @@ class Faults:
             recovery=max(self.recovery, parent.recovery, key=_asks),
             conditions={**parent.conditions, **self.conditions},
             counters=_added(self.counters, parent.counters),
+            firmware=parent.firmware,
         )
 
     def to_json(self) -> dict[str, object]:
@@ -200,6 +207,8 @@ class Faults:
                 raise Unreadable(f"{where}: {name!r} is out of range ({lowest:g} to {highest:g}).")
         if values.get("recovery", "none") not in RECOVERIES:
             raise Unreadable(f"{where}: 'recovery' must be one of {', '.join(RECOVERIES)}.")
+        if "firmware" in values and not is_firmware(values["firmware"]):
+            raise Unreadable(f"{where}: 'firmware' makes no sense ({values['firmware']!r}).")
         seen, standing = _xids(document.get("xids", {}), where)
         try:
             conditions = checked_conditions(document.get("conditions", {}))
@@ -220,6 +229,7 @@ _PLAIN: Mapping[str, type | tuple[type, ...]] = {
     "unkillable": bool,
     "temperature": int,
     "recovery": str,
+    "firmware": str,
 }
 
 _MOST_COUNTED = 1 << 53
@@ -232,7 +242,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
 
 _CODE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _COUNTER = re.compile(r"[a-z0-9]+(_[a-z0-9]+)*")
-_LONGEST_WORD = 64
+_FIRMWARE = re.compile(r"[A-Za-z0-9]+([._-][A-Za-z0-9]+)*")
 _LONGEST_READING = 200
 
 
@@ -256,6 +266,11 @@ def checked_conditions(document: object) -> dict[str, str]:
                 f"What was read of {code!r} must be a text of one line, of {_LONGEST_READING} characters at most."
             )
     return dict(document)
+
+
+def is_firmware(word: object) -> bool:
+    """Whether ``word`` can be a version of firmware."""
+    return _is_word(_FIRMWARE, word)
 
 
 def checked_counters(document: object) -> dict[str, int]:

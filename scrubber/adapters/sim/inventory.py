@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from scrubber.adapters.sim.control import boots, driver_absent
+from scrubber.adapters.sim.control import boots, driver_absent, read_all
 from scrubber.adapters.sim.layout import SimDevice, SimNode, load
 from scrubber.domain.device import Device, NodeIdentity
 from scrubber.domain.errors import Away, BadConfiguration, Lost, Unreadable
@@ -24,6 +25,7 @@ class SimInventory:
     def __init__(self, directory: Path) -> None:
         self._directory = directory.absolute()
         self._known: dict[str, SimDevice] = {}
+        self._firmware: dict[str, str] = {}
 
     async def devices(self) -> tuple[Device, ...]:
         node = self._load()
@@ -33,8 +35,8 @@ class SimInventory:
             found.device.index: found
             for found in (*(each for each in node.devices if each.device.index not in unsound), *kept)
         }
-        handed_out = (found.device for found in self._known.values() if not found.has_instances)
-        return tuple(sorted(handed_out, key=_order))
+        handed_out = (found for found in self._known.values() if not found.has_instances)
+        return tuple(sorted(map(self._described, handed_out), key=_order))
 
     async def identity(self) -> NodeIdentity:
         node = self._load()  # first: it refuses a node's file that makes no sense
@@ -70,6 +72,15 @@ class SimInventory:
             and owner != found.device.index
             and owner in node.broken
         }
+
+    def _described(self, found: SimDevice) -> Device:
+        """With what it says of itself. One whose faults cannot be read is as it was: asked about, it is unreadable."""
+        try:
+            self._firmware[found.device.id] = read_all(found.control_directories).firmware
+        except Unreadable:
+            if found.device.id not in self._firmware:
+                return found.device
+        return replace(found.device, traits=(("vbios", self._firmware[found.device.id]),))
 
     def _load(self) -> SimNode:
         try:

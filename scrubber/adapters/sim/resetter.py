@@ -39,7 +39,7 @@ class SimResetter:
                 "Bring its settings back to the driver's defaults.",
             ),
             unavailable=unavailable,
-            blockers=(f"Somebody holds device {device.index}; scrubber devices shows who has it.",) if held else (),
+            blockers=(f"Somebody holds device {device.index}.",) if held else (),
         )
 
     async def reset(self, device: Device, deadline: float) -> None:

@@ -6,31 +6,43 @@ import re
 import stat
 from collections.abc import Iterator
 
-from scrubber.cli.checks.finding import Check, Level, Node
+from scrubber.cli.checks.finding import Check, Level, Node, unseen
+from scrubber.cli.checks.looking import matching, mode_of, present, read_text
 
-__all__ = ["device_nodes", "driver", "persistenced", "scrub_on_free"]
+__all__ = ["device_nodes", "driver", "driver_version", "persistenced", "scrub_on_free"]
 
 _VERSION = re.compile(r"\b(\d{3,}\.\d+(?:\.\d+)*)\b")
 _NO_SCRUB_ON_FREE = re.compile(r"RmDisableScrubOnFree\s*[=:]\s*(?:0x)?0*[1-9a-f]", re.IGNORECASE)
 _GPU_NODE = re.compile(r"nvidia\d+")
 
 
+def driver_version(node: Node) -> str | None:
+    """The version of NVIDIA's kernel driver; None when it is not loaded, or does not say."""
+    try:
+        found = _VERSION.search(read_text(node.path("/proc/driver/nvidia/version")))
+    except OSError:
+        return None
+    return None if found is None else found[1]
+
+
 def driver(node: Node) -> Iterator[Check]:
     """NVIDIA's kernel driver is loaded."""
     path = node.path("/proc/driver/nvidia/version")
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = read_text(path)
     except OSError as error:
         if node.service.backend == "sim":
             yield Check("driver", Level.OK, "No NVIDIA driver is loaded; the simulated node needs none.")
             return
         level = Level.ERROR if node.service.backend == "nvidia" else Level.WARNING
         sentence = f"No NVIDIA driver is loaded ({path}: {error.strerror})."
-        yield Check("driver", level, sentence, "Load it (modprobe nvidia), or wait for the GPU Operator's.")
+        yield Check(
+            "driver", level, sentence, "modprobe nvidia loads it; dmesg says why not. A GPU Operator loads its own."
+        )
         return
     version = _VERSION.search(text)
     if version is None:
-        yield Check("driver", Level.WARNING, f"{path} names no version.", "Look at dmesg; reinstall the driver.")
+        yield Check("driver", Level.WARNING, f"{path} names no version.", "dmesg says more; install the driver again.")
         return
     yield Check("driver", Level.OK, f"NVIDIA's driver {version[1]} is loaded.")
 
@@ -38,13 +50,12 @@ def driver(node: Node) -> Iterator[Check]:
 def scrub_on_free(node: Node) -> Iterator[Check]:
     """The driver clears memory that is freed: our scrub is then the proof, not the only broom."""
     path = node.path("/proc/driver/nvidia/params")
-    if not node.path("/proc/driver/nvidia/version").exists():
+    if not node.has_driver:
         return
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = read_text(path)
     except OSError as error:
-        sentence = f"{path} cannot be read ({error.strerror}): whether the driver clears freed memory is unknown."
-        yield Check("scrub-on-free", Level.WARNING, sentence, "Call this as root.")
+        yield unseen("scrub-on-free", "whether the driver clears freed memory was not seen", error)
         return
     if _NO_SCRUB_ON_FREE.search(text):
         sentence = (
@@ -59,14 +70,17 @@ def scrub_on_free(node: Node) -> Iterator[Check]:
 
 def persistenced(node: Node) -> Iterator[Check]:
     """Somebody keeps the driver's state while nobody uses a GPU."""
-    if not node.path("/proc/driver/nvidia/version").exists():
+    if not node.has_driver:
         return
     path = node.path("/run/nvidia-persistenced/nvidia-persistenced.pid")
     try:
-        pid = int(path.read_text(encoding="ascii"))
-    except (OSError, ValueError):
+        pid = int(read_text(path, 64)) if present(path) else 0
+    except ValueError:
         pid = 0
-    if pid > 0 and node.path(f"/proc/{pid}").exists():
+    except OSError as error:
+        yield unseen("persistenced", "whether nvidia-persistenced runs was not seen", error)
+        return
+    if pid > 0 and present(node.path(f"/proc/{pid}")):
         sentence = f"nvidia-persistenced runs (PID {pid}); a reset has it let go of the GPU, and brings it back."
         yield Check("persistenced", Level.OK, sentence)
         return
@@ -84,14 +98,17 @@ def device_nodes(node: Node) -> Iterator[Check]:
     """
     open_to_all: list[str] = []
     nodes = 0
-    for path in sorted(each for each in node.path("/dev").glob("nvidia*") if _GPU_NODE.fullmatch(each.name)):
-        try:
-            mode = path.stat().st_mode
-        except OSError:
-            continue  # gone meanwhile: nobody opens it
-        nodes += 1
-        if mode & (stat.S_IROTH | stat.S_IWOTH):
-            open_to_all.append(f"{path} ({stat.S_IMODE(mode):04o})")
+    try:
+        for path in matching(node.path("/dev"), "nvidia*"):
+            if not _GPU_NODE.fullmatch(path.name) or not present(path):
+                continue
+            about = path.stat()
+            nodes += 1
+            if about.st_mode & (stat.S_IROTH | stat.S_IWOTH):
+                open_to_all.append(f"{path} ({mode_of(about)})")
+    except OSError as error:
+        yield unseen("device-nodes", "who may open the GPUs was not seen", error)
+        return
     if open_to_all:
         which = ", ".join(open_to_all[:3]) + (f" and {len(open_to_all) - 3} more" if len(open_to_all) > 3 else "")
         sentence = (

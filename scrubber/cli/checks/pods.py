@@ -8,7 +8,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from scrubber.cli.checks.finding import Check, Level, Node
+from scrubber.cli.checks.finding import AS_ROOT, Check, Level, Node, unseen
+from scrubber.cli.checks.looking import matching, present, read_text
 
 __all__ = ["cdi_annotations", "toolkit"]
 
@@ -40,21 +41,20 @@ def toolkit(node: Node) -> Iterator[Check]:
     The toolkit's own default is to let every pod do so: a missing line, and a missing file, mean yes.
     """
     given = [node.path(path) for path in node.toolkit_configs]
-    found = [path for path in given or map(node.path, TOOLKIT_CONFIGS) if given or path.exists()]
+    try:
+        found = given or [path for path in map(node.path, TOOLKIT_CONFIGS) if present(path)]
+        places = [place / program for place in map(node.path, TOOLKIT_PLACES) for program in TOOLKIT_PROGRAMS]
+        programs = [path for path in places if present(path)]
+    except OSError as error:
+        yield unseen("toolkit-envvar", "whether any pod can give itself GPUs was not seen", error)
+        return
     for path in found:
         yield from _toolkit_config(path)
-    if not found:
-        programs = [
-            place / program
-            for place in map(node.path, TOOLKIT_PLACES)
-            for program in TOOLKIT_PROGRAMS
-            if (place / program).exists()
-        ]
-        if programs:
-            sentence = f"{programs[0]} is installed and has no configuration, so {_ANY_POD}."
-            yield Check("toolkit-envvar", Level.ERROR, sentence, _refuse_envvar(node.path(TOOLKIT_CONFIGS[0])))
-        else:
-            yield Check("toolkit-envvar", Level.OK, "NVIDIA's container toolkit is not installed here.")
+    if not found and programs:
+        sentence = f"{programs[0]} is installed and has no configuration, so {_ANY_POD}."
+        yield Check("toolkit-envvar", Level.ERROR, sentence, _refuse_envvar(node.path(TOOLKIT_CONFIGS[0])))
+    elif not found:
+        yield Check("toolkit-envvar", Level.OK, "NVIDIA's container toolkit is not installed here.")
 
 
 _ANY_POD = "any pod gets every GPU by setting NVIDIA_VISIBLE_DEVICES=all, past the kubelet and this service"
@@ -69,11 +69,15 @@ def _refuse_envvar(path: Path) -> str:
 
 def _toolkit_config(path: Path) -> Iterator[Check]:
     try:
-        options = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else f"it is no TOML ({error})"
-        sentence = f"{path} cannot be read: {why}. Whether any pod can give itself GPUs is unknown."
-        yield Check("toolkit-envvar", Level.ERROR, sentence, "Mend the file, or call this as root.")
+        options = tomllib.loads(read_text(path))
+    except PermissionError as error:
+        yield unseen("toolkit-envvar", "whether any pod can give itself GPUs was not seen", error)
+        return
+    except (OSError, ValueError, RecursionError) as error:
+        sentence = f"{path} cannot be read: {_why(error)}. Whether any pod can give itself GPUs is unknown."
+        yield Check(
+            "toolkit-envvar", Level.ERROR, sentence, f"Mend {path}, or give the right one with --toolkit-config."
+        )
         return
     envvar, mounts = options.get(ENVVAR, True), options.get(VOLUME_MOUNTS, False)
     if envvar is not False:
@@ -102,17 +106,22 @@ def cdi_annotations(node: Node) -> Iterator[Check]:
     they are told to; NVIDIA's runtime, in its CDI mode, takes what it is then given for a request. All of this was read
     in their documentation, and not tried.
     """
-    configs = [path for path in map(node.path, _RUNTIMES) if path.is_file()]
-    configs += sorted(node.path(_CRIO_DROP_INS).glob("*.conf"))
     found = False
-    for path in (each for config in configs for each in (config, *_imported(node, config))):
+    try:
+        configs = [path for path in map(node.path, _RUNTIMES) if present(path)]
+        configs += matching(node.path(_CRIO_DROP_INS), "*.conf")
+        configs = [each for config in configs for each in (config, *_imported(node, config))]
+    except OSError as error:
+        yield unseen("cdi-annotations", "whether a pod can name itself a GPU by an annotation was not seen", error)
+        return
+    for path in configs:
         try:
-            patterns = _patterns_in(tomllib.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError) as error:
+            patterns = list(_patterns_in(tomllib.loads(read_text(path))))
+        except (OSError, ValueError, RecursionError) as error:
             found = True
-            why = error.strerror if isinstance(error, OSError) else f"it is no TOML ({error})"
-            sentence = f"{path} cannot be read: {why}. Whether a pod can name itself a GPU by an annotation is unknown."
-            yield Check("cdi-annotations", Level.WARNING, sentence, "Mend the file, or call this as root.")
+            sentence = f"{path} cannot be read: {_why(error)}. Whether a pod can name itself a GPU is unknown."
+            remedy = AS_ROOT if isinstance(error, PermissionError) else f"Mend {path}."
+            yield Check("cdi-annotations", Level.WARNING, sentence, remedy)
             continue
         for option, pattern in patterns:
             found = True
@@ -128,17 +137,25 @@ def cdi_annotations(node: Node) -> Iterator[Check]:
 
 
 def _imported(node: Node, config: Path) -> list[Path]:
-    """The files that containerd is to read besides; what cannot be read here is told of by whoever reads it next."""
+    """The files that containerd is to read besides; what cannot be read here is told of by whoever reads it next.
+
+    Raises:
+        OSError: a directory with such files cannot be listed.
+    """
     try:
-        patterns = tomllib.loads(config.read_text(encoding="utf-8")).get("imports", [])
-    except (OSError, ValueError):
+        patterns = tomllib.loads(read_text(config)).get("imports", [])
+    except (OSError, ValueError, RecursionError):
         return []
     found: list[Path] = []
     for pattern in patterns if isinstance(patterns, list) else []:
-        directory, _, name = str(pattern).rpartition("/")
+        directory, _, name = str(pattern).replace("\0", "").rpartition("/")
         place = node.path(directory or "/") if str(pattern).startswith("/") else config.parent / directory
-        found += sorted(place.glob(name)) if name else []
+        found += matching(place, name)
     return found
+
+
+def _why(error: Exception) -> str:
+    return str(error.strerror) if isinstance(error, OSError) else f"it is no TOML ({error})"
 
 
 def _patterns_in(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scrubber.domain.evidence import Path, Severity, Step, StepResult, Verdict
-from scrubber.domain.signals import lifetime_findings, snapshot_findings
+from scrubber.domain.signals import baseline_findings, lifetime_findings, snapshot_findings
 from scrubber.engine.steps.work import Work
 
 __all__ = ["check_health"]
@@ -16,7 +16,8 @@ async def check_health(work: Work) -> StepResult:
     snapshot = await (work.instruments.telemetry.snapshot(work.device) if fresh else work.one_snapshot())
     known = dict(work.record.lifetime)
     findings = (
-        *snapshot_findings(snapshot, work.policy, known),
+        *snapshot_findings(snapshot, work.policy, known, work.record.baseline),
+        *baseline_findings(work.device, work.record.baseline),
         *lifetime_findings(snapshot, known),
     )
     bad = any(finding.severity is Severity.FAULT for finding in findings)

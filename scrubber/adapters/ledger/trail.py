@@ -1,0 +1,85 @@
+"""The trail from one end to the other, in bounded pages: each is read by itself, and nothing stays open in between.
+
+The promise: the pages of one reading are everything that lies between its two ends, or the reading says that it is not.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+
+from scrubber.adapters.ledger.reading import ROW, ends
+from scrubber.adapters.ledger.shapes import Undecodable
+from scrubber.domain.errors import InvalidRequest, NotReady
+from scrubber.ports.trail import AuditRow, Head, TrailPage
+
+__all__ = ["ROWS_ON_A_PAGE", "beyond", "following", "given_up", "opening"]
+
+ROWS_ON_A_PAGE = 500
+
+_BYTES_ON_A_PAGE = 1024 * 1024
+"""Of text, about. A page of longer rows is shorter, so that it fits into a message."""
+
+
+def opening(connection: sqlite3.Connection, after: int) -> TrailPage:
+    """The first page of the trail as it stands now, without the rows up to sequence ``after``.
+
+    Raises:
+        InvalidRequest: the trail ends before row ``after``.
+    """
+    pruned, head = ends(connection)
+    if after > head.sequence:
+        raise beyond(after, head)
+    start = pruned
+    if after > pruned.sequence:
+        found = connection.execute("SELECT hash FROM audit WHERE sequence = ?", (after,)).fetchone()
+        if found is None:
+            raise Undecodable(f"audit row {after} is missing")
+        start = Head(after, found[0])
+    return TrailPage(start, head, _rows(connection, start.sequence, head))
+
+
+def following(connection: sqlite3.Connection, page: TrailPage) -> TrailPage | None:
+    """The page after ``page``; None when that was the last one.
+
+    Raises:
+        NotReady: rows that come next were given up.
+    """
+    if not page.rows or page.rows[-1].sequence >= page.head.sequence:
+        return None
+    last = page.rows[-1].sequence
+    pruned, _ = ends(connection)
+    if pruned.sequence > last:
+        raise given_up(last, pruned)
+    rows = _rows(connection, last, page.head)
+    return TrailPage(page.pruned, page.head, rows) if rows else None
+
+
+def beyond(after: int, head: Head) -> InvalidRequest:
+    """Why there is nothing to read after row ``after``."""
+    return InvalidRequest(f"The audit trail ends at row {head.sequence}: there is no row {after} to read on from.")
+
+
+def given_up(last: int, pruned: Head) -> NotReady:
+    """Why a reading that has come to row ``last`` cannot go on."""
+    return NotReady(
+        f"Audit rows {last + 1} to {pruned.sequence} were given up, to keep the trail bounded, while it was read; ask again."
+    )
+
+
+def _rows(connection: sqlite3.Connection, above: int, head: Head) -> tuple[AuditRow, ...]:
+    rows: list[AuditRow] = []
+    size = 0
+    # Closed by hand: a cursor that is left half read would keep SQLite's lock, and no change could be stored.
+    with closing(
+        connection.execute(
+            f"SELECT {ROW} FROM audit WHERE sequence > ? AND sequence <= ? ORDER BY sequence LIMIT ?",
+            (above, head.sequence, ROWS_ON_A_PAGE),
+        )
+    ) as found:
+        for each in found:
+            rows.append(AuditRow(*each))
+            size += sum(len(value) for value in each if isinstance(value, str))
+            if size >= _BYTES_ON_A_PAGE:
+                break
+    return tuple(rows)

@@ -1,0 +1,118 @@
+"""Ed25519: the one module that knows the library. A private key in here is never shown, copied out or logged.
+
+Promise: what :meth:`EphemeralKey.sign` or a node's key signs, :func:`verify` accepts with its public key, and nothing
+else. Keys are named by what they are: the id is the digest of the public key, so nobody can have another's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from scrubber.domain.errors import InvalidRequest
+from scrubber.domain.statement import pae
+
+__all__ = ["EphemeralKey", "Key", "key_id", "private_key", "private_pem", "verify"]
+
+
+class Key:
+    """A :class:`scrubber.ports.signer.Signer` of a private key that is there already."""
+
+    def __init__(self, private: Ed25519PrivateKey) -> None:
+        public = private.public_key()
+        self._private = private
+        self._key_id = _id_of(public)
+        self._public_pem = public.public_bytes(
+            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+        ).decode("ascii")
+
+    @property
+    def key_id(self) -> str:
+        return self._key_id
+
+    @property
+    def public_key(self) -> str:
+        return self._public_pem
+
+    def sign(self, payload: bytes) -> bytes:
+        return self._private.sign(pae(payload))
+
+
+class EphemeralKey(Key):
+    """A key that lives in this process only: for tests, demonstrations and measurements. Nothing is written."""
+
+    def __init__(self) -> None:
+        super().__init__(Ed25519PrivateKey.generate())
+
+
+def private_pem(private: Ed25519PrivateKey) -> bytes:
+    """``private`` as it is stored: PKCS #8 in PEM, without a passphrase."""
+    return private.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def private_key(pem: bytes) -> Ed25519PrivateKey:
+    """The key that :func:`private_pem` wrote.
+
+    Raises:
+        ValueError: it is something else; the text says what, as the end of a sentence.
+    """
+    try:
+        found = serialization.load_pem_private_key(pem, password=None)
+    except TypeError:
+        raise ValueError("is a private key that needs a passphrase") from None
+    except (ValueError, UnsupportedAlgorithm):
+        raise ValueError("is no private key in PEM form") from None
+    if not isinstance(found, Ed25519PrivateKey):
+        raise ValueError("is a private key of another algorithm than Ed25519")
+    return found
+
+
+def key_id(public_pem: str) -> str:
+    """The id of the public key in ``public_pem``.
+
+    Raises:
+        InvalidRequest: it is no Ed25519 public key in PEM form; the sentence says what it is instead, if that is known.
+    """
+    return _id_of(_public(public_pem))
+
+
+def verify(public_pem: str, payload: bytes, signature: bytes) -> bool:
+    """Whether the holder of this key signed ``payload`` as a certificate.
+
+    Args:
+        public_pem: of one Ed25519 public key.
+        signature: of any length; one that is not 64 bytes long is nobody's.
+
+    Raises:
+        InvalidRequest: as :func:`key_id`.
+    """
+    public = _public(public_pem)
+    try:
+        public.verify(signature, pae(payload))
+    except InvalidSignature:
+        return False
+    return True
+
+
+def _public(pem: str) -> Ed25519PublicKey:
+    if "PRIVATE KEY" in pem:
+        raise InvalidRequest(
+            "That is a private key. Verifying takes the public one: scrubber certificate key prints it."
+        )
+    try:
+        found = serialization.load_pem_public_key(pem.encode())
+    except (ValueError, UnsupportedAlgorithm):
+        raise InvalidRequest("That is no public key in PEM form: scrubber certificate key prints the node's.") from None
+    if not isinstance(found, Ed25519PublicKey):
+        raise InvalidRequest("That is a public key of another algorithm; certificates are signed with Ed25519.")
+    return found
+
+
+def _id_of(public: Ed25519PublicKey) -> str:
+    der = public.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return f"sha256:{hashlib.sha256(der).hexdigest()}"

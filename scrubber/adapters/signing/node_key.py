@@ -1,0 +1,131 @@
+"""The node's key: one file below the state directory, made on the first start and never replaced by us.
+
+Promise: the file is there whole or not at all, wherever the power or the process goes away; a file that cannot be the
+node's key stops the start with a sentence, because a new key in its place would make the old certificates a stranger's.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from scrubber.adapters.signing.ed25519 import Key, private_key, private_pem
+from scrubber.domain.errors import BadConfiguration
+
+__all__ = ["FILE_NAME", "NodeKey"]
+
+FILE_NAME = "signing.key"
+_UNFINISHED = "signing.key.new"
+_LONGEST = 16 * 1024
+_ANEW = (
+    "Put the node's own file back, or remove it: then the next start makes a new key, which those who verify have to "
+    "be told."
+)
+
+
+class NodeKey(Key):
+    """A :class:`scrubber.ports.signer.Signer` that outlives the process."""
+
+    @classmethod
+    def open(cls, directory: Path) -> tuple[Self, bool]:
+        """The key in ``directory``, and whether it was made just now.
+
+        Args:
+            directory: the state directory. It exists, belongs to this user, and nobody else writes into it.
+
+        Raises:
+            BadConfiguration: the file there is not a key of this node that only this user can read, or the directory
+                takes no file.
+        """
+        path = directory / FILE_NAME
+        try:
+            place = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise BadConfiguration(
+                f"The node's key cannot be kept in {directory}: {error.strerror}. Name another state directory with "
+                "--state-dir."
+            ) from error
+        try:
+            # Two that start at once must not make two keys, nor one take the other's unfinished file away.
+            fcntl.flock(place, fcntl.LOCK_EX)
+            _remove(place, _UNFINISHED)
+            written = _read(place, path)
+            created = written is None
+            if written is None:
+                _make(place)
+                written = _read(place, path)
+            # Also when it was there: the one that made it may have been killed before it got here.
+            os.fsync(place)
+            if written is None:
+                raise BadConfiguration(f"The node's key {path} went away while it was read. Start again.")
+            return cls(private_key(written)), created
+        except ValueError as wrong:
+            raise BadConfiguration(f"The node's key {path} {wrong}. {_ANEW}") from None
+        except OSError as error:
+            raise BadConfiguration(
+                f"The node's key {path} cannot be kept: {error.strerror}. Without it no certificate can be signed."
+            ) from error
+        finally:
+            os.close(place)
+
+
+def _make(place: int) -> None:
+    """Write a new key, and give it its name only when all of it is on the disk."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    unfinished = os.open(_UNFINISHED, flags, 0o600, dir_fd=place)
+    try:
+        with os.fdopen(unfinished, "wb") as file:
+            os.fchmod(file.fileno(), 0o600)  # whatever the umask takes away
+            file.write(private_pem(Ed25519PrivateKey.generate()))
+            file.flush()
+            os.fsync(file.fileno())
+        # Unlike a rename, a link never takes the place of a file.
+        os.link(_UNFINISHED, FILE_NAME, src_dir_fd=place, dst_dir_fd=place, follow_symlinks=False)
+    finally:
+        _remove(place, _UNFINISHED)
+
+
+def _read(place: int, path: Path) -> bytes | None:
+    """What is in the key's file, if it is ours alone; None when there is none; else as :func:`private_key`."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(FILE_NAME, flags, dir_fd=place)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ValueError("is a symbolic link, so whose file it is is unknown") from None
+        raise
+    try:
+        about = os.fstat(descriptor)
+        mode = stat.S_IMODE(about.st_mode)
+        if not stat.S_ISREG(about.st_mode):
+            raise ValueError("is not a file")
+        if about.st_uid != os.geteuid():
+            raise ValueError(f"belongs to uid {about.st_uid}, and the service runs as uid {os.geteuid()}")
+        if mode & 0o077:
+            raise BadConfiguration(
+                f"Others than its owner may use the node's key {path} (mode {mode:04o}), so it may be known to them. If "
+                f"it is not, run: chmod 600 {path}. If it may be, remove it: then the next start makes a new key, which "
+                "those who verify have to be told."
+            )
+        if about.st_size == 0:
+            raise ValueError("is empty")
+        if about.st_size > _LONGEST:
+            raise ValueError("is no private key in PEM form")
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            return file.read(_LONGEST)
+    finally:
+        os.close(descriptor)
+
+
+def _remove(place: int, name: str) -> None:
+    with suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=place)

@@ -1,0 +1,84 @@
+"""Whether a pod's processes can be told by their cgroups, and ended there when the pod is over."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from scrubber.cli.checks.finding import Check, Level, Node, unseen
+from scrubber.cli.checks.looking import read_text
+
+__all__ = ["cgroups"]
+
+_MOUNT_IT = (
+    "Mount the node's /sys/fs/cgroup writable where the service runs: in its pod as deploy/kubernetes/base does; as a unit "
+    "ProtectControlGroups=no."
+)
+
+
+def cgroups(node: Node) -> Iterator[Check]:
+    """The hierarchy that holds the pods is mounted, can be written, and can kill or freeze what a pod left behind."""
+    said = node.service
+    if said.backend == "sim" and said.places.cgroups is None:
+        yield Check("cgroups", Level.OK, "The simulated node tells its containers apart without cgroups.")
+        return
+    # Imported here: every other command would wait for what the adapter loads.
+    from scrubber.adapters.containers.hierarchy import beside, discover_root, hierarchy_of
+    from scrubber.adapters.containers.paths import kubepods_below
+    from scrubber.domain.errors import BadConfiguration
+
+    serious = Level.ERROR if said.backend == "nvidia" else Level.WARNING
+    try:
+        root = node.path(said.places.cgroups) if said.places.cgroups else discover_root(node.path("/sys/fs/cgroup"))
+        if root is None:
+            sentence = f"No cgroup hierarchy is below {node.path('/sys/fs/cgroup')}: no process is known as a pod's."
+            yield Check(
+                "cgroups", serious, sentence, f"{_MOUNT_IT} If it is elsewhere: scrubber serve --cgroup-root DIR."
+            )
+            return
+        mounts = read_text(node.path("/proc/self/mountinfo"), 8 << 20)
+        hierarchy = hierarchy_of(root, mounts)
+        others = beside(hierarchy, mounts)
+        pods = kubepods_below(root)
+        version = f"v{hierarchy.version}" + (" beside others" if others else "")
+        fixed = [str(each.root) for each in (hierarchy, *others) if os.statvfs(each.root).f_flag & os.ST_RDONLY]
+        ends = _what_ends(node, root, hierarchy.version)
+    except BadConfiguration as error:
+        yield Check("cgroups", serious, str(error), "Give scrubber serve the right directory with --cgroup-root.")
+        return
+    except OSError as error:
+        yield unseen("cgroups", "whether a pod's processes can be told was not seen", error)
+        return
+    if fixed:
+        sentence = f"{', '.join(fixed)} cannot be written from here: leftovers that fork could not be ended."
+        yield Check("cgroups", serious, sentence, _MOUNT_IT)
+        return
+    where = f", pods in {', '.join(str(each.relative_to(root)) for each in pods)}" if pods else ", no pod yet"
+    found = f"cgroup {version} at {root}{where}"
+    if not ends:
+        sentence = f"{found}; it can neither kill nor freeze a whole cgroup, so leftovers are ended one by one."
+        remedy = (
+            "uname -r: use Linux 5.14 or newer (cgroup.kill)."
+            if hierarchy.version == 2
+            else "Mount the freezer: mount -t cgroup -o freezer cgroup /sys/fs/cgroup/freezer, or boot with cgroup v2."
+        )
+        yield Check("cgroups", Level.WARNING, sentence, remedy)
+        return
+    yield Check("cgroups", Level.OK, f"{found}; {ends}.")
+
+
+def _what_ends(node: Node, root: Path, version: int) -> str:
+    """How a whole cgroup is ended here; empty: not at all. Raises OSError."""
+    if version == 1:
+        freezer = node.path("/sys/fs/cgroup/freezer")
+        writable = (freezer / "cgroup.procs").exists() and not os.statvfs(freezer).f_flag & os.ST_RDONLY
+        return "leftovers are frozen, then ended" if writable else ""
+    # The top has neither file, whatever the kernel.
+    with os.scandir(root) as entries:
+        below = [Path(each.path) for each in entries if each.is_dir(follow_symlinks=False)]
+    if not below:
+        return "nothing is in it yet that could be ended"
+    if any((each / "cgroup.kill").exists() for each in below):
+        return "leftovers are ended by cgroup.kill"
+    return "leftovers are frozen, then ended" if any((each / "cgroup.freeze").exists() for each in below) else ""

@@ -1,0 +1,242 @@
+"""What may come next on a command line that is being written.
+
+A shell asks with each Tab (:mod:`scrubber.cli.completion` has its side). Promise: an answer comes soon or not at all, a
+service that is away is passed over in silence, and no value has a character that means something to a shell.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
+
+from scrubber.cli.output import plain
+
+if TYPE_CHECKING:
+    from scrubber.api import scrubber_pb2 as pb
+
+__all__ = ["Candidate", "answer", "candidates"]
+
+_PATIENCE = "0.3"
+"""Seconds that the service has to say which devices there are, unless ``_SCRUBBER_PATIENCE`` says another number."""
+
+_HARMLESS = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._/:=-]*")
+_SHIPPED_POLICIES = ("default", "strict", "trusted")
+
+Command = TyperCommand | TyperGroup
+Parameter = TyperOption | TyperArgument
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A word that may come next; or, as ``kind``, that the shell is to complete ``files`` or ``directories``."""
+
+    value: str = ""
+    description: str = ""
+    kind: str = "word"
+
+
+def answer(command: TyperGroup, shell: str, words: Sequence[str], environment: Mapping[str, str]) -> Iterator[str]:
+    """The lines that ``shell`` reads: kind, value and description, with tabs between them.
+
+    Args:
+        words: those after the command's own name up to the cursor; the last one is not finished. Bash, which takes words
+            apart in its own way, gives its whole line in ``environment`` instead.
+    """
+    cut = 0
+    if shell == "bash":
+        words = _split(environment.get("_SCRUBBER_LINE", ""))[1:] or [""]
+        breaks = environment.get("_SCRUBBER_BREAKS", "")
+        # Bash replaces what follows the last of these only.
+        cut = 1 + max((words[-1].rfind(each) for each in "=:" if each in breaks), default=-1)
+    for each in candidates(command, words or [""]):
+        if each.kind != "word":
+            yield each.kind
+        elif _HARMLESS.fullmatch(each.value):
+            description = plain(" ".join(each.description.split()))
+            yield "\t".join((each.kind, each.value[cut:], description))
+
+
+def _split(line: str) -> list[str]:
+    """The words of an unfinished line, the last one empty if it is yet to begin."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=False)
+    lexer.whitespace_split = True
+    lexer.commenters = ""
+    words: list[str] = []
+    try:
+        words.extend(lexer)
+    except ValueError:  # a quotation that is still open
+        return [*words, lexer.token]
+    return [*words, ""] if not line or line[-1].isspace() else words
+
+
+def candidates(root: TyperGroup, words: Sequence[str]) -> Iterator[Candidate]:
+    """What may stand in the place of the last of ``words``."""
+    line = _Line(root)
+    *before, last = words
+    for word in before:
+        line.take(word)
+    if line.command is None:
+        return
+    name, equals, rest = last.partition("=")
+    option = line.option(name) if equals else None
+    if line.waiting is not None:
+        yield from _values(line.waiting, last, line.given)
+    elif option is not None:
+        for each in _values(option, rest, line.given):
+            yield each if each.kind != "word" else Candidate(f"{name}={each.value}", each.description)
+    elif last.startswith("-") and not line.arguments_only:
+        yield from _flags(line, last)
+    elif isinstance(line.command, TyperGroup):
+        yield from _commands(line.command, last)
+    else:
+        argument = line.argument()
+        if argument is not None:
+            yield from _values(argument, last, line.given)
+
+
+@dataclass(slots=True)
+class _Line:
+    """What the words so far came to.
+
+    Attributes:
+        command: whose words come next; None if there is no such command.
+        waiting: the option whose value is next.
+        given: values of options by their name, the last one each.
+    """
+
+    command: Command | None
+    waiting: TyperOption | None = None
+    given: dict[str, str] = field(default_factory=dict)
+    used: set[str] = field(default_factory=set)
+    arguments: int = 0
+    arguments_only: bool = False
+
+    def take(self, word: str) -> None:
+        if self.command is None:
+            return
+        if self.waiting is not None:
+            self.given[self.waiting.name], self.waiting = word, None
+        elif word == "--" and not self.arguments_only:
+            self.arguments_only = True
+        elif word.startswith("-") and len(word) > 1 and not self.arguments_only:
+            self._flag(word)
+        elif isinstance(self.command, TyperGroup):
+            found = self.command.commands.get(word)
+            self.command = found if isinstance(found, TyperCommand | TyperGroup) else None
+            self.used.clear()
+        else:
+            self.arguments += 1
+
+    def _flag(self, word: str) -> None:
+        name, equals, value = word.partition("=")
+        if not word.startswith("--") and len(word) > 2:
+            name, equals, value = word[:2], "=", word[2:]
+        option = self.option(name)
+        if option is None:
+            return
+        self.used.add(option.name)
+        if equals:
+            self.given[option.name] = value
+        elif not option.is_flag:
+            self.waiting = option
+
+    def option(self, name: str) -> TyperOption | None:
+        """The option that is called ``name``, such as ``--output``."""
+        if self.command is None or not name.startswith("-"):
+            return None
+        options = (each for each in self.command.params if isinstance(each, TyperOption))
+        return next((each for each in options if name in (*each.opts, *each.secondary_opts)), None)
+
+    def argument(self) -> TyperArgument | None:
+        """The argument that is next; None if there is no more."""
+        assert self.command is not None
+        found = [each for each in self.command.params if isinstance(each, TyperArgument)]
+        if self.arguments < len(found):
+            return found[self.arguments]
+        return found[-1] if found and found[-1].nargs == -1 else None
+
+
+def _commands(group: TyperGroup, begin: str) -> Iterator[Candidate]:
+    summaries: Mapping[str, str] = getattr(group, "summaries", {})
+    for name in group.commands:
+        if name.startswith(begin):
+            text = summaries.get(name)
+            yield Candidate(name, text if text is not None else group.commands[name].get_short_help_str(80))
+
+
+def _flags(line: _Line, begin: str) -> Iterator[Candidate]:
+    assert line.command is not None
+    for each in line.command.params:
+        if isinstance(each, TyperOption) and not each.hidden and (each.multiple or each.name not in line.used):
+            for name in (*each.opts, *each.secondary_opts):
+                if name.startswith(begin) and (name.startswith("--") or begin == name):
+                    yield Candidate(name, each.help or "")
+    if "--help".startswith(begin):
+        yield Candidate("--help", "Show what there is to say.")
+
+
+def _values(parameter: Parameter, begin: str, given: Mapping[str, str]) -> Iterator[Candidate]:
+    choices = parameter.type_descriptor.choices
+    if choices:
+        yield from (Candidate(str(each.value)) for each in choices if str(each.value).startswith(begin))
+        return
+    match _wanted(parameter):
+        case "DEVICE":
+            yield from (each for each in _devices(given) if each.value.startswith(begin))
+        case "CERT" | "CERTIFICATE":
+            yield from (each for each in _certificates(given) if each.value.startswith(begin))
+        case "POLICY":
+            yield from (Candidate(name) for name in _SHIPPED_POLICIES if name.startswith(begin))
+            yield Candidate(kind="files")
+        case "DIR":
+            yield Candidate(kind="directories")
+        case "FILE" | "PATH":
+            yield Candidate(kind="files")
+
+
+def _wanted(parameter: Parameter) -> str:
+    """What the help calls the value, without what says how many of it: ``DEVICE``."""
+    if isinstance(parameter, TyperOption) and "--policy" in parameter.opts:
+        return "POLICY"
+    word = re.search(r"[A-Z]+", parameter.metavar or "")
+    return "" if word is None else word[0]
+
+
+def _devices(given: Mapping[str, str]) -> Iterator[Candidate]:
+    found = _asked(given)
+    yield from (Candidate(each.index, f"{each.state}, {each.id}") for each in found)
+    yield from (Candidate(each.id, f"{each.state}, index {each.index}") for each in found)
+
+
+def _certificates(given: Mapping[str, str]) -> Iterator[Candidate]:
+    for each in _asked(given):
+        if each.HasField("certificate"):
+            yield Candidate(each.certificate.id, f"of device {each.index}, {each.state}")
+
+
+def _asked(given: Mapping[str, str]) -> Sequence[pb.Device]:
+    """The devices of the service; none if it does not say so in time."""
+    import asyncio
+
+    from scrubber.api.client import ReadClient
+    from scrubber.domain.errors import ScrubberError
+
+    socket = Path(given.get("socket") or os.environ.get("SCRUBBER_SOCKET") or "/run/scrubber")
+
+    patience = float(os.environ.get("_SCRUBBER_PATIENCE", _PATIENCE))
+
+    async def ask() -> Sequence[Any]:
+        async with asyncio.timeout(patience), ReadClient(socket) as client:
+            return (await client.devices()).devices
+
+    try:
+        return asyncio.run(ask())
+    except (ScrubberError, OSError):  # one of which is TimeoutError
+        return ()

@@ -1,0 +1,119 @@
+"""Asking a person before something is done that cannot be taken back.
+
+Promise: no is the answer of everybody who does not say yes. Nothing is done for an end of input, an interrupt, an empty
+line or any other word, and where nobody is there to be asked the command says so instead of guessing.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Annotated, TextIO
+
+import typer
+
+from scrubber.cli.asking import run
+from scrubber.cli.exits import Exit
+from scrubber.cli.output import tell
+from scrubber.domain.errors import NotPermitted
+
+__all__ = ["NoInputOption", "YesOption", "admitted", "ask", "asks"]
+
+YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask; needed where nobody is there to be asked.")]
+NoInputOption = Annotated[
+    bool,
+    typer.Option("--no-input", envvar="SCRUBBER_NO_INPUT", help="Never ask: without --yes nothing is done."),
+]
+
+
+def asks(*, yes: bool, no_input: bool) -> bool:
+    """Whether a person is about to be asked: what is looked up for the question only, can be left out otherwise.
+
+    Raises:
+        typer.BadParameter: nobody said yes, and nobody is there to be asked.
+    """
+    if yes:
+        return False
+    if no_input:
+        raise typer.BadParameter("With --no-input nobody is asked: say --yes if it is to be done.")
+    if not (_terminal(sys.stdin) and _terminal(sys.stderr)):
+        raise typer.BadParameter("Nobody is here to be asked: say --yes if it is to be done.")
+    return True
+
+
+def admitted(directory: Path) -> None:
+    """See that the service would take an order from this user, before a person is asked to give one. Orders nothing.
+
+    Args:
+        directory: of the service's sockets.
+
+    Raises:
+        NotPermitted, Away, BadConfiguration: as an order would.
+    """
+    from scrubber.api.sockets import Purpose, Sockets
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
+        try:
+            probe.connect(os.fsencode(Sockets(directory).path(Purpose.ADMIN)))
+        except BlockingIOError:  # more callers wait there than the kernel lets queue
+            return
+        except OSError:
+            run(_knock(directory))
+
+
+async def _knock(directory: Path) -> None:
+    """Ask on the admin socket what only the read one answers: why nobody answers is said as it is of an order."""
+    from scrubber.api.client import ReadClient
+    from scrubber.api.sockets import Purpose
+
+    class Door(ReadClient):
+        purpose = Purpose.ADMIN
+
+    async with Door(directory) as door:
+        try:
+            await door.info()
+        except NotPermitted as error:
+            if error.code not in ("wrong-socket", "unknown-method"):  # somebody answers by now
+                raise
+
+
+def ask(what: str, *, yes: bool, no_input: bool) -> None:
+    """Go on only if ``yes`` was said on the command line, or is said now.
+
+    Args:
+        what: one or two sentences on what will happen.
+
+    Raises:
+        typer.BadParameter: as in :func:`asks`.
+        typer.Exit: the answer was no.
+        KeyboardInterrupt: the answer was an interrupt.
+    """
+    if not asks(yes=yes, no_input=no_input):
+        return
+    try:
+        tell(what)
+        print("Go on? [y/N] ", end="", file=sys.stderr, flush=True)
+        answered = _line()
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        tell("Nothing was changed.")
+        raise
+    if answered.strip().lower() not in ("y", "yes"):
+        tell("Nothing was changed.")
+        raise typer.Exit(Exit.NEGATIVE)
+
+
+def _line() -> str:
+    try:
+        answered = sys.stdin.readline()
+    except UnicodeDecodeError:
+        return ""
+    if not answered.endswith("\n"):
+        print(file=sys.stderr)  # the end of input leaves the cursor behind the question
+    return answered
+
+
+def _terminal(stream: TextIO | None) -> bool:
+    return stream is not None and not stream.closed and stream.isatty()

@@ -1,0 +1,217 @@
+"""``scrubber device``: everything that is known of one device, with what happened to it.
+
+It is what a person reads who was woken for this device: nothing that the service knows of it is left out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from scrubber.cli.asking import run
+from scrubber.cli.causes import BY_ITSELF, way_back
+from scrubber.cli.devices import age, chosen
+from scrubber.cli.options import DeviceArgument, OutputOption, SocketOption
+from scrubber.cli.output import Answer, Column, Output, Section, binary_size, emit, utc
+
+if TYPE_CHECKING:
+    from scrubber.api import scrubber_pb2 as pb
+
+__all__ = ["add_commands", "answer"]
+
+Rows = Iterator[tuple[str, str]]
+
+LimitOption = Annotated[
+    int,
+    typer.Option(
+        "--limit",
+        envvar="SCRUBBER_LIMIT",
+        min=0,
+        max=10_000,
+        help="At most so many entries of its history, the newest.",
+    ),
+]
+
+
+def add_commands(app: typer.Typer) -> None:
+    app.command("device")(device)
+
+
+def device(
+    device: DeviceArgument,
+    limit: LimitOption = 20,
+    socket: SocketOption = Path("/run/scrubber"),
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show everything about one device, with its history."""
+
+    async def ask() -> tuple[pb.Device, Sequence[pb.HistoryEntry]]:
+        from scrubber.api.client import ReadClient
+
+        async with ReadClient(socket) as client:
+            (found,) = chosen((await client.devices()).devices, [device])
+            entries = (await client.history(device=found.id, limit=limit)).entries if limit else []
+            return found, entries
+
+    emit(answer(*run(ask()), now=time.time()), output)
+
+
+def answer(found: pb.Device, entries: Sequence[pb.HistoryEntry], *, now: float) -> Answer:
+    """One device in all forms.
+
+    Args:
+        entries: its history, newest first.
+        now: wall-clock seconds as of which what happened is so long ago.
+    """
+    from scrubber.cli import shapes
+
+    return Answer(
+        data={**shapes.device(found), "history": [shapes.history_entry(each) for each in entries]},
+        names=[found.id],
+        header=(),
+        rows=list(_identity(found)),
+        kind="Device",
+        sections=[
+            Section("State", (), list(_state(found, now))),
+            _tenancies(found, now),
+            Section("Certificate", (), list(_certificate(found, now))),
+            Section("Warnings that stand", ("CODE", "SINCE"), [(w.code, _when(w.since, now)) for w in found.lasting]),
+            Section("Counted over its life", (), [(name, str(n)) for name, n in sorted(found.lifetime.items())]),
+            *_baseline(found, now),
+            _history(entries),
+        ],
+    )
+
+
+def _when(at: float, now: float) -> str:
+    return f"{utc(at)}, {age(now - at)} ago" if at <= now else f"{utc(at)}, in {age(at - now)}"
+
+
+def _identity(found: pb.Device) -> Rows:
+    yield "device", found.id
+    yield "index", found.index
+    yield "model", found.model or "-"
+    yield "memory", binary_size(found.memory_bytes)
+    if found.profile:
+        yield "profile", found.profile
+    if found.parent:
+        yield "cut from", found.parent
+    if found.HasField("numa_node"):
+        yield "NUMA node", str(found.numa_node)
+    yield from (("peer", each) for each in found.peers)
+    yield from sorted(found.traits.items())
+
+
+def _state(found: pb.Device, now: float) -> Rows:
+    yield "hygiene", found.hygiene or "-"
+    yield "health", found.health or "-"
+    yield "offered", "yes: the kubelet is told that it is healthy" if found.offered else "no"
+    if found.scrub:
+        yield "scrub under way", found.scrub
+    if found.HasField("cause"):
+        yield "cause", f"{found.cause.code}: {found.cause.sentence}"
+        yield "since", f"{_when(found.cause.since, now)}, by {found.cause.actor}"
+        yield "way back", way_back(found.cause, found.index)
+    if found.waits:
+        yield "it waits", found.waits
+    if found.retry_at and (not found.HasField("cause") or found.cause.way_back in BY_ITSELF):
+        yield "next attempt", _when(found.retry_at, now)
+    if found.must_reset:
+        yield "reset", "owed: nothing is handed over before it"
+    if found.clean_scrubs or found.health == "probation":
+        yield "clean scrubs", f"{found.clean_scrubs} on the probation under way"
+    if found.failures:
+        many = "attempt" if found.failures == 1 else "attempts"
+        yield "failures", f"{found.failures} {many} at recovery failed since it was last healthy"
+    for strike in found.strikes:
+        whose = f", while {strike.tenant_namespace} had it" if strike.tenant_namespace else ""
+        yield "was quarantined", f"{_when(strike.at, now)}: {strike.code}{whose}"
+    for attempt in found.attempts:
+        how = "with a reset" if attempt.reset else "without a reset"
+        yield "recovery tried", f"{_when(attempt.at, now)}, {how}{', by order of a person' if attempt.ordered else ''}"
+    yield "policy", f"{found.policy or '-'}{f' ({found.enforcement})' if found.enforcement else ''}"
+    if found.HasField("glass"):
+        yield "glass", f"broken until {utc(found.glass.until)} by {found.glass.actor}: {found.glass.reason}"
+
+
+def _tenancies(found: pb.Device, now: float) -> Section:
+    header = (
+        Column("GRANT"),
+        Column("TENANT", least=24),
+        Column("HAND-OVER"),
+        Column("GRANTED", least=21),
+        Column("BY", least=20, drop=1),
+        Column("POD UID", drop=2),
+    )
+    rows = [
+        (
+            str(each.grant),
+            "/".join(part for part in (each.tenant_namespace, each.pod, each.container) if part) or "nobody known",
+            each.kind or "-",
+            _when(each.at, now),
+            each.certificate or (f"the policy's exception {each.exception}" if each.exception else "-"),
+            each.uid or "-",
+        )
+        for each in found.tenancies
+    ]
+    return Section("Who has it", header, rows, empty="nobody")
+
+
+def _certificate(found: pb.Device, now: float) -> Rows:
+    if not found.HasField("certificate"):
+        return
+    certificate = found.certificate
+    used = certificate.HasField("next_grant")
+    yield "certificate", certificate.id
+    yield "standing", f"used by grant {certificate.next_grant}" if used else "unused"
+    yield "issued", _when(certificate.issued_at, now)
+    yield "path", certificate.path
+    yield "scrub", certificate.scrub
+    if certificate.rests_on:
+        yield "rests on", certificate.rests_on
+    yield "policy", certificate.policy
+    yield "driver", certificate.driver
+    yield "signed by", certificate.key_id or "nobody"
+    yield from (("covered", each) for each in certificate.covered)
+    yield from (("not covered", each) for each in certificate.not_covered)
+
+
+def _baseline(found: pb.Device, now: float) -> Iterator[Section]:
+    """What it should be, fact by fact; then what a person called normal, if anything."""
+    if not found.HasField("baseline"):
+        yield Section("Baseline", (), [], empty="was not taken")
+        return
+    baseline = found.baseline
+    why = f": {baseline.reason}" if baseline.reason else ""
+    rows = [
+        (
+            fact.name,
+            fact.expected or "-",
+            fact.found or "-",
+            "as-expected" if fact.expected == fact.found else "differs",
+        )
+        for fact in baseline.facts
+    ]
+    title = f"Baseline of {_when(baseline.at, now)}, by {baseline.actor}{why}"
+    yield Section(title, (Column("FACT"), Column("EXPECTED", 12), Column("FOUND", 12), Column("VERDICT")), rows)
+    if baseline.conditions:
+        normal = [(each.name, each.expected) for each in baseline.conditions]
+        yield Section("Normal for this device", ("CONDITION", "READ"), normal)
+
+
+def _history(entries: Sequence[pb.HistoryEntry]) -> Section:
+    from scrubber.cli.history import answer as history_answer
+
+    told = history_answer(entries)
+    titles = [each.title if isinstance(each, Column) else each for each in told.header]
+    kept = [place for place, title in enumerate(titles) if title != "DEVICE"]
+    return Section(
+        "History, the newest first",
+        [told.header[place] for place in kept],
+        [[row[place] for place in kept] for row in told.rows],
+        empty="nothing yet, or none asked for",
+    )

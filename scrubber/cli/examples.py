@@ -1,0 +1,123 @@
+"""What people type, for each command: the end of its ``--help``.
+
+A test walks this table: every command has an example, each example is a command line of ours, and none is too wide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+__all__ = ["EXAMPLES", "epilog"]
+
+EXAMPLES: Mapping[str, tuple[str, ...]] = {
+    "devices": (
+        "scrubber devices",
+        "scrubber devices --watch",
+        "scrubber devices 0 3 -o json",
+    ),
+    "device": (
+        "scrubber device 0",
+        "scrubber device GPU-1f3a --limit 100",
+    ),
+    "history": (
+        "scrubber history --device 0 --since 2h",
+        "scrubber history --tenant team-a --outcome failed",
+        "scrubber history --limit 1000 -o json",
+    ),
+    "reset-plan": ("scrubber reset-plan 3",),
+    "doctor": (
+        "scrubber doctor",
+        "scrubber doctor -o json",
+        "scrubber doctor --policy ./new.yaml",
+    ),
+    "scrub": (
+        "scrubber scrub 0",
+        "scrubber scrub 0 1 --path fast --timeout 30s",
+        "scrubber scrub --all-idle --no-wait",
+    ),
+    "reset": ('scrubber reset 3 --reason "XID 79, ticket 4711"',),
+    "quarantine": ('scrubber quarantine 3 --reason "fan is loud, ticket 4711"',),
+    "unquarantine": ('scrubber unquarantine 3 --reason "fan replaced, ticket 4711"',),
+    "break-glass": (
+        'scrubber break-glass 3 --for 30m --reason "outage, ticket 4711"',
+        'scrubber break-glass 3 --end --reason "outage is over"',
+    ),
+    "baseline show": (
+        "scrubber baseline show",
+        "scrubber baseline show 3 -o json",
+    ),
+    "baseline accept": ('scrubber baseline accept 3 --reason "new firmware, ticket 4711"',),
+    "certificate list": ("scrubber certificate list",),
+    "certificate show": (
+        "scrubber certificate show cert-0f3a9c51be22",
+        "scrubber certificate show --device 0",
+    ),
+    "certificate export": ("scrubber certificate export --device 0 > certificate.json",),
+    "certificate key": ("scrubber certificate key > node.pem",),
+    "certificate verify": (
+        "scrubber certificate verify certificate.json --key node.pem",
+        "scrubber certificate export --device 0 | scrubber certificate verify -",
+    ),
+    "audit verify": (
+        "scrubber audit verify",
+        "scrubber audit verify --head 4711:9f2c61d0a3b4",
+        "scrubber audit verify --file trail.jsonl",
+    ),
+    "audit export": ("scrubber audit export > trail.jsonl",),
+    "audit head": ("scrubber audit head >> heads",),
+    "policy check": ("scrubber policy check ./policy.yaml",),
+    "policy show": (
+        "scrubber policy show strict",
+        "scrubber policy show ./policy.yaml -o json",
+    ),
+    "policy explain": (
+        "scrubber policy explain default --kind other-tenant --hygiene clean",
+        "scrubber policy explain ./policy.yaml --xid 79",
+    ),
+    "policy xids": ("scrubber policy xids default",),
+    "serve": (
+        "scrubber serve --backend nvidia --policy strict",
+        "scrubber serve --backend sim --sim-dir /tmp/node --socket /tmp/run",
+    ),
+    "plugin": (
+        "scrubber plugin",
+        "scrubber plugin --mig-strategy mixed --node-name node-7",
+    ),
+    "version": (
+        "scrubber version",
+        "scrubber version --service",
+    ),
+    "completion": (
+        "source <(scrubber completion bash)",
+        "scrubber completion fish | source",
+    ),
+    "demo": (
+        "scrubber demo",
+        "scrubber demo --keep --dir /tmp/node",
+    ),
+    "sim create": ("scrubber sim create --dir /tmp/node --devices 4 --memory 64MiB",),
+    "sim split": ("scrubber sim split --dir /tmp/node --device 0 --instances 2",),
+    "sim merge": ("scrubber sim merge --dir /tmp/node --device 0",),
+    "sim fault": (
+        "scrubber sim fault --dir /tmp/node --device 2 --xid 79",
+        "scrubber sim fault --dir /tmp/node --device 1 --firmware 96.00.89",
+        "scrubber sim fault --dir /tmp/node --driver-absent",
+    ),
+    "sim clear": (
+        "scrubber sim clear --dir /tmp/node",
+        "scrubber sim clear --dir /tmp/node --device 2 --condition xid",
+    ),
+    "sim reboot": ("scrubber sim reboot --dir /tmp/node",),
+    "sim tenant": ('scrubber sim tenant --device /dev/simgpu0 --write "secret" --read',),
+}
+"""By the words of the command: lines for a shell."""
+
+
+def epilog(name: str) -> str | None:
+    """What the help of the command ``name`` ends with; None if there is nothing to show for it."""
+    lines = EXAMPLES.get(name, ())
+    if not lines:
+        return None
+    title = "Examples:" if len(lines) > 1 else "Example:"
+    # The backspace tells the formatter to leave the lines as they are.
+    return "\n".join(("\b", title, *(f"  {line}" for line in lines)))

@@ -1,0 +1,146 @@
+"""A group of commands of which only the one that was asked for is loaded.
+
+Promise: the summary, a mistyped word and the completion of a name load no command's module. What the table of entries says
+of a command is what its module says; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, MutableMapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, ClassVar
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from scrubber.cli.examples import epilog
+from scrubber.cli.values import HELP_FLAGS, lighten, worded
+
+__all__ = ["Entry", "LazyGroup", "Section"]
+
+Command = TyperCommand | TyperGroup
+
+
+class Section(StrEnum):
+    """The headings of the summary, in the order in which people read them."""
+
+    LOOK = "Look"
+    ACT = "Act"
+    PROVE = "Prove"
+    RUN = "Run"
+    TRY = "Try"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A command that is not loaded yet.
+
+    Attributes:
+        name: as it is typed.
+        module: below ``scrubber.cli``. It has an ``app`` that is the command's own group, or a function ``add_commands``.
+        section: where the summary lists it.
+        summary: the first sentence of what the command says of itself.
+    """
+
+    name: str
+    module: str
+    section: Section
+    summary: str
+
+    def load(self) -> Command:
+        """The command; this imports its module."""
+        module = importlib.import_module(f"scrubber.cli.{self.module}")
+        own: typer.Typer | None = getattr(module, "app", None)
+        if own is None:
+            together = typer.Typer(rich_markup_mode=None)
+            module.add_commands(together)
+            command = typer.main.get_group(together).commands[self.name]
+        else:
+            command = typer.main.get_group(own)
+            command.name = self.name
+        assert isinstance(command, TyperCommand | TyperGroup)
+        lighten(command)
+        _exemplify(command, self.name)
+        return command
+
+
+def _exemplify(command: Command, name: str) -> None:
+    command.epilog = epilog(name)
+    if isinstance(command, TyperGroup):
+        for word, below in command.commands.items():
+            assert isinstance(below, TyperCommand | TyperGroup)
+            _exemplify(below, f"{name} {word}")
+
+
+class _Loading(MutableMapping[str, Command]):
+    """Commands by name, each loaded when it is first asked for."""
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self._entries = {each.name: each for each in entries}
+        self._loaded: dict[str, Command] = {}
+
+    def __getitem__(self, name: str) -> Command:
+        if name not in self._loaded:
+            self._loaded[name] = self._entries[name].load()
+        return self._loaded[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._loaded or name in self._entries
+
+    def __setitem__(self, name: str, command: Command) -> None:
+        self._loaded[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        self._loaded.pop(name, None)
+        del self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._entries
+        yield from (name for name in self._loaded if name not in self._entries)
+
+    def __len__(self) -> int:
+        return len({*self._entries, *self._loaded})
+
+
+class LazyGroup(TyperGroup):
+    """The commands of :attr:`entries`. To be subclassed with a table of them."""
+
+    entries: ClassVar[tuple[Entry, ...]] = ()
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        lighten(self)
+        self.commands: MutableMapping[str, Any] = _Loading(self.entries)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As always, and ``help COMMAND`` is ``COMMAND --help``."""
+        return super().parse_args(ctx, [*args[1:], HELP_FLAGS[-1]] if args[:1] == ["help"] else args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """As always, and what is wrong with a value is told as a sentence."""
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            # What is missing is told by its own kind of error, which names it.
+            if type(error) is not typer.BadParameter:
+                raise
+            raise worded(error) from error
+
+    @property
+    def summaries(self) -> dict[str, str]:
+        """What each command says of itself, by its name."""
+        return {each.name: each.summary for each in self.entries}
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.commands)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the summary: a list for each section, all in the same columns."""
+        width = max(len(each.name) for each in self.entries)
+        for section in Section:
+            rows = [(each.name.ljust(width), each.summary) for each in self.entries if each.section is section]
+            if rows:
+                with formatter.section(section.value):
+                    formatter.write_dl(rows)

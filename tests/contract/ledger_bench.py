@@ -1,0 +1,61 @@
+"""Both ledgers on one bench: a place, and the services that come to it one after the other."""
+
+from pathlib import Path
+from typing import Protocol
+
+from scrubber.adapters.ledger import Head, MemoryLedger, SqliteLedger
+from scrubber.ports import Ledger, LedgerState
+from scrubber.ports.ledger import AuditTrail, Certificates
+
+__all__ = ["KINDS", "AnyLedger", "Bench", "bench_of"]
+
+KINDS = ("sqlite", "memory")
+
+
+class AnyLedger(Ledger, AuditTrail, Certificates, Protocol):
+    """A ledger that also says how it is, and where its trail ends."""
+
+    def health(self) -> str: ...
+
+    def head(self) -> Head: ...
+
+
+class Bench(Protocol):
+    """One place for a ledger, and the services that come to it one after the other."""
+
+    async def start(self) -> tuple[AnyLedger, LedgerState]:
+        """What a new service opens and finds; the one before it has ended."""
+
+    async def end(self) -> None: ...
+
+
+class _OnDisk:
+    def __init__(self, directory: Path, max_audit_rows: int) -> None:
+        self._directory, self._max_audit_rows = directory, max_audit_rows
+        self._ledger: SqliteLedger | None = None
+
+    async def start(self) -> tuple[AnyLedger, LedgerState]:
+        await self.end()
+        self._ledger = SqliteLedger(self._directory, max_audit_rows=self._max_audit_rows)
+        return self._ledger, await self._ledger.load()
+
+    async def end(self) -> None:
+        if self._ledger is not None:
+            await self._ledger.close()
+
+
+class _InMemory:
+    def __init__(self, max_audit_rows: int) -> None:
+        self._ledger = MemoryLedger(max_audit_rows=max_audit_rows)
+
+    async def start(self) -> tuple[AnyLedger, LedgerState]:
+        self._ledger = self._ledger.successor()
+        return self._ledger, await self._ledger.load()
+
+    async def end(self) -> None:
+        await self._ledger.close()
+
+
+def bench_of(kind: str, directory: Path, max_audit_rows: int) -> Bench:
+    """A bench for the ledger of ``kind``, one of :data:`KINDS`."""
+    return _OnDisk(directory, max_audit_rows) if kind == "sqlite" else _InMemory(max_audit_rows)

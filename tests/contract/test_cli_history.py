@@ -1,0 +1,226 @@
+"""``scrubber history``: the newest part of the audit trail, narrowed, for people and for scripts."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scrubber.api import scrubber_pb2 as pb
+from scrubber.domain.errors import InvalidRequest, LedgerFailure, NotPermitted, ScrubberError
+from tests.contract.cli_stage import CLEAN, PASSED, Ended, Service, run, serving
+from tests.contract.terminal import WIDTHS, agrees_with, at_terminal
+
+
+@pytest.fixture
+async def service(short_tmp: Path) -> AsyncIterator[Service]:
+    async with serving(short_tmp) as servicer:
+        yield servicer
+
+
+class TestHistory:
+    @pytest.fixture(autouse=True)
+    def happened(self, service: Service) -> None:
+        service.entries = [
+            pb.HistoryEntry(
+                sequence=2,
+                hash="h2",
+                name="scrub-passed",
+                at=0.0,
+                device="SIM-GPU-aa",
+                scrub_id="s-9",
+                actor="uid:0",
+                fields_json='{"seconds": 0.5}',
+                scrub=PASSED.result.scrub,
+                certificate=CLEAN.certificate,
+            ),
+            pb.HistoryEntry(sequence=1, hash="h1", name="service-started", at=0.0, actor="service"),
+        ]
+
+    async def test_json_is_a_list_of_audit_rows(self, service: Service, short_tmp: Path) -> None:
+        ended = await run(short_tmp, "history", "-o", "json")
+        assert (ended.code, ended.err) == (0, "")
+        assert service.asked == [pb.GetHistoryRequest(limit=100)]
+        scrubbed, started = ended.items
+        assert scrubbed["fields"] == {"seconds": 0.5}
+        assert (scrubbed["scrub"]["id"], scrubbed["certificate"]["id"]) == ("s-9", "c-7")
+        assert started == {
+            "sequence": 1,
+            "at": 0.0,
+            "name": "service-started",
+            "device": None,
+            "scrub_id": None,
+            "actor": "service",
+            "fields": {},
+            "scrub": None,
+            "certificate": None,
+            "hash": "h1",
+        }
+
+    async def test_the_question_can_be_narrowed(self, service: Service, short_tmp: Path) -> None:
+        moment = "1970-01-01T00:01:00Z"
+        ended = await run(short_tmp, "history", "--device", "0", "--since", moment, "--limit", "5")
+        assert ended.code == 0
+        assert service.asked == [pb.GetHistoryRequest(device="0", since=60.0, limit=5)]
+        assert ended.out.splitlines()[1].split() == [
+            *("2", "1970-01-01T00:00:00Z", "scrub-passed", "SIM-GPU-aa", "s-9", "uid:0", "seconds=0.5"),
+        ]
+        await run(short_tmp, "history", "--tenant", "red", "--outcome", "Held_Up", "--device", "SIM-GPU-1f3a…")
+        assert service.asked[1:] == [
+            pb.GetHistoryRequest(device="SIM-GPU-1f3a", tenant="red", outcome="held-up", limit=100)
+        ]
+
+    @pytest.mark.parametrize("word", ["passed", "held-up", "failed", "abandoned", "ok", "granted", "refused"])
+    async def test_every_outcome_that_there_is_can_be_asked_for(
+        self, service: Service, short_tmp: Path, word: str
+    ) -> None:
+        assert (await run(short_tmp, "history", "--outcome", word)).code == 0
+        assert service.asked == [pb.GetHistoryRequest(outcome=word, limit=100)]
+
+    async def test_another_outcome_is_refused_with_those_that_there_are(
+        self, service: Service, short_tmp: Path
+    ) -> None:
+        ended = await run(short_tmp, "history", "--outcome", "broken")
+        assert (ended.code, ended.out, service.asked) == (2, "", [])
+        assert (
+            '"broken" is no outcome; there are: passed, held-up, failed, abandoned, ok, granted, refused.'
+            in " ".join(ended.err.split())
+        )
+
+    @pytest.mark.parametrize(
+        ("words", "told"),
+        [
+            ((), "The audit trail of this node has no rows yet.\n"),
+            (("--device", "GPU-b"), "The audit trail has nothing of device GPU-b.\n"),
+            (
+                ("--tenant", "red\x1b[2J", "--outcome", "failed", "--since", "1970-01-01T00:01:00Z"),
+                (
+                    "The audit trail has nothing of tenant red\N{REPLACEMENT CHARACTER}[2J with the outcome failed "
+                    "since 1970-01-01T00:01:00Z.\n"
+                ),
+            ),
+            (
+                ("--outcome", "refused"),
+                (
+                    "The audit trail has nothing with the outcome refused. Hand-overs that are refused are told of in the "
+                    "service's log and metrics, not on the trail.\n"
+                ),
+            ),
+        ],
+    )
+    async def test_filters_that_match_nothing_say_so(
+        self, service: Service, short_tmp: Path, words: tuple[str, ...], told: str
+    ) -> None:
+        service.entries = []
+        assert await run(short_tmp, "history", *words) == Ended(0, "", told)
+        assert (await run(short_tmp, "history", *words, "-o", "json")).items == []
+
+    async def test_a_look_that_reached_its_limit_says_that_there_may_be_more(
+        self, service: Service, short_tmp: Path
+    ) -> None:
+        ended = await run(short_tmp, "history", "--limit", "2")
+        assert ended.err == ("Note: These are the newest 2; --limit shows more, --since and the other filters fewer.\n")
+        assert (await run(short_tmp, "history", "--limit", "2", "-o", "json")).err == ""
+
+    @pytest.mark.parametrize(
+        ("error", "code"),
+        [
+            (InvalidRequest("There is no device 9."), 2),
+            (LedgerFailure("The ledger is damaged."), 1),
+            (NotPermitted("uid 5 may not look."), 3),
+        ],
+    )
+    async def test_what_the_service_refuses_is_said(
+        self, service: Service, short_tmp: Path, error: ScrubberError, code: int
+    ) -> None:
+        service.error = error
+        assert await run(short_tmp, "history") == Ended(code, "", f"Error: {error}\n")
+
+    async def test_a_service_that_is_away_says_where_it_was_looked_for(self, tmp_path: Path) -> None:
+        ended = await run(tmp_path, "history")
+        assert (ended.code, ended.out) == (1, "")
+        assert str(tmp_path) in ended.err
+
+    @pytest.mark.parametrize(
+        ("name", "fields", "told"),
+        [
+            (
+                "glass.broken",
+                {"reason": "a deadline", "until": 60.5, "seconds": 30.0},
+                "reason=a deadline until=1970-01-01T00:01:00Z seconds=30.0",
+            ),
+            ("glass.mended", {"sentence": "The time was over."}, "The time was over."),
+            ("breaker.opened", {"what": "soft", "sentence": "2 of 8 are out."}, "what=soft: 2 of 8 are out."),
+            (
+                "tenant.blamed",
+                {"tenant_namespace": "red", "quarantines": 3, "sentence": "3 within a day."},
+                "tenant_namespace=red quarantines=3: 3 within a day.",
+            ),
+            (
+                "health.signal",
+                {"code": "xid-31", "class": "application", "new": 2, "total": 9, "tenant_namespace": None},
+                "code=xid-31 class=application new=2 total=9",
+            ),
+            ("odd", {"until": 1e300, "since": "noon", "sentence": None}, "until=1e+300 since=noon"),
+            ("odd", {}, "-"),
+        ],
+    )
+    async def test_a_person_reads_moments_and_sentences(
+        self, service: Service, short_tmp: Path, name: str, fields: dict[str, Any], told: str
+    ) -> None:
+        entry = pb.HistoryEntry(sequence=3, name=name, at=0.0, actor="uid:7", fields_json=json.dumps(fields))
+        service.entries = [entry]
+        _, row = (await run(short_tmp, "history")).out.splitlines()
+        assert row.partition("uid:7")[2].strip() == told
+
+
+LONG = "GPU-1f3a09c2-7d51-4e0b-9a77-0c5d2b1e4f60"
+OTHER = "GPU-1f3a09c2-9999-4e0b-9a77-0c5d2b1e4f60"
+HAPPENED = (
+    pb.HistoryEntry(
+        sequence=99_120,
+        name="handover.granted",
+        at=1_795_000_000.0,
+        device=LONG,
+        actor="plugin",
+        fields_json=json.dumps(
+            {
+                "kind": "other-tenant",
+                "path": "fast",
+                "grant": 4,
+                "certificate": "cert-5b1f8c2e90ad",
+                "exception": None,
+                "tenant_namespace": "team-a",
+                "pod": "train-0",
+                "container": "main",
+                "seconds": 0.012,
+            }
+        ),
+    ),
+    pb.HistoryEntry(
+        sequence=99_119,
+        name="scrub.finished",
+        at=1_794_999_990.0,
+        device=OTHER,
+        scrub_id="scrub-5b1f8c2e90ad",
+        actor="uid:1000",
+        fields_json=json.dumps({"outcome": "failed", "sentence": "12 bytes did not read back: \x1b[2J\u4e2d\u6587."}),
+    ),
+    pb.HistoryEntry(sequence=99_118, name="service.started", at=1_794_999_980.0, actor="service"),
+)
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+async def test_it_fits_a_terminal(service: Service, short_tmp: Path, columns: int) -> None:
+    service.entries = list(HAPPENED)
+    told = await at_terminal("history", columns=columns, environment={"SCRUBBER_SOCKET": str(short_tmp)})
+    assert told.code == 0
+    agrees_with(f"history-{columns}", told.text)
+
+
+async def test_ids_are_whole_where_there_is_no_terminal(service: Service, short_tmp: Path) -> None:
+    service.entries = list(HAPPENED)
+    header, *rows = (await run(short_tmp, "history")).out.splitlines()
+    assert header.split() == ["SEQUENCE", "TIME", "EVENT", "DEVICE", "SCRUB", "ACTOR", "DETAILS"]
+    assert [row.split()[3] for row in rows] == [LONG, OTHER, "-"]

@@ -1,0 +1,272 @@
+"""Certificates of a real service: signed with the node's key, and verified by those who have that key and nothing else.
+
+Three verify the same files and must agree: the command, the script in ``docs`` that knows nothing of this project, and
+what the service says itself.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from plugin.emulator.stage import Stage
+from scrubber.adapters.signing.ed25519 import EphemeralKey, Key
+from scrubber.adapters.signing.envelope import LONGEST, write_envelope
+from scrubber.adapters.signing.node_key import FILE_NAME
+from scrubber.cli.certificate import app
+from scrubber.cli.certified import stated
+from scrubber.domain.statement import PAYLOAD_TYPE, pae, statement
+from tests.contract.api_service import CERTIFICATE
+from tests.contract.test_cli_certificate import offline
+from tests.integration.acting import SOON, history, running, staged, writer
+
+SCRIPT = Path(__file__).parents[2] / "docs" / "verify_certificate.py"
+PRIVATE = Ed25519PrivateKey.generate()
+KEY = Key(PRIVATE)
+PAYLOAD = statement(CERTIFICATE)
+GOOD = write_envelope(PAYLOAD, KEY.key_id, KEY.sign(PAYLOAD))
+
+
+def changed(**changes: Any) -> bytes:
+    return json.dumps(json.loads(GOOD) | changes).encode()
+
+
+def by_script(envelope: Path, key: Path) -> tuple[int, str]:
+    """The script's exit code and output; in isolated mode, where nothing of this project can be imported by accident."""
+    words = [sys.executable, "-I", str(SCRIPT), str(envelope), str(key)]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False, cwd="/")
+    assert "Traceback" not in ended.stderr
+    return ended.returncode, ended.stdout
+
+
+def by_command(envelope: Path, key: Path) -> int:
+    return offline("verify", str(envelope), "--key", str(key)).code
+
+
+class TestTheScript:
+    def test_it_is_short_and_knows_nothing_of_this_project(self) -> None:
+        source = SCRIPT.read_text()
+        assert len(source.splitlines()) < 60
+        imported = {
+            line.split()[1].partition(".")[0] for line in source.splitlines() if line.startswith(("import", "from"))
+        }
+        assert imported == {"base64", "json", "sys", "cryptography"}
+
+    def test_it_prints_what_was_certified(self, tmp_path: Path) -> None:
+        (tmp_path / "c.json").write_text(GOOD)
+        (tmp_path / "key.pem").write_text(KEY.public_key)
+        code, out = by_script(tmp_path / "c.json", tmp_path / "key.pem")
+        assert code == 0
+        assert json.loads(out) == stated(CERTIFICATE) | {"format": 1}
+
+    def test_without_two_files_it_says_how_it_is_used(self) -> None:
+        ended = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, check=False)
+        assert (ended.returncode, ended.stdout) == (2, "")
+        assert "ENVELOPE.json KEY.pem" in ended.stderr
+
+    @pytest.mark.parametrize(
+        ("envelope", "verdict"),
+        [
+            (GOOD.encode(), 0),
+            (changed(signatures=[{"sig": base64.urlsafe_b64encode(KEY.sign(PAYLOAD)).decode()}]), 0),
+            (changed(signatures=[{"sig": "AAAA"}, *json.loads(GOOD)["signatures"]], more=1), 0),
+            (changed(payload=base64.b64encode(PAYLOAD + b" ").decode()), 1),
+            (changed(payload=""), 1),
+            (changed(payloadType="application/json"), 1),
+            (
+                changed(
+                    payloadType="x", signatures=[{"sig": base64.b64encode(PRIVATE.sign(pae(PAYLOAD, "x"))).decode()}]
+                ),
+                1,
+            ),
+            (changed(signatures=[]), 1),
+            (changed(signatures=[{"keyid": KEY.key_id, "sig": ""}]), 1),
+            (write_envelope(PAYLOAD, KEY.key_id, EphemeralKey().sign(PAYLOAD)).encode(), 1),
+            (write_envelope(b"[", KEY.key_id, KEY.sign(b"[")).encode(), 1),
+            (b"", 2),
+            (b"\xff\xfe", 2),
+            (b"[]", 2),
+            (b"null", 2),
+            (b"7" * 5000, 2),
+            (b"[" * 200_000, 2),
+            (b" " * LONGEST + GOOD.encode(), 2),
+            (changed(payload="!"), 2),
+            (changed(payload=7), 2),
+            (changed(signatures=[7]), 2),
+            (changed(signatures=[{}]), 2),
+            (changed(signatures=7), 2),
+            (changed(signatures=[{"sig": "A"}]), 2),
+            (GOOD.replace("{\n", '{"payload": "AA==",\n', 1).encode(), 2),
+        ],
+        ids=lambda value: "" if isinstance(value, bytes) else str(value),
+    )
+    def test_it_and_the_command_agree(self, tmp_path: Path, envelope: bytes, verdict: int) -> None:
+        (tmp_path / "c.json").write_bytes(envelope)
+        (tmp_path / "key.pem").write_text(KEY.public_key)
+        assert by_script(tmp_path / "c.json", tmp_path / "key.pem")[0] == verdict
+        assert by_command(tmp_path / "c.json", tmp_path / "key.pem") == verdict
+
+    @pytest.mark.parametrize("key", [b"", b"hello", GOOD.encode()], ids=["empty", "words", "an envelope"])
+    def test_a_key_that_is_none_is_no_verdict_of_either(self, tmp_path: Path, key: bytes) -> None:
+        (tmp_path / "c.json").write_text(GOOD)
+        (tmp_path / "key.pem").write_bytes(key)
+        assert by_script(tmp_path / "c.json", tmp_path / "key.pem")[0] == 2
+        assert by_command(tmp_path / "c.json", tmp_path / "key.pem") == 2
+
+
+class TestThePage:
+    PAGE = (SCRIPT.parent / "certificates.md").read_text()
+
+    def test_it_names_every_key_of_the_payload(self) -> None:
+        _, _, payload = self.PAGE.partition("## The payload")
+        rows = re.findall(r"^\| (`.*?) \|", payload.partition("\n## ")[0], re.MULTILINE)
+        assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(json.loads(PAYLOAD))
+
+    def test_what_it_tells_people_to_type_is_there(self) -> None:
+        typed = set(re.findall(r"scrubber certificate (\w+)", self.PAGE))
+        assert typed == set(typer.main.get_group(app).commands)
+        assert f"{PAYLOAD_TYPE}`" in self.PAGE
+        assert f"`{FILE_NAME}`" in self.PAGE
+
+
+async def told(stage: Stage, *words: str) -> Any:
+    ended = await stage.command("certificate", *words, "-o", "json")
+    assert ended.status == 0, ended.err
+    return json.loads(ended.out)
+
+
+async def exported(stage: Stage, id_: str) -> Path:
+    """The envelope of the certificate as a file."""
+    ended = await stage.command("certificate", "export", id_)
+    assert (ended.status, ended.err) == (0, "")
+    (stage.directory / f"{id_}.json").write_text(ended.out)
+    return stage.directory / f"{id_}.json"
+
+
+async def key_of(stage: Stage) -> Path:
+    """The node's public key as a file."""
+    ended = await stage.command("certificate", "key")
+    assert ended.status == 0
+    key_id = (await stage.read.info()).key_id
+    assert key_id in ended.err
+    path = stage.directory / f"{key_id[7:]}.pem"
+    path.write_text(ended.out)
+    return path
+
+
+async def test_every_certificate_of_a_node_can_be_verified_elsewhere() -> None:
+    async with staged(devices=2) as stage:
+        key, wrong = await key_of(stage), stage.directory / "wrong.pem"
+        wrong.write_text(EphemeralKey().public_key)
+        items = (await told(stage, "list"))["items"]
+        assert len(items) == 2
+        for item in items:
+            file = await exported(stage, item["id"])
+            code, out = by_script(file, key)
+            assert code == 0
+            certified = json.loads(out)
+            assert {name: item[name] for name in certified if name != "format"} == {
+                name: value for name, value in certified.items() if name != "format"
+            }
+            assert certified["covered"], "what was measured is in there"
+            assert by_command(file, key) == 0
+            assert (by_script(file, wrong)[0], by_command(file, wrong)) == (1, 1)
+            ended = await stage.command("certificate", "verify", str(file))
+            assert ended.status == 0
+            assert "the service on this node was asked for its own" in ended.err
+
+
+async def test_a_grant_uses_a_certificate_up_and_its_signature_stays() -> None:
+    async with staged(devices=1) as stage:
+        (before,) = (await told(stage, "list"))["items"]
+        first = (await exported(stage, before["id"])).read_bytes()
+        await running(stage, writer("a", "team-a"))
+        (device,) = (await stage.read.devices()).devices
+        (tenancy,) = device.tenancies
+        for id_ in {before["id"], tenancy.certificate}:
+            after = await told(stage, "show", id_)
+            assert (after["standing"], after["next_grant"]) == ("used", tenancy.grant)
+            assert after["signature_verdict"] == "valid"
+        assert (await told(stage, "show", "--device", "0"))["id"] == tenancy.certificate
+        assert (await exported(stage, before["id"])).read_bytes() == first
+
+
+async def test_the_key_outlives_the_service_and_so_does_what_it_signed() -> None:
+    async with staged(devices=1) as stage:
+        key, created = await key_of(stage), await history(stage, "key.created")
+        (item,) = (await told(stage, "list"))["items"]
+        assert [each["key_id"] for each in created] == [item["key_id"]]
+        file = await exported(stage, item["id"])
+        await stage.service.kill()
+        await stage.service.start()
+        await stage.all_clean(SOON)
+        assert (await key_of(stage)).read_text() == key.read_text()
+        assert await history(stage, "key.created") == created
+        shown = await told(stage, "show", item["id"])
+        assert (shown["standing"], shown["signature_verdict"]) == ("void", "valid")
+        assert by_script(file, key)[0] == 0
+
+
+async def test_a_node_whose_key_is_deleted_gets_another_and_tells_of_it() -> None:
+    async with staged(devices=1) as stage:
+        old_key = await key_of(stage)
+        (old,) = (await told(stage, "list"))["items"]
+        old_file = await exported(stage, old["id"])
+        await stage.service.stop()
+        (stage.directory / "state" / FILE_NAME).unlink()
+        await stage.service.start()
+        await stage.all_clean(SOON)
+        new_key = await key_of(stage)
+        assert new_key != old_key
+        assert len(await history(stage, "key.created")) == 2
+        (new,) = (await told(stage, "list"))["items"]
+        new_file = await exported(stage, new["id"])
+        verdicts = [[by_script(file, key)[0] for file in (old_file, new_file)] for key in (old_key, new_key)]
+        assert verdicts == [[0, 1], [1, 0]], "each key vouches for its own time"
+        shown = await stage.command("certificate", "show", old["id"], "-o", "json")
+        assert (shown.status, json.loads(shown.out)["signature_verdict"]) == (1, "other-key")
+
+
+async def test_a_certificate_that_was_changed_in_the_ledger_is_noticed() -> None:
+    async with staged(devices=1) as stage:
+        (item,) = (await told(stage, "list"))["items"]
+        key = await key_of(stage)
+        await stage.service.stop()
+        with sqlite3.connect(stage.directory / "state" / "ledger.db") as ledger:
+            (document,) = ledger.execute("SELECT document FROM certificates WHERE id = ?", (item["id"],)).fetchone()
+            assert '"not_covered":["' in document
+            forged = re.sub(r'"not_covered":\[[^]]*\]', '"not_covered":[]', document)
+            ledger.execute("UPDATE certificates SET document = ? WHERE id = ?", (forged, item["id"]))
+        ledger.close()
+        await stage.service.start()
+        await stage.all_clean(SOON)
+        shown = await stage.command("certificate", "show", item["id"], "-o", "json")
+        assert (shown.status, json.loads(shown.out)["signature_verdict"]) == (1, "invalid")
+        file = await exported(stage, item["id"])
+        assert (by_script(file, key)[0], by_command(file, key)) == (1, 1)
+
+
+async def test_a_key_that_others_can_read_stops_the_start_until_somebody_looked() -> None:
+    async with staged(devices=1) as stage:
+        key = await key_of(stage)
+        await stage.service.stop()
+        file = stage.directory / "state" / FILE_NAME
+        file.chmod(0o644)
+        await stage.service.start()
+        assert stage.service.process is not None
+        assert await stage.service.process.wait() == 2
+        assert f"chmod 600 {file}" in stage.service.log.read_text().splitlines()[-1]
+        file.chmod(0o600)
+        await stage.service.start()
+        await stage.all_clean(SOON)
+        assert (await key_of(stage)).read_text() == key.read_text()

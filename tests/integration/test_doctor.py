@@ -1,0 +1,139 @@
+"""``scrubber doctor`` on a node with the shipped daemons: as root, as an operator in a group, as nobody, and without them."""
+
+from __future__ import annotations
+
+import asyncio
+import grp
+import os
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from plugin.emulator.stage import Stage
+from tests.contract.doctor_stage import Ended, as_stranger, believed, run
+from tests.integration.acting import QUICK, SOON, running, staged, writer
+
+ROOT = os.geteuid() == 0
+OPERATORS = next(each for each in grp.getgrall() if each.gr_gid != 0) if ROOT else grp.getgrgid(os.getegid())
+
+
+async def examined(stage: Stage, *words: str) -> Ended:
+    return await run("--socket", stage.sockets, "-o", "json", *words)
+
+
+def wrong(ended: Ended) -> dict[str, str]:
+    return {name: level for name, level in ended.levels.items() if level != "ok"}
+
+
+@asynccontextmanager
+async def with_operators(**flags: str) -> AsyncIterator[Stage]:
+    """A stage whose service lets a group look and act; strangers may pass through its directory."""
+    async with Stage(devices=1, memory="2MiB", policy=QUICK) as stage:
+        stage.directory.chmod(0o755)
+        for flag, value in flags.items():
+            stage.service.arguments = [*stage.service.arguments, f"--{flag.replace('_', '-')}", value]
+        await stage.start_daemons(SOON)
+        await stage.all_clean(SOON)
+        yield stage
+
+
+async def test_a_node_that_works_is_found_well_without_a_word_about_where_it_is() -> None:
+    async with staged(devices=1) as stage:
+        await running(stage, writer("a", "team-a"))
+        await believed(stage.read)
+        ended = await examined(stage)
+        # A stage has no disk of its own, and whoever runs it may not have the cgroups.
+        assert set(wrong(ended)) <= {"ledger-disk"}, ended.out
+        assert (ended.code, ended.err) == (5, "")
+        assert ended.check("ledger-lock")["sentence"] == f"The service (PID {stage.service.pid}) has the ledger open."
+        assert str(stage.directory / "state") in ended.check("state-dir")["sentence"]
+        assert ended.check("policy")["sentence"].startswith(f"{QUICK} is in force")
+        assert str(stage.kubelet.root) in ended.check("kubelet")["sentence"]
+        assert "1 container has devices of ours" in ended.check("pod-resources")["sentence"]
+        info = await stage.read.info()
+        assert info.key_id in ended.check("key")["sentence"]
+
+
+async def test_it_changes_nothing() -> None:
+    def state(stage: Stage) -> dict[str, tuple[int, int, int]]:
+        found = (path for path in (stage.directory / "state").rglob("*") if "-wal" not in path.name)
+        return {path.name: (path.stat().st_mode, path.stat().st_ino, path.stat().st_size) for path in found}
+
+    async with staged(devices=1) as stage:
+        before, head = state(stage), (await stage.read.info()).audit_head
+        assert (await examined(stage)).code == 5
+        assert (state(stage), (await stage.read.info()).audit_head) == (before, head)
+
+
+async def test_a_policy_that_is_broken_under_the_service_is_told_before_the_next_start(tmp_path: Path) -> None:
+    policy = tmp_path / "policy.yaml"
+    shutil.copy(QUICK, policy)
+    async with staged(devices=1, policy=str(policy)) as stage:
+        policy.write_text("name: quick\nnonsense: 1\n")
+        ended = await examined(stage)
+        assert (ended.code, wrong(ended).get("policy")) == (1, "error")
+        assert f"{policy}:2" in ended.check("policy")["sentence"]
+
+
+async def test_a_glass_and_a_quarantine_are_told() -> None:
+    async with staged(devices=2) as stage:
+        for words in (("break-glass", "0", "--for", "5m"), ("quarantine", "1")):
+            done = await stage.command(*words, "--reason", "a test", *(["--yes"] if words[0] == "break-glass" else []))
+            assert done.status == 0, done.err
+        ended = await examined(stage)
+        assert {"break-glass": "warning", "devices": "warning"}.items() <= wrong(ended).items()
+        assert "a test" in ended.check("break-glass")["sentence"]
+        assert ended.check("devices")["sentence"].startswith("1 of 2 devices are out of service (quarantined)")
+
+
+async def test_after_the_service_was_killed_its_files_are_still_looked_at() -> None:
+    async with staged(devices=1) as stage:
+        await stage.service.kill()
+        ended = await examined(stage, "--state-dir", str(stage.directory / "state"))
+        assert ended.code == 1
+        assert "Is scrubber serve running?" in ended.report["checks"][0]["sentence"]
+        # What its children had open they may have for a moment longer.
+        assert {"state-dir": "ok", "signing-key": "ok"}.items() <= ended.levels.items()
+        assert "capabilities" not in ended.levels
+
+
+async def test_an_operator_in_the_group_looks_and_acts_without_being_root() -> None:
+    async with with_operators(admin_group=OPERATORS.gr_name) as stage:
+        ended = await as_stranger("--socket", stage.sockets, "-o", "json", gids=[OPERATORS.gr_gid])
+        assert ended.levels["service"] == "ok"
+        assert ended.check("permissions")["sentence"].endswith("and may look and act.")
+        if ROOT:
+            assert ended.check("sockets")["sentence"].count(f"the group {OPERATORS.gr_name} may") == 2
+            # The state directory is the service's alone: its mode is seen, and nothing behind it.
+            assert {"state-dir": "ok", "signing-key": "warning"}.items() <= ended.levels.items()
+
+
+async def test_whoever_may_only_look_is_told_what_it_takes_to_act() -> None:
+    async with with_operators(read_group=OPERATORS.gr_name) as stage:
+        ended = await as_stranger("--socket", stage.sockets, "-o", "json", gids=[OPERATORS.gr_gid])
+        assert ended.levels["service"] == "ok"
+        if ROOT:
+            check = ended.check("permissions")
+            assert (check["level"], "may look, and not act" in check["sentence"]) == ("warning", True)
+            assert "--admin-group GROUP" in check["remedy"]
+
+
+@pytest.mark.parametrize("groups", [{}, {"admin_group": OPERATORS.gr_name}])
+async def test_a_stranger_is_told_what_lets_him_in_and_still_sees_the_rest(groups: dict[str, str]) -> None:
+    async with with_operators(**groups) as stage:
+        ended = await as_stranger("--socket", stage.sockets, "-o", "json")
+        if ROOT:
+            assert ended.code == 1
+            assert "may neither look nor act" in ended.check("permissions")["sentence"]
+            assert ("usermod -aG" in ended.check("permissions")["remedy"]) == bool(groups)
+        assert ended.levels["libraries"] == "ok"
+
+
+async def test_several_at_once_disturb_nobody() -> None:
+    async with staged(devices=1) as stage:
+        await believed(stage.read)
+        several = await asyncio.gather(*(examined(stage) for _ in range(4)))
+        assert [set(wrong(each)) <= {"ledger-disk"} for each in several] == [True] * 4, [each.out for each in several]

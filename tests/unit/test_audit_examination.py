@@ -1,0 +1,222 @@
+"""Heads that were kept, and exports that somebody had in his hands: what is said of each."""
+
+import io
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from scrubber.adapters.ledger.chain import append
+from scrubber.adapters.ledger.examination import Examination, Findings, Verdict
+from scrubber.adapters.ledger.kept import KeptHead
+from scrubber.cli.exported import ROW_KIND, TRAIL_KIND, Flawed, pages, row_data, trail_data
+from scrubber.cli.output import document
+from scrubber.domain.errors import LedgerFailure
+from scrubber.ports.trail import START, Head, TrailPage
+from tests.ledger_samples import event
+
+ROWS = append(START, [event(number=number) for number in range(20)])
+HEAD = ROWS[-1].head
+
+
+class TestKeptHead:
+    @pytest.mark.parametrize("written", ["7:0123456789ab", " 7:0123456789AB\n", "007:0123456789ab"])
+    def test_it_is_read_as_people_write_it(self, written: str) -> None:
+        assert KeptHead.read(written) == KeptHead(7, "0123456789ab")
+
+    def test_the_head_of_a_trail_is_one(self) -> None:
+        assert str(KeptHead.read(f"{HEAD.sequence}:{HEAD.hash}")) == f"20:{HEAD.hash}"
+
+    @pytest.mark.parametrize(
+        ("written", "complaint"),
+        [
+            ("20", "is no SEQ:HASH"),
+            ("", "is no SEQ:HASH"),
+            (f"x:{'a' * 64}", "is no SEQ:HASH"),
+            (f"-1:{'a' * 64}", "is no SEQ:HASH"),
+            (f"0:{'a' * 64}", "is no SEQ:HASH"),
+            (f"{'9' * 19}:{'a' * 64}", "is no SEQ:HASH"),
+            (f"\N{ARABIC-INDIC DIGIT THREE}:{'a' * 64}", "is no SEQ:HASH"),
+            ("20:", "is not hexadecimal"),
+            (f"20:{'g' * 64}", "is not hexadecimal"),
+            (f"20:0x{'a' * 12}", "is not hexadecimal"),
+            ("20:abcdef", "has 6 digits; a beginning has at least 12"),
+            (f"20:{'a' * 65}", "has 65 digits"),
+        ],
+    )
+    def test_what_is_none_is_refused_with_what_is_wrong(self, written: str, complaint: str) -> None:
+        with pytest.raises(ValueError, match=complaint):
+            KeptHead.read(written)
+
+
+def examined(*kept: str, pruned: int = 0) -> Findings:
+    examination = Examination(KeptHead.read(each) for each in kept)
+    start = ROWS[pruned - 1].head if pruned else START
+    examination.take(TrailPage(start, HEAD, ROWS[pruned:10]))
+    examination.take(TrailPage(start, HEAD, ROWS[10:]))
+    return examination.found()
+
+
+def place(sequence: int, digits: int = 64) -> str:
+    return f"{sequence}:{ROWS[sequence - 1].hash[:digits]}"
+
+
+class TestExamination:
+    @pytest.mark.parametrize(
+        ("kept", "pruned", "verdict", "standings"),
+        [
+            ((), 0, Verdict.INTACT, []),
+            ((place(1), place(20, 12), place(11, 33)), 0, Verdict.INTACT, ["found"] * 3),
+            ((place(4),), 4, Verdict.INTACT, ["found"]),
+            ((place(3),), 4, Verdict.CANNOT_TELL, ["cannot-tell"]),
+            ((place(3), place(9)), 4, Verdict.CANNOT_TELL, ["cannot-tell", "found"]),
+            ((place(3), f"9:{'0' * 12}"), 4, Verdict.BROKEN, ["cannot-tell", "replaced"]),
+            ((f"4:{'0' * 12}",), 4, Verdict.BROKEN, ["replaced"]),
+            ((f"21:{'0' * 12}",), 0, Verdict.BROKEN, ["cut-off"]),
+            ((f"1:{'0' * 12}", place(1)), 0, Verdict.BROKEN, ["replaced", "found"]),
+            ((place(1), place(1)), 0, Verdict.INTACT, ["found"]),
+        ],
+    )
+    def test_a_whole_trail_is_as_good_as_the_worst_of_its_heads(
+        self, kept: Sequence[str], pruned: int, verdict: Verdict, standings: list[str]
+    ) -> None:
+        found = examined(*kept, pruned=pruned)
+        assert found.verdict is verdict
+        assert [each.standing.value for each in found.comparisons] == standings
+        assert (found.sentence == f"The audit trail is intact: {20 - pruned} rows.") == (verdict is Verdict.INTACT)
+
+    def test_a_head_whose_row_is_gone_from_the_midst_is_not_found(self) -> None:
+        examination = Examination([KeptHead.read(place(7))])
+        examination.take(TrailPage(START, HEAD, (*ROWS[:6], *ROWS[7:])))
+        found = examination.found()
+        assert found.comparisons[0].standing == "replaced"
+        assert found.sentence == "Audit row 7 is missing."
+
+    @pytest.mark.parametrize(("pruned", "seen", "end"), [(0, 6, 6), (4, 6, 6), (4, 4, 4), (0, 0, 0)])
+    def test_a_head_behind_the_last_row_is_cut_off_whatever_is_recorded_of_the_end(
+        self, pruned: int, seen: int, end: int
+    ) -> None:
+        examination = Examination([KeptHead.read(place(7)), KeptHead.read(place(20))])
+        examination.take(TrailPage(ROWS[pruned - 1].head if pruned else START, HEAD, ROWS[pruned:seen]))
+        found = examination.found()
+        assert found.verdict is Verdict.BROKEN
+        assert [each.standing for each in found.comparisons] == ["cut-off"] * 2
+        assert f"ends at row {end} here" in found.comparisons[0].sentence
+
+    def test_rows_that_stopped_coming_are_told_of_before_anything_else(self) -> None:
+        examination = Examination()
+        examination.take(TrailPage(START, HEAD, ROWS[:4]))
+        found = examination.found("Line 6 is odd.")
+        assert (found.verdict, found.sentence, found.rows) == (Verdict.BROKEN, "Line 6 is odd.", 4)
+
+    def test_no_page_at_all_is_nothing_that_was_seen_to_be_broken(self) -> None:
+        found = Examination([KeptHead.read(place(1))]).found()
+        assert (found.verdict, found.rows) == (Verdict.BROKEN, 0)
+
+
+Edit = Callable[[list[str]], Sequence[str]]
+
+
+def exported(start: Head = START) -> list[str]:
+    documents = [document(trail_data(TrailPage(start, HEAD)), TRAIL_KIND)]
+    documents += [document(row_data(row), ROW_KIND) for row in ROWS[start.sequence :]]
+    return [json.dumps(each, separators=(",", ":")) + "\n" for each in documents]
+
+
+def judged(lines: Sequence[str]) -> Findings:
+    examination, flaw = Examination(), ""
+    try:
+        for page in pages(io.StringIO("".join(lines)), "trail.jsonl"):
+            examination.take(page)
+    except Flawed as error:
+        flaw = str(error)
+    return examination.found(flaw)
+
+
+def changed(number: int, **values: Any) -> Edit:
+    def edit(lines: list[str]) -> Sequence[str]:
+        return [*lines[:number], json.dumps(json.loads(lines[number]) | values) + "\n", *lines[number + 1 :]]
+
+    return edit
+
+
+def replaced(number: int, old: str, new: str) -> Edit:
+    def edit(lines: list[str]) -> Sequence[str]:
+        assert old in lines[number]
+        return [*lines[:number], lines[number].replace(old, new), *lines[number + 1 :]]
+
+    return edit
+
+
+class TestExports:
+    @pytest.mark.parametrize("start", [START, ROWS[11].head, HEAD])
+    def test_what_was_written_is_read_and_intact(self, start: Head) -> None:
+        found = judged(exported(start))
+        assert (found.verdict, found.rows, found.pruned) == (Verdict.INTACT, 20 - start.sequence, start)
+
+    def test_one_that_was_only_laid_out_anew_is_intact(self) -> None:
+        lines = [json.dumps(json.loads(line), sort_keys=True) + "\r\n" for line in exported()]
+        assert judged(lines).verdict is Verdict.INTACT
+
+    @pytest.mark.parametrize(
+        ("edit", "complaint"),
+        [
+            (lambda lines: lines[:-1], "ends at row 19, but 20 rows were written"),
+            (lambda lines: lines[:1], "ends at row 0, but 20 rows were written"),
+            (lambda lines: [*lines[:9], lines[9][:40]], "Line 10 of trail.jsonl"),
+            (lambda lines: [*lines[:9], *lines[10:]], "row 9 is missing"),
+            (lambda lines: [*lines, lines[-1]], "row 20 stands where row 21 belongs"),
+            (lambda lines: [*lines, "{}\n"], "Line 22 of trail.jsonl"),
+            (lambda lines: [*lines[:5], lines[6], lines[5], *lines[7:]], "row 5 is missing"),
+            (changed(7, actor="uid:0"), "row 7 was changed"),
+            (changed(7, at=0.5), "row 7 was changed"),
+            (changed(7, fields="{}"), "row 7 was changed"),
+            (changed(7, device=None), "row 7 was changed"),
+            (changed(7, name="\ud800"), "row 7 was changed"),
+            (changed(7, prev_hash="0" * 64), "row 7 does not follow"),
+            (changed(0, head={"sequence": 20, "hash": "0" * 64}), "is not the recorded head"),
+            (changed(0, head={"sequence": 21, "hash": "0" * 64}), "but 21 rows were written"),
+            (changed(0, pruned={"sequence": 1, "hash": "0" * 64}), "where row 2 belongs"),
+            (changed(7, sequence="7"), "sequence is missing or of the wrong type"),
+            (changed(7, sequence=True), "sequence is missing or of the wrong type"),
+            (changed(7, fields={"number": 6}), "fields is missing or of the wrong type"),
+            (changed(7, at=1e400), "at is no time"),
+            (changed(7, at=10**400), "at is no time"),
+            (replaced(7, '"at":100.0', '"at":NaN'), "at is no time"),
+            (replaced(7, '"sequence":7', f'"sequence":{"7" * 5_000}'), "Line 8 of"),
+            (changed(7, more="x"), "more is not of a row"),
+            (changed(7, kind="AuditTrail"), "not of the kind AuditRow"),
+            (changed(7, apiVersion="cli.scrubber.dev/v2"), "not of the version"),
+            (replaced(7, '"name":', '"name":"x","name":'), "something is in it twice"),
+            (replaced(7, '"actor":"service",', ""), "actor is missing"),
+            (lambda lines: [*lines[:7], "[" * 100_000 + "\n", *lines[7:]], "too deep"),
+            (lambda lines: [*lines[:7], "\n", *lines[7:]], "Line 8 of"),
+            (lambda lines: [*lines[:7], "x" * 5_000_000, *lines[7:]], "Line 8 of"),
+            (lambda lines: [*lines[:7], "\x00\x1b[2J\n", *lines[7:]], "Line 8 of"),
+        ],
+    )
+    def test_what_was_done_to_one_is_named(self, edit: Edit, complaint: str) -> None:
+        found = judged(edit(exported()))
+        assert found.verdict is Verdict.BROKEN
+        assert complaint in found.sentence
+
+    @pytest.mark.parametrize(
+        "first",
+        [
+            "",
+            "hello\n",
+            "{}\n",
+            "[]\n",
+            "\N{REPLACEMENT CHARACTER}\x00",
+            '{"apiVersion":"cli.scrubber.dev/v1","kind":"AuditTrail"}\n',
+            '{"apiVersion":"cli.scrubber.dev/v1","kind":"AuditTrail","pruned":{"sequence":true,"hash":""},"head":{}}\n',
+            '{"apiVersion":"cli.scrubber.dev/v9","kind":"AuditTrail","pruned":{"sequence":0,"hash":""}}\n',
+            '{"apiVersion":"cli.scrubber.dev/v1","kind":"DeviceList","items":[]}\n',
+        ],
+    )
+    def test_what_is_no_export_says_so(self, first: str) -> None:
+        with pytest.raises(
+            LedgerFailure, match=r"trail.jsonl is no export of an audit trail \(.*\); scrubber audit export"
+        ):
+            judged([first, *exported()[1:]])

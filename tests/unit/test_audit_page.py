@@ -1,0 +1,118 @@
+"""The page on the audit trail: what it tells people to run does what it says."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from scrubber.adapters.ledger.chain import append
+from scrubber.adapters.ledger.examination import Verdict
+from scrubber.adapters.ledger.kept import FEWEST_DIGITS, KeptHead
+from scrubber.cli.exported import ROW_KIND, TRAIL_KIND, row_data, trail_data
+from scrubber.cli.output import document
+from scrubber.ports.trail import START, Head, TrailPage
+from tests.ledger_samples import event
+
+PAGE = (Path(__file__).parents[2] / "docs" / "audit.md").read_text()
+(CHECK,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+(TURN,) = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+TOLD = [
+    event("service.started", at=1.5, device=None, devices=8),
+    event("odd", at=1e-7, text="\u00e9\u4e2d\U0001f600\x1b\x7f", big=10**20, small=0.1, none=None, yes=True),
+    event("handover.granted", at=1_795_000_000.25, tenant_namespace='"red\\'),
+    event("scrub.finished", at=100.0, outcome="passed"),
+]
+ROWS = append(START, TOLD)
+HEAD = ROWS[-1].head
+
+
+def exported(start: Head = START) -> list[str]:
+    documents = [document(trail_data(TrailPage(start, HEAD)), TRAIL_KIND)]
+    documents += [document(row_data(row), ROW_KIND) for row in ROWS[start.sequence :]]
+    return [json.dumps(each, separators=(",", ":")) + "\n" for each in documents]
+
+
+def check(directory: Path, lines: Sequence[str], *heads: str) -> tuple[int, str]:
+    """Run the page's own program on ``lines``: exit code, and what it said."""
+    (directory / "check.py").write_text(CHECK)
+    (directory / "trail.jsonl").write_text("".join(lines))
+    ended = subprocess.run(
+        [sys.executable, "-I", "-W", "ignore", "check.py", "trail.jsonl", *heads],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "Traceback" not in ended.stderr
+    return ended.returncode, ended.stdout + ended.stderr
+
+
+def test_its_program_finds_a_whole_export_intact(tmp_path: Path) -> None:
+    heads = [str(ROWS[1].head), f"3:{ROWS[2].hash[:FEWEST_DIGITS]}", str(HEAD)]
+    assert check(tmp_path, exported(), *heads) == (0, f"intact: 4 rows, up to {HEAD}\n")
+
+
+@pytest.mark.parametrize("start", [ROWS[1].head, HEAD])
+def test_its_program_checks_a_part_from_where_it_begins(tmp_path: Path, start: Head) -> None:
+    said = f"intact: {len(ROWS) - start.sequence} rows, up to {HEAD}\n"
+    assert check(tmp_path, exported(start), str(start)) == (0, said)
+    assert check(tmp_path, exported(start), str(ROWS[0].head)) == (1, "not in this export: rows 1\n")
+
+
+def edited(lines: list[str]) -> Sequence[str]:
+    return [*lines[:2], lines[2].replace("service", "uid:0"), *lines[3:]]
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (edited, "row 2 was changed"),
+        (lambda lines: [*lines[:2], *lines[3:]], "row 3 was changed, or does not follow"),
+        (lambda lines: [lines[0], lines[2], lines[1], *lines[3:]], "row 2 was changed, or does not follow"),
+        (lambda lines: lines[:-1], "the end is missing"),
+        (lambda lines: [*lines, lines[-1]], "does not follow the row before it"),
+    ],
+)
+def test_its_program_says_what_was_done_to_one(
+    tmp_path: Path, edit: Callable[[list[str]], Sequence[str]], said: str
+) -> None:
+    code, told = check(tmp_path, edit(exported()))
+    assert code == 1
+    assert said in told
+
+
+@pytest.mark.parametrize(("head", "said"), [(f"2:{'0' * 12}", "row 2 is not the one"), (f"9:{'0' * 12}", "rows 9")])
+def test_its_program_notices_a_head_that_does_not_agree(tmp_path: Path, head: str, said: str) -> None:
+    code, told = check(tmp_path, exported(), head)
+    assert code == 1
+    assert said in told
+
+
+def turned(hash48: str) -> str:
+    lines = TURN.replace("hash48=69968803710434", f"hash48={hash48}")
+    return subprocess.run(["bash", "-c", lines], capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("hash48", "head"),
+    [
+        ("69968803710434", "1024:3fa2e1b0c5e2"),
+        ("6.9968803710434e+13", "1024:3fa2e1b0c5e2"),
+        ("2.81474976710655e+14", "1024:ffffffffffff"),
+        ("255", "1024:0000000000ff"),
+        ("0", "1024:000000000000"),
+    ],
+)
+def test_what_turns_the_metrics_into_a_head_does(hash48: str, head: str) -> None:
+    assert turned(hash48) == head
+    assert KeptHead.read(head).sequence == 1024
+
+
+def test_it_names_every_verdict_and_the_head_that_its_recipe_makes() -> None:
+    assert set(re.findall(r"^\| \d \| `([a-z-]+)` \|", PAGE, re.MULTILINE)) == {each.value for each in Verdict}
+    assert "`1024:3fa2e1b0c5e2`" in PAGE

@@ -1,0 +1,519 @@
+"""The baseline at work: taken at first sight, kept whatever restarts, and changed by nobody's word but a person's."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+
+from scrubber.config.policy_file import load_policy
+from scrubber.domain.baseline import Baseline
+from scrubber.domain.device import Device
+from scrubber.domain.errors import DeviceFault, InvalidRequest, Refused
+from scrubber.domain.health import Health, WayBack
+from scrubber.domain.hygiene import Hygiene
+from scrubber.domain.record import DeviceRecord
+from scrubber.domain.telemetry import Snapshot
+from scrubber.ports import Change, Event
+from tests.world.asking import admitted, ask, started
+from tests.world.life import Life
+from tests.world.matter import gpu
+from tests.world.timeline import in_virtual_time
+from tests.world.vault import CrashPoint
+from tests.world.world import DEFAULT, World, a_world
+
+WHY, WHO = "new VBIOS, ticket 4711", "uid:1000"
+STRICT = replace(DEFAULT, health=load_policy("strict").health)
+"""What the shipped strict policy says of health: firmware that changed takes a device out after a second."""
+A_MINUTE = 60.0 + 2 * 5.0
+"""The inventory is read once a minute, and what it says is looked at with the driver's next answer."""
+
+
+def told(world: World, name: str) -> list[Event]:
+    """What the audit has."""
+    return [event for event in world.vault.events if event.name == name]
+
+
+def vbios(world: World, number: int = 0) -> str:
+    """What it should be, as on record."""
+    baseline = world.record(number).baseline
+    assert baseline is not None
+    return dict(baseline.facts)["vbios"]
+
+
+async def written(world: World, firmware: str = "vbios-2", number: int = 0) -> None:
+    """Somebody writes the device's firmware, and the inventory says so."""
+    world.gpu(number).firmware = firmware
+    world.node.inventory_changed.set()
+    await world.until(lambda: ("vbios", firmware) in world.keeper(number).device.traits)
+
+
+async def health_is(world: World, health: Health, within: float = 120.0) -> None:
+    await world.until(lambda: world.record().health is health, within)
+
+
+async def accepted(world: World) -> None:
+    await world.node.accept_baseline("0", WHY, WHO)
+
+
+# -- taken -------------------------------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_what_a_device_should_be_is_taken_when_it_is_first_seen_and_told_once() -> None:
+    async with a_world(devices=2) as world:
+        for number in (0, 1):
+            baseline = world.record(number).baseline
+            assert baseline is not None
+            assert (baseline.facts, baseline.conditions, baseline.actor, baseline.reason) == (
+                (("model", "Labelled One"), ("vbios", "vbios-1")),
+                (),
+                "service",
+                "",
+            )
+        taken = told(world, "baseline.taken")
+        assert [(event.device, event.actor, dict(event.fields)) for event in taken] == [
+            (world.gpu(number).id, "service", {"model": "Labelled One", "vbios": "vbios-1"}) for number in (0, 1)
+        ]
+
+
+@in_virtual_time
+async def test_it_outlives_restarts_and_reboots_and_is_not_taken_again() -> None:
+    async with a_world(devices=1) as world:
+        first = world.record().baseline
+        world.kill()
+        await world.start_service()
+        world.reboot()
+        await world.start_service()
+        await world.until(world.settled)
+        assert world.record().baseline == first
+        assert len(told(world, "baseline.taken")) == 1
+
+
+@in_virtual_time
+async def test_a_ledger_of_before_there_were_baselines_gets_them_at_the_next_start() -> None:
+    async with a_world(devices=1, settled=False) as world:
+        before = world.vault.next_service(Life(0))
+        await before.load()
+        await before.commit(Change(records=(DeviceRecord(world.gpu().id, version=1, boot="boot-1"),)))
+        assert world.record().baseline is None
+        await world.start_service()
+        assert vbios(world) == "vbios-1"
+        assert len(told(world, "baseline.taken")) == 1
+
+
+@in_virtual_time
+async def test_a_device_that_appears_has_its_own_taken() -> None:
+    async with a_world(devices=1) as world:
+        new = gpu(1)
+        world.matter.gpus[new.id] = new
+        world.node.inventory_changed.set()
+        await world.until(lambda: new.id in world.node.keepers)
+        assert vbios(world, 1) == "vbios-1"
+        assert [event.device for event in told(world, "baseline.taken")] == [world.gpu(0).id, new.id]
+
+
+@in_virtual_time
+async def test_a_device_that_went_and_came_back_is_compared_with_what_it_was() -> None:
+    async with a_world(devices=2) as world:
+        world.gpu().listed = False
+        world.node.inventory_changed.set()
+        await world.until(lambda: world.gpu().id not in world.node.keepers)
+        world.gpu().listed, world.gpu().firmware = True, "vbios-2"
+        world.node.inventory_changed.set()
+        await health_is(world, Health.SUSPECT)
+        assert vbios(world) == "vbios-1"
+        assert len(told(world, "baseline.taken")) == 2
+
+
+@pytest.mark.parametrize("durable", [False, True])
+@in_virtual_time
+async def test_a_start_that_is_killed_takes_it_whole_or_not_at_all(durable: bool) -> None:
+    async with a_world(devices=2, settled=False) as world:
+        world.vault.point = CrashPoint(1, durable)
+        await world.start_service()
+        assert not world.serving
+        assert len(told(world, "baseline.taken")) == (2 if durable else 0)
+        await world.start_service()
+        await world.until(world.settled)
+        assert len(told(world, "baseline.taken")) == 2
+
+
+@in_virtual_time
+async def test_a_fact_that_was_never_told_before_is_learnt_at_a_start_and_compared_from_there_on() -> None:
+    async with a_world(devices=1, settled=False) as world:
+        before = world.vault.next_service(Life(0))
+        await before.load()
+        known = DeviceRecord(world.gpu().id, version=1, boot="boot-1", baseline=Baseline((("model", "Labelled One"),)))
+        await before.commit(Change(records=(known,)))
+        await world.start_service()
+        await world.until(world.settled)
+        assert (vbios(world), world.record().health) == ("vbios-1", Health.HEALTHY)
+        assert [dict(event.fields) for event in told(world, "baseline.taken")] == [{"vbios": "vbios-1"}]
+        await written(world)
+        await health_is(world, Health.SUSPECT)
+
+
+# -- changed -----------------------------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_firmware_that_somebody_changed_is_noticed_within_a_minute_though_nobody_says_so() -> None:
+    async with a_world(devices=2) as world:
+        world.gpu().firmware = "vbios-2"
+        await health_is(world, Health.SUSPECT, within=A_MINUTE)
+        cause = world.record().cause
+        assert cause is not None
+        assert (cause.code, cause.way_back) == ("baseline-changed", WayBack.PERSON)
+        assert "vbios is vbios-2, not vbios-1" in cause.sentence
+        assert world.record(1).health is Health.HEALTHY
+        assert vbios(world) == "vbios-1"
+
+
+@in_virtual_time
+async def test_what_was_changed_while_no_service_ran_is_noticed_by_the_next() -> None:
+    async with a_world(devices=1) as world:
+        world.kill()
+        world.gpu().firmware = "vbios-2"
+        world.reboot()
+        await world.start_service()
+        await health_is(world, Health.SUSPECT)
+        assert vbios(world) == "vbios-1"
+
+
+@in_virtual_time
+async def test_by_default_it_stays_in_service_and_every_certificate_names_the_warning() -> None:
+    async with a_world(devices=1) as world:
+        await written(world)
+        await health_is(world, Health.SUSPECT)
+        assert world.service is not None
+        await world.service.scrub(world.gpu().id)
+        slow = world.record().certificate
+        assert slow is not None
+        assert "health: no fault; it warns of baseline-changed" in slow.covered
+        (granted,) = await ask(world, await admitted(world))
+        assert granted.certificate is not None
+        fast = world.vault.certificates[granted.certificate]
+        assert "health: no fault; it warns of baseline-changed" in fast.covered
+
+
+@in_virtual_time
+async def test_the_restart_of_a_container_on_it_needs_a_certificate() -> None:
+    """The exception that lets it go on checks is for devices of which nothing is suspected."""
+    async with a_world(devices=1) as world:
+        tenant = await started(world)
+        await world.run(3.0)
+        await written(world)
+        await health_is(world, Health.SUSPECT)
+        world.kubelet.exit(tenant, again=True)
+        await world.until(lambda: tenant.starts == 2)
+        last = world.record().last_grant
+        assert last is not None
+        assert last.exception is None
+
+
+@in_virtual_time
+async def test_firmware_that_is_what_it_was_again_calms_by_itself() -> None:
+    async with a_world(devices=1) as world:
+        await written(world)
+        await health_is(world, Health.SUSPECT)
+        await written(world, "vbios-1")
+        await health_is(world, Health.HEALTHY)
+
+
+@in_virtual_time
+async def test_by_the_strict_policy_it_goes_out_and_no_time_no_restart_and_no_reboot_brings_it_back() -> None:
+    async with a_world(devices=1, policy=STRICT) as world:
+        await written(world)
+        await health_is(world, Health.QUARANTINED, within=20.0)
+        cause = world.record().cause
+        assert cause is not None
+        assert (cause.code, cause.way_back) == ("baseline-changed", WayBack.PERSON)
+        assert not world.node.view().devices[0].offered
+        await world.run(3600.0)
+        world.kill()
+        await world.start_service()
+        world.reboot()
+        await world.start_service()
+        await world.run(3600.0)
+        assert world.record().health is Health.QUARANTINED
+        assert world.gpu().resets == 0
+
+
+@in_virtual_time
+async def test_firmware_that_was_put_back_does_not_bring_it_back_either() -> None:
+    """Whoever wrote it once can make it say what it said."""
+    async with a_world(devices=1, policy=STRICT) as world:
+        await written(world)
+        await health_is(world, Health.QUARANTINED)
+        await written(world, "vbios-1")
+        await world.run(3600.0)
+        assert world.record().health is Health.QUARANTINED
+
+
+@in_virtual_time
+async def test_a_release_without_acceptance_leads_out_again() -> None:
+    async with a_world(devices=1, policy=STRICT) as world:
+        await written(world)
+        await health_is(world, Health.QUARANTINED)
+        so_far = len(world.laws.health.past)
+        await world.node.unquarantine("0", WHY, WHO)
+        assert world.record().health is Health.PROBATION
+        await health_is(world, Health.QUARANTINED)
+        assert not any(record.advertised for _, record in world.laws.health.past[so_far:])
+
+
+@in_virtual_time
+async def test_however_many_devices_somebody_wrote_they_all_go_out() -> None:
+    """The breaker spares devices what may pass by itself; whoever writes eight of them must not be better off for it."""
+    async with a_world(devices=8, policy=STRICT) as world:
+        for number in range(8):
+            await written(world, number=number)
+        await world.run(30.0)
+        assert [view.offered for view in world.node.view().devices] == [False] * 8
+
+
+@in_virtual_time
+async def test_acceptance_without_a_release_leaves_it_out() -> None:
+    async with a_world(devices=1, policy=STRICT) as world:
+        await written(world)
+        await health_is(world, Health.QUARANTINED)
+        await accepted(world)
+        await world.run(3600.0)
+        assert world.record().health is Health.QUARANTINED
+
+
+@pytest.mark.parametrize("accept_first", [True, False])
+@in_virtual_time
+async def test_both_together_bring_it_back_by_way_of_probation(accept_first: bool) -> None:
+    async with a_world(devices=1, policy=STRICT) as world:
+        await written(world)
+        await health_is(world, Health.QUARANTINED)
+        for accepts in (accept_first, not accept_first):
+            await (accepted(world) if accepts else world.node.unquarantine("0", WHY, WHO))
+        assert world.record().health is Health.PROBATION
+        await health_is(world, Health.HEALTHY)
+        await world.run(600.0)
+        assert (world.record().health, vbios(world)) == (Health.HEALTHY, "vbios-2")
+
+
+@in_virtual_time
+async def test_under_a_tenant_it_stays_with_him_and_nobody_gets_it_after() -> None:
+    async with a_world(devices=1, policy=STRICT) as world:
+        tenant = await started(world)
+        await written(world)
+        await health_is(world, Health.QUARANTINED)
+        assert tenant.first is not None
+        assert tenant.first.alive
+        (strike,) = world.record().strikes
+        assert (strike.code, strike.tenant) == ("baseline-changed", "acme")
+        world.kubelet.delete(tenant)
+        await world.run(600.0)
+        assert world.record().health is Health.QUARANTINED
+        assert await world.admit("umbrella", "serve-0") is None
+
+
+# -- accepted ----------------------------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_an_acceptance_makes_what_is_read_now_what_should_be_and_is_on_record_with_who_and_why() -> None:
+    async with a_world(devices=1) as world:
+        await written(world)
+        await health_is(world, Health.SUSPECT)
+        await accepted(world)
+        baseline = world.record().baseline
+        assert baseline is not None
+        assert (dict(baseline.facts)["vbios"], baseline.actor, baseline.reason) == ("vbios-2", WHO, WHY)
+        assert baseline.at == world.clock.wall()
+        (event,) = told(world, "baseline.accepted")
+        assert (event.device, event.actor) == (world.gpu().id, WHO)
+        assert dict(event.fields) == {
+            "reason": WHY,
+            "is_model": "Labelled One",
+            "is_vbios": "vbios-2",
+            "was_model": "Labelled One",
+            "was_vbios": "vbios-1",
+        }
+        await health_is(world, Health.HEALTHY)
+        assert (await world.node.accept_baseline("0", WHY, WHO)).record.health is Health.HEALTHY
+
+
+@in_virtual_time
+async def test_what_was_written_a_moment_ago_is_what_is_accepted() -> None:
+    """Not what was there when the inventory was last read, which may be a minute ago."""
+    async with a_world(devices=1) as world:
+        world.gpu().firmware = "vbios-2"
+        await accepted(world)
+        assert vbios(world) == "vbios-2"
+        await world.run(600.0)
+        assert [event.name for event in world.vault.events if event.name.startswith("health.")] == []
+
+
+@in_virtual_time
+async def test_what_a_person_was_shown_is_accepted_if_that_is_what_it_is() -> None:
+    async with a_world(devices=1) as world:
+        await written(world)
+        await world.node.accept_baseline("0", WHY, WHO, {"model": "Labelled One", "vbios": "vbios-2"})
+        assert vbios(world) == "vbios-2"
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        {"model": "Labelled One", "vbios": "vbios-1"},
+        {"model": "Labelled One"},
+        {"model": "Labelled One", "vbios": "vbios-2", "serial": "S1"},
+    ],
+    ids=str,
+)
+@in_virtual_time
+async def test_nobody_accepts_what_he_was_not_shown(shown: dict[str, str]) -> None:
+    """Somebody may write it once more between the look and the word."""
+    async with a_world(devices=1) as world:
+        world.gpu().firmware = "vbios-2"
+        with pytest.raises(Refused, match="something else by now than what you were shown"):
+            await world.node.accept_baseline("0", WHY, WHO, shown)
+        assert vbios(world) == "vbios-1"
+        assert told(world, "baseline.accepted") == []
+
+
+@in_virtual_time
+async def test_what_is_written_while_the_acceptance_is_under_way_is_not_accepted_with_it() -> None:
+    async with a_world(devices=1) as world:
+        await written(world)
+        assert world.telemetry is not None
+        ask, later = world.telemetry.snapshot, replace(world.keeper().device, traits=(("vbios", "vbios-3"),))
+
+        async def snapshot(device: Device) -> Snapshot:
+            world.keeper().described(later)
+            return await ask(device)
+
+        world.telemetry.snapshot = snapshot  # type: ignore[method-assign]
+        with suppress(Refused):
+            await world.node.accept_baseline("0", WHY, WHO, {"model": "Labelled One", "vbios": "vbios-2"})
+        assert vbios(world) in ("vbios-1", "vbios-2")
+
+
+@in_virtual_time
+async def test_it_outlives_a_restart_and_is_not_taken_anew() -> None:
+    async with a_world(devices=1) as world:
+        await written(world)
+        await accepted(world)
+        before = world.record().baseline
+        world.kill()
+        await world.start_service()
+        await world.run(120.0)
+        assert world.record().baseline == before
+        assert world.record().health is Health.HEALTHY
+
+
+@in_virtual_time
+async def test_lasting_conditions_that_stand_then_are_normal_from_there_on_and_others_are_not() -> None:
+    async with a_world(devices=1) as world:
+        world.gpu().conditions.update({"pcie-width": "x8 of x16", "power-brake": "0x80"})
+        await health_is(world, Health.SUSPECT)
+        await accepted(world)
+        baseline = world.record().baseline
+        assert baseline is not None
+        assert baseline.conditions == (("pcie-width", "x8 of x16"),)
+        assert told(world, "baseline.accepted")[0].fields["is_pcie-width"] == "x8 of x16"
+        await accepted(world)
+        assert told(world, "baseline.accepted")[1].fields["was_pcie-width"] == "x8 of x16"
+        await world.run(30.0)
+        assert world.record().health is Health.SUSPECT
+        del world.gpu().conditions["power-brake"]
+        await health_is(world, Health.HEALTHY)
+        await world.run(3600.0)
+        assert world.record().health is Health.HEALTHY
+
+
+@in_virtual_time
+async def test_what_was_called_normal_may_go_and_come_back_and_anything_else_is_told_of() -> None:
+    async with a_world(devices=1) as world:
+        world.gpu().conditions["pcie-width"] = "x8 of x16"
+        await health_is(world, Health.SUSPECT)
+        await accepted(world)
+        await health_is(world, Health.HEALTHY)
+        del world.gpu().conditions["pcie-width"]
+        await world.run(120.0)
+        world.gpu().conditions["pcie-width"] = "x8 of x16"
+        await world.run(120.0)
+        assert world.record().health is Health.HEALTHY
+        world.gpu().conditions["pcie-width"] = "x4 of x16"
+        await health_is(world, Health.SUSPECT)
+
+
+@in_virtual_time
+async def test_a_fault_is_never_called_normal() -> None:
+    async with a_world(devices=1) as world:
+        world.gpu().conditions["row-remap-failure"] = "a row could not be remapped"
+        await health_is(world, Health.QUARANTINED)
+        await accepted(world)
+        baseline = world.record().baseline
+        assert baseline is not None
+        assert baseline.conditions == ()
+        await world.node.unquarantine("0", WHY, WHO)
+        await health_is(world, Health.QUARANTINED)
+
+
+@in_virtual_time
+async def test_a_later_acceptance_forgets_what_is_no_longer_read() -> None:
+    async with a_world(devices=1) as world:
+        world.gpu().conditions["pcie-width"] = "x8 of x16"
+        await health_is(world, Health.SUSPECT)
+        await accepted(world)
+        del world.gpu().conditions["pcie-width"]
+        await accepted(world)
+        world.gpu().conditions["pcie-width"] = "x8 of x16"
+        await health_is(world, Health.SUSPECT)
+
+
+@in_virtual_time
+async def test_nothing_is_accepted_of_a_device_that_does_not_answer() -> None:
+    async with a_world(devices=1) as world:
+        await written(world)
+        world.gpu().stuck = True
+        with pytest.raises(DeviceFault):
+            await accepted(world)
+        assert vbios(world) == "vbios-1"
+        assert told(world, "baseline.accepted") == []
+
+
+@pytest.mark.parametrize(("device", "reason"), [("7", WHY), ("0", ""), ("0", " \n")])
+@in_virtual_time
+async def test_an_acceptance_that_names_no_device_or_no_reason_changes_nothing(device: str, reason: str) -> None:
+    async with a_world(devices=1) as world:
+        await written(world)
+        with pytest.raises(InvalidRequest):
+            await world.node.accept_baseline(device, reason, WHO)
+        assert vbios(world) == "vbios-1"
+
+
+@in_virtual_time
+async def test_it_takes_nothing_from_whoever_has_the_device() -> None:
+    async with a_world(devices=1) as world:
+        tenant = await started(world)
+        await written(world)
+        await health_is(world, Health.SUSPECT)
+        await accepted(world)
+        assert tenant.first is not None
+        assert tenant.first.alive
+        assert world.record().hygiene is Hygiene.IN_USE
+
+
+@pytest.mark.parametrize("durable", [False, True])
+@in_virtual_time
+async def test_an_acceptance_that_is_killed_is_on_record_with_its_audit_row_or_was_never_given(durable: bool) -> None:
+    async with a_world(devices=1) as world:
+        await written(world)
+        await health_is(world, Health.SUSPECT)
+        assert world.service is not None
+        world.vault.point = CrashPoint(1, durable)
+        given = world.service.life.start(accepted(world), "accept")
+        await world.until(given.done)
+        assert not world.serving
+        assert len(told(world, "baseline.accepted")) == int(durable)
+        await world.start_service()
+        assert vbios(world) == ("vbios-2" if durable else "vbios-1")

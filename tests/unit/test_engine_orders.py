@@ -1,0 +1,636 @@
+"""A reset by a person: what keeps it back, what does not, what it changes, and what is on record of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+
+import pytest
+
+from scrubber.domain.device import Device
+from scrubber.domain.errors import (
+    Away,
+    Held,
+    InvalidRequest,
+    LedgerFailure,
+    NotReady,
+    Refused,
+    ScrubberError,
+    Stuck,
+    Unreadable,
+)
+from scrubber.domain.evidence import Occasion, Outcome, Step, Verdict
+from scrubber.domain.health import Health, WayBack
+from scrubber.domain.hygiene import Hygiene
+from scrubber.domain.policy import BreakerRule, Enforcement, HealthRule, RecoveryRule, ResetUse
+from scrubber.domain.reset import ResetPlan
+from scrubber.engine.node import Node
+from scrubber.engine.views import ScrubNews
+from scrubber.ports import Event, Resetter
+from tests.world.asking import admitted, ask, started
+from tests.world.kubelet import Gone
+from tests.world.life import Killed
+from tests.world.timeline import in_virtual_time
+from tests.world.vault import CrashPoint
+from tests.world.world import DEFAULT, World, a_world
+
+WHY, WHO = "hangs, ticket 4711", "uid:1000"
+SLOWLY = replace(DEFAULT, recovery=RecoveryRule(backoff_initial=7200.0, backoff_max=7200.0))
+"""A recovery by itself comes in two hours: what happens before is a person's doing."""
+
+
+async def reset(world: World, number: int = 0, reason: str = WHY) -> list[ScrubNews]:
+    """All news of a reset that a person orders, to its end."""
+    return [each async for each in world.node.reset(str(number), reason, WHO)]
+
+
+def ordering(world: World, number: int = 0) -> asyncio.Task[list[ScrubNews]]:
+    """The same, within the service: it ends with it."""
+    assert world.service is not None
+    return world.service.life.start(reset(world, number), "a person's reset")
+
+
+def told(world: World, name: str = "operator.reset") -> list[Event]:
+    """What the audit has."""
+    return [event for event in world.vault.events if event.name == name]
+
+
+async def struck(world: World, xid: int = 95, number: int = 0) -> None:
+    """The device reports an XID, and it was seen."""
+    world.gpu(number).came(xid)
+    world.signal(number)
+    await world.until(lambda: not world.record(number).advertised, within=5.0)
+
+
+async def under_way(world: World, number: int = 0) -> None:
+    await world.until(lambda: world.keeper(number).job is not None, within=5.0)
+
+
+@asynccontextmanager
+async def a_world_with_a_slow_scrub(devices: int = 1, number: int = 0) -> AsyncIterator[World]:
+    """A scrub of one device is under way, and takes its time."""
+    async with a_world(devices) as world:
+        world.gpu(number).slow = 100.0
+        assert world.service is not None
+        scrubbing = asyncio.create_task(world.service.scrub(world.gpu(number).id))
+        await under_way(world, number)
+        yield world
+        world.gpu(number).slow = 1.0
+        await world.until(scrubbing.done)
+
+
+# -- what it does ------------------------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_a_device_is_reset_first_and_then_cleared_and_proved_clean() -> None:
+    async with a_world(devices=2) as world:
+        before = world.record().certificate
+        news = await reset(world)
+        finished, certificate = news[-1].finished, news[-1].certificate
+        assert finished is not None
+        assert certificate is not None
+        assert (finished.outcome, finished.occasion, finished.actor) == (Outcome.PASSED, Occasion.ON_DEMAND, WHO)
+        steps = [step.step for step in finished.steps if step.verdict is Verdict.PASSED]
+        assert steps.index(Step.HOLDERS) < steps.index(Step.RESET) < steps.index(Step.MEMORY)
+        assert "reset: done" in certificate.covered
+        assert world.gpu().resets == 1
+        assert (world.record().hygiene, world.record().certificate) == (Hygiene.CLEAN, certificate)
+        assert before is not None
+        assert certificate.sequence > before.sequence
+        assert world.gpu(1).resets == 0
+
+
+@in_virtual_time
+async def test_its_news_begin_at_once_and_none_of_them_says_joined() -> None:
+    async with a_world(devices=1) as world:
+        news = await reset(world)
+        assert len({each.scrub for each in news}) == 1
+        assert Step.RESET in [each.step for each in news]
+        assert not any(each.joined for each in news)
+        assert [each.finished is not None for each in news].count(True) == 1
+
+
+@in_virtual_time
+async def test_the_audit_has_the_person_the_reason_and_the_scrub() -> None:
+    async with a_world(devices=1) as world:
+        news = await reset(world)
+        (event,) = told(world)
+        assert (event.device, event.scrub, event.actor, dict(event.fields)) == (
+            world.gpu().id,
+            news[0].scrub,
+            WHO,
+            {"reason": WHY},
+        )
+        names = [each.name for each in world.vault.events if each.scrub == news[0].scrub]
+        assert names[:2] == ["operator.reset", "scrub.started"]
+
+
+@in_virtual_time
+async def test_no_certificate_outlives_the_order_and_nobody_is_granted_the_device_meanwhile() -> None:
+    async with a_world(devices=1) as world:
+        going = ordering(world)
+        await under_way(world)
+        assert world.record().certificate is None
+        assert world.record().hygiene is Hygiene.SCRUBBING
+        tenant = await admitted(world)
+        assert isinstance(await ask_now(world, tenant), NotReady)
+        await world.until(going.done)
+
+
+async def ask_now(world: World, tenant: object) -> ScrubberError:
+    with pytest.raises(ScrubberError) as refused:
+        await ask(world, tenant, wait=0.0)  # type: ignore[arg-type]
+    return refused.value
+
+
+@in_virtual_time
+async def test_a_start_that_comes_meanwhile_joins_and_gets_the_device_when_it_is_proved() -> None:
+    async with a_world(devices=1) as world:
+        going = ordering(world)
+        await under_way(world)
+        (granted,) = await ask(world, await admitted(world))
+        assert going.done()
+        assert world.gpu().resets == 1
+        certificate = going.result()[-1].certificate
+        assert certificate is not None
+        assert granted.certificate is not None
+        assert world.vault.certificates[granted.certificate].rests_on == certificate.id
+
+
+@in_virtual_time
+async def test_what_is_reset_with_it_stays_still_and_is_proved_again() -> None:
+    async with a_world(devices=2) as world:
+        world.gpu(0).together = (world.gpu(1).id,)
+        before = world.record(1).certificate
+        await reset(world)
+        assert world.gpu(1).resets == 1
+        await world.until(world.settled)
+        after = world.record(1).certificate
+        assert before is not None
+        assert after is not None
+        assert after.sequence > before.sequence
+
+
+@in_virtual_time
+async def test_a_policy_that_only_observes_resets_nothing_by_itself_and_all_the_same_for_a_person() -> None:
+    async with a_world(devices=1, policy=replace(DEFAULT, enforcement=Enforcement.OBSERVE)) as world:
+        await reset(world)
+        assert world.gpu().resets == 1
+
+
+@in_virtual_time
+async def test_a_reset_that_fails_takes_the_device_out_and_says_why() -> None:
+    async with a_world(devices=1, policy=SLOWLY) as world:
+        world.gpu().reset_fails = "it did not come back"
+        finished = (await reset(world))[-1].finished
+        assert finished is not None
+        assert finished.outcome is Outcome.FAILED
+        cause = world.record().cause
+        assert cause is not None
+        assert (world.record().health, cause.code) == (Health.QUARANTINED, "reset-failed")
+        assert "it did not come back" in cause.sentence
+
+
+# -- what keeps it back ------------------------------------------------------------------------------------------------
+
+
+def nothing_was_done(world: World) -> bool:
+    return not told(world) and all(gpu.resets == 0 for gpu in world.matter.gpus.values())
+
+
+@in_virtual_time
+async def test_a_device_in_use_is_refused_with_who_has_it_and_the_tenant_notices_nothing() -> None:
+    async with a_world(devices=1) as world:
+        tenant = await started(world, "acme", "train-0")
+        before = world.record()
+        with pytest.raises(Held, match=r"in use by acme/train-0, held by PID \d+ \(python train.py\)"):
+            await reset(world)
+        assert tenant.first is not None
+        assert tenant.first.alive
+        assert world.record() == before
+        assert nothing_was_done(world)
+
+
+@in_virtual_time
+async def test_so_is_one_that_would_take_a_device_in_use_along() -> None:
+    async with a_world(devices=2) as world:
+        world.gpu(0).together = (world.gpu(1).id,)
+        tenant = await started(world, "acme", "train-0", 1)
+        before = world.record(0), world.record(1)
+        with pytest.raises(Held, match=rf"Device 1 \({world.gpu(1).id}\) is in use by acme/train-0: wait"):
+            await reset(world, 0)
+        assert tenant.first is not None
+        assert tenant.first.alive
+        assert (world.record(0), world.record(1)) == before
+        assert nothing_was_done(world)
+
+
+@pytest.mark.parametrize("scrubbed", [0, 1])
+@in_virtual_time
+async def test_so_is_one_while_it_or_what_is_reset_with_it_is_being_scrubbed(scrubbed: int) -> None:
+    async with a_world_with_a_slow_scrub(devices=2, number=scrubbed) as world:
+        world.gpu(0).together = (world.gpu(1).id,)
+        job = world.keeper(scrubbed).job
+        assert job is not None
+        with pytest.raises(
+            Held, match=rf"Device {scrubbed} .* is being scrubbed \({job.id}\): wait until that is over"
+        ):
+            await reset(world, 0)
+        assert nothing_was_done(world)
+        world.gpu(0).together = ()
+
+
+@in_virtual_time
+async def test_of_two_people_who_order_at_once_one_is_told_to_wait() -> None:
+    """Both looked before either began: the keeper decides under its lock."""
+    async with a_world(devices=1) as world:
+        orders = [ordering(world), ordering(world)]
+        await world.until(lambda: all(order.done() for order in orders))
+        refused = [order.exception() for order in orders if order.exception() is not None]
+        assert [type(each) for each in refused] == [Held]
+        assert "being scrubbed" in str(refused[0])
+        assert world.gpu().resets == 1
+        assert len(told(world)) == 1
+
+
+@in_virtual_time
+async def test_an_order_that_comes_while_a_grant_is_being_stored_finds_the_device_in_use() -> None:
+    """The grant is durable and not yet believed: who looks now still sees a clean device that nobody has."""
+    async with a_world(devices=1) as world:
+        orders: list[asyncio.Task[list[ScrubNews]]] = []
+        world.vault.granting = lambda: orders.append(ordering(world))
+        await ask(world, await admitted(world))
+        await world.until(lambda: bool(orders) and orders[0].done())
+        assert isinstance(orders[0].exception(), Held | NotReady)
+        assert world.record().hygiene is Hygiene.IN_USE
+        assert nothing_was_done(world)
+
+
+@in_virtual_time
+async def test_a_policy_that_says_never_is_never_overruled() -> None:
+    async with a_world(devices=1, policy=replace(DEFAULT, reset=ResetUse.NEVER)) as world:
+        before = world.record()
+        with pytest.raises(Refused, match="never reset"):
+            await reset(world)
+        assert world.record() == before
+        assert nothing_was_done(world)
+
+
+@pytest.mark.parametrize("use", [ResetUse.BEST_EFFORT, ResetUse.REQUIRED])
+@in_virtual_time
+async def test_where_nothing_can_be_reset_the_order_is_refused_with_why_and_takes_nothing_out(use: ResetUse) -> None:
+    async with a_world(devices=1, policy=replace(DEFAULT, reset=use)) as world:
+        world.gpu().reset_missing = "the node is a virtual machine"
+        resets, before = world.gpu().resets, world.record()
+        with pytest.raises(Refused, match="cannot be reset here: the node is a virtual machine"):
+            await reset(world)
+        assert world.record() == before
+        assert (world.gpu().resets, told(world)) == (resets, [])
+
+
+@dataclass
+class Planning:
+    """:class:`scrubber.ports.Resetter` that only plans, or does not."""
+
+    answer: ScrubberError
+
+    async def plan(self, device: Device) -> ResetPlan:
+        raise self.answer
+
+    async def reset(self, device: Device, deadline: float) -> None:
+        raise AssertionError("nobody could say what it would do")
+
+
+def node_with(world: World, resetter: Resetter) -> Node:
+    """A node with the keepers of ``world``, whose resets are planned by ``resetter``."""
+    assert world.service is not None
+    node = Node(
+        instruments=replace(world.service.instruments, resetter=resetter), info=world.node.info, epoch="epoch-1"
+    )
+    for keeper in world.node.keepers.values():
+        node.add(keeper)
+    return node
+
+
+@pytest.mark.parametrize("answer", [Stuck("no answer"), Unreadable("no sense"), Away("nobody there")])
+@in_virtual_time
+async def test_where_nobody_can_say_what_a_reset_would_do_none_is_begun(answer: ScrubberError) -> None:
+    async with a_world(devices=1) as world:
+        before = world.record()
+        with pytest.raises(type(answer)):
+            await anext(node_with(world, Planning(answer)).reset("0", WHY, WHO))
+        assert world.record() == before
+        assert nothing_was_done(world)
+
+
+@pytest.mark.parametrize(("device", "reason"), [("7", WHY), ("GPU-", WHY), ("0", ""), ("0", " \n")])
+@in_virtual_time
+async def test_an_order_that_names_no_device_or_no_reason_is_refused(device: str, reason: str) -> None:
+    async with a_world(devices=2) as world:
+        with pytest.raises(InvalidRequest):
+            await anext(world.node.reset(device, reason, WHO))
+        assert nothing_was_done(world)
+
+
+@in_virtual_time
+async def test_nothing_is_reset_that_cannot_be_put_on_record() -> None:
+    async with a_world(devices=1) as world:
+        world.vault.refuses = "The disk is full."
+        with pytest.raises(LedgerFailure):
+            await reset(world)
+        await world.run(30.0)
+        world.vault.refuses = None
+        await world.until(world.settled)
+        assert nothing_was_done(world)
+
+
+# -- what does not keep it back ----------------------------------------------------------------------------------------
+
+
+USED_UP = {
+    "the breaker": replace(SLOWLY, breaker=BreakerRule(resets=0, window=900.0)),
+    "a pause": SLOWLY,
+}
+
+
+@pytest.mark.parametrize("limit", USED_UP)
+@in_virtual_time
+async def test_neither_the_breaker_nor_a_pause_stop_a_person(limit: str) -> None:
+    async with a_world(devices=1, policy=USED_UP[limit]) as world:
+        await struck(world)
+        await world.run(60.0)
+        assert (world.record().advertised, world.gpu().resets) == (False, 0)
+        finished = (await reset(world))[-1].finished
+        assert finished is not None
+        assert finished.outcome is Outcome.PASSED
+        assert world.gpu().resets == 1
+
+
+@pytest.mark.parametrize("day", [{"resets_per_day": 1}, {"attempts_per_day": 1}], ids=str)
+@in_virtual_time
+async def test_nor_do_the_days_limits(day: dict[str, int]) -> None:
+    """All its faults came while one tenant had it, so it rests until the day is over: a person need not wait for that."""
+    policy = replace(DEFAULT, recovery=RecoveryRule(**day))
+    async with a_world(devices=1, policy=policy) as world:
+        for number in range(2):
+            tenant = await started(world, "acme", f"train-{number}")
+            await struck(world)
+            world.kubelet.delete(tenant)
+            await world.run(120.0)
+        assert world.record().health is Health.QUARANTINED
+        cause = world.record().cause
+        assert cause is not None
+        assert "rests until a day has passed" in cause.sentence
+        assert world.gpu().resets == 1
+        await reset(world)
+        assert world.gpu().resets == 2
+        await world.until(lambda: world.record().health is Health.HEALTHY)
+
+
+@in_virtual_time
+async def test_no_number_of_them_is_too_many() -> None:
+    few = replace(DEFAULT, breaker=BreakerRule(resets=1, window=900.0), recovery=RecoveryRule(resets_per_day=1))
+    async with a_world(devices=1, policy=few) as world:
+        for _ in range(4):
+            finished = (await reset(world))[-1].finished
+            assert finished is not None
+            assert finished.outcome is Outcome.PASSED
+        assert world.gpu().resets == 4
+        assert world.record().health is Health.HEALTHY
+
+
+@in_virtual_time
+async def test_none_of_them_uses_up_what_the_service_may_do_by_itself() -> None:
+    """A person's reset that mends a device is on its record as an attempt, and leaves the service its one of the day."""
+    one = replace(DEFAULT, breaker=BreakerRule(resets=1, window=900.0), recovery=SLOWLY.recovery)
+    async with a_world(devices=1, policy=one) as world:
+        await struck(world)
+        await reset(world)
+        (attempt,) = world.record().attempts
+        assert (attempt.reset, attempt.ordered) == (True, True)
+        await world.until(lambda: world.record().health is Health.HEALTHY)
+        await struck(world)
+        await world.until(lambda: world.gpu().resets == 2, within=4 * 7200.0)
+        assert [each.ordered for each in world.record().attempts] == [True, False]
+
+
+# -- health ------------------------------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_a_device_whose_way_back_is_a_reset_goes_on_probation_by_it_and_owes_none_afterwards() -> None:
+    async with a_world(devices=1, policy=SLOWLY) as world:
+        await struck(world)
+        assert world.record().must_reset
+        await reset(world)
+        assert world.record().health is Health.PROBATION
+        assert not world.record().must_reset
+        await world.until(lambda: world.record().health is Health.HEALTHY)
+        assert world.gpu().resets == 1
+
+
+@in_virtual_time
+async def test_so_does_one_whose_way_back_is_a_scrub() -> None:
+    async with a_world(devices=1, policy=SLOWLY) as world:
+        world.gpu().slow = 1e6
+        assert world.service is not None
+        await world.service.scrub(world.gpu().id)
+        cause = world.record().cause
+        assert cause is not None
+        assert cause.way_back is WayBack.SCRUB
+        world.gpu().slow = 1.0
+        await reset(world)
+        assert world.record().health is Health.PROBATION
+        assert world.gpu().resets == 1
+
+
+@pytest.mark.parametrize("over", [True, False])
+@in_virtual_time
+async def test_so_does_one_that_waits_for_something_to_pass_if_it_has_passed(over: bool) -> None:
+    hot = replace(SLOWLY, health=HealthRule(sustained={"too-hot": 1.0}))
+    async with a_world(devices=1, policy=hot) as world:
+        world.gpu().celsius = 120
+        await world.until(lambda: world.record().health is Health.QUARANTINED)
+        if over:
+            world.gpu().celsius = 40
+        await reset(world)
+        assert world.gpu().resets == 1
+        assert world.record().health is (Health.PROBATION if over else Health.QUARANTINED)
+
+
+@pytest.mark.parametrize("faulted", [False, True])
+@in_virtual_time
+async def test_what_a_person_took_out_stays_out_and_yet_owes_no_reset_any_more(faulted: bool) -> None:
+    async with a_world(devices=1, policy=SLOWLY) as world:
+        await world.node.quarantine("0", "looks odd", "uid:7")
+        if faulted:
+            world.gpu().came(95)
+            world.signal(0)
+            await world.until(lambda: world.record().must_reset)
+        cause = world.record().cause
+        finished = (await reset(world))[-1].finished
+        assert finished is not None
+        assert finished.outcome is Outcome.PASSED
+        record = world.record()
+        assert (record.health, record.cause, record.must_reset) == (Health.QUARANTINED, cause, False)
+        await world.run(7200.0)
+        assert world.record().health is Health.QUARANTINED
+        await world.node.unquarantine("0", "was reset", WHO)
+        await world.until(lambda: world.record().health is Health.HEALTHY)
+        assert world.gpu().resets == 1
+
+
+@in_virtual_time
+async def test_what_is_condemned_stays_so_and_yet_owes_no_reset_any_more() -> None:
+    hopeless = replace(DEFAULT, recovery=RecoveryRule(attempts=2))
+    async with a_world(devices=1, policy=hopeless) as world:
+        world.gpu().reset_fails = "it did not come back"
+        await struck(world)
+        await world.until(lambda: world.record().health is Health.CONDEMNED)
+        assert world.record().must_reset
+        world.gpu().reset_fails = None
+        await reset(world)
+        assert (world.record().health, world.record().must_reset) == (Health.CONDEMNED, False)
+        await world.run(7200.0)
+        assert world.record().health is Health.CONDEMNED
+        assert world.gpu().resets == 1
+
+
+@in_virtual_time
+async def test_what_waits_for_a_reboot_goes_on_waiting_for_it() -> None:
+    async with a_world(devices=1) as world:
+        await struck(world, xid=79)
+        await reset(world)
+        cause = world.record().cause
+        assert cause is not None
+        assert (world.record().health, cause.way_back) == (Health.QUARANTINED, WayBack.REBOOT)
+
+
+@in_virtual_time
+async def test_a_reset_that_mends_nothing_leads_out_again_and_costs_an_attempt() -> None:
+    async with a_world(devices=1, policy=SLOWLY) as world:
+        await struck(world)
+        world.gpu().reset_fails = "it did not come back"
+        await reset(world)
+        assert world.record().health is Health.QUARANTINED
+        assert world.record().failures == 1
+        assert world.record().must_reset
+
+
+@in_virtual_time
+async def test_on_probation_the_reset_that_is_owed_is_paid_by_it() -> None:
+    """A person released it before anything was reset."""
+    quiet = replace(DEFAULT, recovery=replace(SLOWLY.recovery, probation_interval=600.0))
+    async with a_world(devices=1, policy=quiet) as world:
+        await world.node.quarantine("0", "looks odd", "uid:7")
+        world.gpu().came(95)
+        world.signal(0)
+        await world.until(lambda: world.record().must_reset)
+        await world.node.unquarantine("0", "try it", "uid:7")
+        await reset(world)
+        assert not world.record().must_reset
+        assert world.record().health is Health.PROBATION
+
+
+@in_virtual_time
+async def test_a_release_does_not_put_a_device_in_service_for_which_it_was_taken_out_still_stands() -> None:
+    """Else, as the only device that is out, it would use up the breaker's share, and keep itself in service by that."""
+    narrow = replace(SLOWLY, health=HealthRule(sustained={"power-brake": 1.0}))
+    async with a_world(devices=1, policy=narrow) as world:
+        world.gpu().conditions["power-brake"] = "0x80"
+        await world.until(lambda: world.record().health is Health.QUARANTINED)
+        so_far = len(world.laws.health.past)
+        await world.node.unquarantine("0", WHY, WHO)
+        await world.until(lambda: world.record().health is Health.QUARANTINED)
+        assert not any(record.advertised for _, record in world.laws.health.past[so_far:])
+
+
+# -- callers who go, and services that die -----------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_a_caller_who_goes_away_ends_nothing() -> None:
+    async with a_world(devices=1) as world:
+        order = asyncio.create_task(reset(world))
+        await under_way(world)
+        order.cancel()
+        await asyncio.wait({order})
+        assert world.keeper().job is not None
+        await world.until(world.settled)
+        assert world.gpu().resets == 1
+        assert told(world, "scrub.finished")[-1].fields["outcome"] == "passed"
+
+
+@pytest.mark.parametrize("turns", range(16))
+@in_virtual_time
+async def test_whenever_a_caller_goes_the_order_is_on_record_and_carried_out_or_was_never_given(turns: int) -> None:
+    async with a_world(devices=1) as world:
+        order = asyncio.create_task(reset(world))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        order.cancel()
+        with suppress(asyncio.CancelledError):
+            await order
+        await world.run(60.0)
+        assert world.settled()
+        assert world.gpu().resets == len(told(world))
+
+
+async def killed(order: asyncio.Task[list[ScrubNews]]) -> bool:
+    """Whether the service died while it carried out ``order``."""
+    with suppress(Gone, Killed, asyncio.CancelledError):
+        await order
+        return False
+    return True
+
+
+@pytest.mark.parametrize("durable", [False, True])
+@pytest.mark.parametrize("write", [1, 2])
+@in_virtual_time
+async def test_kill_9_at_any_write_leaves_a_dirty_device_that_the_next_service_proves(
+    write: int, durable: bool
+) -> None:
+    async with a_world(devices=1, policy=SLOWLY) as world:
+        world.vault.point = CrashPoint(write, durable)
+        assert await killed(ordering(world))  # at its start, or at its end: nothing else is written
+        finished = [each for each in told(world, "scrub.finished") if each.actor == WHO]
+        assert (world.record().hygiene is Hygiene.CLEAN) is (not told(world) or bool(finished))
+        resets = world.gpu().resets
+        await world.start_service()
+        since = [record for _, record in world.laws.health.past if record.version >= world.record().version]
+        assert since[0].hygiene is Hygiene.DIRTY
+        await world.until(world.settled)
+        assert world.record().health is Health.HEALTHY
+        assert world.gpu().resets == resets  # what a person ordered of one service is no order to the next
+
+
+@pytest.mark.parametrize("seconds", [0.001, 0.5, 1.9, 2.1, 2.5])
+@in_virtual_time
+async def test_kill_9_at_any_time_of_a_recovery_by_a_person_launders_nothing(seconds: float) -> None:
+    async with a_world(devices=1, policy=SLOWLY) as world:
+        await struck(world)
+        order = ordering(world)
+        await world.run(seconds)
+        assert not order.done()
+        world.kill()
+        await asyncio.wait({order})
+        assert world.record().hygiene is not Hygiene.CLEAN
+        await world.start_service()
+        assert world.record().health is Health.QUARANTINED
+        assert world.record().must_reset
+        assert world.record().hygiene is Hygiene.DIRTY
+
+
+@in_virtual_time
+async def test_a_service_that_is_stopped_abandons_it_and_the_device_is_dirty() -> None:
+    async with a_world(devices=1) as world:
+        order = ordering(world)
+        await under_way(world)
+        assert world.service is not None
+        await world.service.stop()
+        await asyncio.wait({order})
+        assert world.record().hygiene is Hygiene.DIRTY
+        assert told(world, "scrub.finished")[-1].fields["outcome"] == "abandoned"

@@ -1,0 +1,175 @@
+"""What is signed of a certificate: the same one makes the same bytes, another one makes others, and nothing else reads."""
+
+import base64
+import json
+import math
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scrubber.adapters.ledger.codec import CERTIFICATE
+from scrubber.domain.errors import InvalidRequest
+from scrubber.domain.evidence import Certificate, Path
+from scrubber.domain.statement import PAYLOAD_TYPE, UNSIGNED, claim, pae, statement
+
+PLAIN = Certificate(
+    id="c-7",
+    node="n1",
+    boot="b1",
+    driver="1.0",
+    device="GPU-a",
+    sequence=7,
+    previous_grant=3,
+    path=Path.SLOW,
+    scrub="s-9",
+    covered=("memory: 8 of 8 bytes cleared and verified",),
+    not_covered=("on-chip memory",),
+    policy="default",
+    policy_digest="d",
+    issued_at=1.5,
+)
+WRITTEN = (
+    b'{"boot":"b1","covered":["memory: 8 of 8 bytes cleared and verified"],"device":"GPU-a","driver":"1.0","format":1,'
+    b'"id":"c-7","issued_at":1.5,"node":"n1","not_covered":["on-chip memory"],"path":"slow","policy":"default",'
+    b'"policy_digest":"d","previous_grant":3,"rests_on":null,"scrub":"s-9","sequence":7}'
+)
+
+words = st.text(max_size=8)
+counts = st.integers(min_value=0, max_value=2**63)
+certificates = st.builds(
+    Certificate,
+    id=words,
+    node=words,
+    boot=words,
+    driver=words,
+    device=words,
+    sequence=counts,
+    previous_grant=counts,
+    path=st.sampled_from(Path),
+    scrub=words,
+    covered=st.lists(words, max_size=3).map(tuple),
+    not_covered=st.lists(words, max_size=3).map(tuple),
+    policy=words,
+    policy_digest=words,
+    issued_at=st.floats(allow_nan=False, allow_infinity=False),
+    next_grant=st.none() | counts,
+    rests_on=st.none() | words,
+    key_id=st.none() | words,
+    signature=st.none() | st.binary(max_size=8).map(lambda value: base64.b64encode(value).decode()),
+)
+SIGNED_FIELDS = sorted({each.name for each in fields(Certificate)} - UNSIGNED)
+
+
+def test_a_statement_is_canonical_json_and_never_changes_its_form() -> None:
+    """What was signed with an earlier version must verify with this one: a change here is another format."""
+    assert statement(PLAIN) == WRITTEN
+
+
+def test_every_field_of_a_certificate_is_signed_or_left_out_on_purpose() -> None:
+    assert sorted(json.loads(WRITTEN).keys() - {"format"}) == SIGNED_FIELDS
+    assert sorted(UNSIGNED) == ["key_id", "next_grant", "signature"]
+
+
+@given(certificates)
+def test_a_statement_reads_back_as_the_certificate_without_its_signature_and_its_use(certificate: Certificate) -> None:
+    bare = replace(certificate, next_grant=None, key_id=None, signature=None)
+    assert claim(statement(certificate)) == bare
+    assert statement(certificate) == statement(bare)
+
+
+@given(certificates)
+def test_a_certificate_that_comes_back_from_the_ledger_makes_the_same_bytes(certificate: Certificate) -> None:
+    assert statement(CERTIFICATE.decode(CERTIFICATE.encode(certificate))) == statement(certificate)
+
+
+@given(certificates, certificates, st.sampled_from(SIGNED_FIELDS))
+def test_another_value_in_any_signed_field_makes_other_bytes(one: Certificate, other: Certificate, name: str) -> None:
+    changed = replace(one, **{name: getattr(other, name)})
+    assert (statement(changed) == statement(one)) == (repr(getattr(one, name)) == repr(getattr(other, name)))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("covered", ("a", "b")),
+        ("covered", ("a,b",)),
+        ("covered", ()),
+        ("covered", ("",)),
+        ("not_covered", ("on-chip memory", "on-chip memory")),
+        ("rests_on", ""),
+        ("rests_on", "null"),
+        ("issued_at", math.nextafter(1.5, 2)),
+        ("node", "n1\u0000"),
+        ("node", "n\u0131"),
+    ],
+)
+def test_what_looks_alike_is_not_the_same(name: str, value: Any) -> None:
+    assert statement(replace(PLAIN, **{name: value})) != WRITTEN
+
+
+def test_a_moment_on_the_second_is_the_same_moment_however_it_was_computed() -> None:
+    assert statement(replace(PLAIN, issued_at=2)) == statement(replace(PLAIN, issued_at=2.0))
+
+
+@pytest.mark.parametrize("moment", [math.nan, math.inf, -math.inf])
+def test_a_moment_that_is_none_is_not_signed(moment: float) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        statement(replace(PLAIN, issued_at=moment))
+
+
+@pytest.mark.parametrize(
+    ("payload", "said"),
+    [
+        (b"", "no certificate's statement"),
+        (b"\xff\xfe", "no certificate's statement"),
+        (b"[]", "no JSON object"),
+        (b"7", "no JSON object"),
+        (b"{}", "id is missing"),
+        (b'{"format":2,"else":1}', "is of format 2; this program reads format 1"),
+        (b"[" * 100_000, "no certificate's statement"),
+        (WRITTEN + b"\n", "not written as"),
+        (b" " + WRITTEN, "not written as"),
+        (WRITTEN.replace(b'"format":1', b'"format":true'), "not written as"),
+        (WRITTEN.replace(b'"format":1', b'"format":1,"format":1'), "not written as"),
+        (WRITTEN.replace(b'"format":1,', b""), "not written as"),
+        (WRITTEN.replace(b'"id":"c-7"', b'"id":"c-8","id":"c-7"'), "not written as"),
+        (WRITTEN.replace(b'"node":"n1"', b'"more":1,"node":"n1"'), "not written as"),
+        (WRITTEN.replace(b'"sequence":7', b'"sequence":7.0'), "no certificate's statement"),
+        (WRITTEN.replace(b'"sequence":7', b'"sequence":true'), "no certificate's statement"),
+        (WRITTEN.replace(b'"sequence":7', b'"sequence":' + b"7" * 5000), "no certificate's statement"),
+        (WRITTEN.replace(b'"issued_at":1.5', b'"issued_at":1.50'), "not written as"),
+        (WRITTEN.replace(b'"issued_at":1.5', b'"issued_at":NaN'), "no certificate's statement"),
+        (WRITTEN.replace(b'"issued_at":1.5', b'"issued_at":"1.5"'), "no certificate's statement"),
+        (WRITTEN.replace(b'"issued_at":1.5', b'"issued_at":1e999'), "no certificate's statement"),
+        (WRITTEN.replace(b'"path":"slow"', b'"path":"scenic"'), "no certificate's statement"),
+        (WRITTEN.replace(b'"path":"slow"', b'"path":[]'), "no certificate's statement"),
+        (WRITTEN.replace(b'"covered":["', b'"covered":[7,"'), "no certificate's statement"),
+        (WRITTEN.replace(b'["on-chip memory"]', b'"on-chip memory"'), "not written as"),
+        (WRITTEN.replace(b'["on-chip memory"]', b"null"), "no certificate's statement"),
+        (WRITTEN.replace(b'"rests_on":null', b'"rests_on":0'), "no certificate's statement"),
+        (WRITTEN.replace(b"slow", b"sl\\u006fw"), "not written as"),
+    ],
+)
+def test_bytes_that_no_node_writes_are_not_read(payload: bytes, said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        claim(payload)
+
+
+@given(st.binary(max_size=300))
+def test_no_bytes_at_all_make_reading_fail_in_another_way(payload: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        claim(payload)
+
+
+def test_the_encoding_that_is_signed_is_that_of_dsse() -> None:
+    """The example of the DSSE protocol, version 1.0.0."""
+    encoded = pae(b"hello world", "http://example.com/HelloWorld")
+    assert encoded == b"DSSEv1 29 http://example.com/HelloWorld 11 hello world"
+
+
+def test_lengths_in_the_encoding_count_bytes() -> None:
+    assert pae("\N{EURO SIGN}".encode(), "\N{EURO SIGN}") == b"DSSEv1 3 \xe2\x82\xac 3 \xe2\x82\xac"
+    assert pae(b"") == b"DSSEv1 %d %s 0 " % (len(PAYLOAD_TYPE), PAYLOAD_TYPE.encode())
