@@ -3,14 +3,14 @@ SHELL := /bin/bash
 VENV  := .venv
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.complete
-CODE  := $(wildcard scrubber plugin tests bench scripts)
+CODE  := $(wildcard scrubber plugin dashboards tests bench scripts)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-fast lint format bench soak gpu-check kernels protos lock clean
+.PHONY: help venv demo test test-fast lint format bench soak boards boards-preview gpu-check kernels protos lock clean
 
 help:  ## what there is to make
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 venv: $(STAMP)  ## install everything the lock file names into .venv
 
@@ -42,6 +42,12 @@ bench: $(STAMP)  ## measure, and write the results to bench/
 
 soak: $(STAMP)  ## 2,000 pods over 16 devices while everything around them dies (ARGS="--seed N" repeats a run)
 	$(BIN)/python -m tests.chaos.soak $(ARGS)
+
+boards: $(STAMP)  ## write the Grafana boards' JSON anew from their code
+	$(BIN)/python -m dashboards
+
+boards-preview: $(STAMP)  ## draw the boards with Grafana's components into docs/images (needs npm and chromium)
+	$(BIN)/python -m dashboards.preview draw $(ARGS)
 
 # On a machine with a GPU that nobody else uses. PYTHON may have CuPy and nvidia-ml-py already; nothing is installed.
 PYTHON ?= $(firstword $(wildcard $(BIN)/python) python3)

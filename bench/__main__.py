@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench import allocation, clearing, fault, footprint, hand_over, machine, recovery, release, starting, storm
+from bench import allocation, clearing, fault, footprint, hand_over, machine, recovery, release, scrape, starting, storm
 from bench.echo import Echo
 from bench.figures import Amount, Timing
 from bench.node import Node, other_processes
@@ -47,6 +47,7 @@ class Extent:
     starts: int
     scrubs: int
     releases: int
+    scrapes: int
     restarts: int
     recoveries: int
     """Of each way back."""
@@ -67,6 +68,7 @@ FULL = Extent(
     starts=7,
     scrubs=8,
     releases=20,
+    scrapes=200,
     restarts=40,
     recoveries=5,
     storm=60.0,
@@ -84,6 +86,7 @@ QUICK = Extent(
     starts=2,
     scrubs=2,
     releases=3,
+    scrapes=20,
     restarts=8,
     recoveries=1,
     storm=5.0,
@@ -203,6 +206,11 @@ class Run:
                 every=hand_over.pause(pods),
                 name=f"cpu-per-hand-over.devices-{devices}",
                 title=f"restart of a container and {hand_over.pause(pods):.2g} s of watching, {devices} devices",
+            )
+            self.say(f"scrapes, {devices} devices")
+            title = f"scrape of the service's metrics, {devices} devices"
+            self.timings.append(
+                await scrape.scrapes(node, name=f"scrape.devices-{devices}", title=title, samples=self.extent.scrapes)
             )
 
     async def _load(self) -> None:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -39,9 +40,11 @@ class Node:
     Attributes:
         devices: ids, in the order of the devices' indices.
         plugin: the plugin's five calls.
+        metrics: the port at which the service is scraped.
     """
 
-    def __init__(self, stage: Stage, devices: Sequence[str], plugin: rpc.DevicePluginStub) -> None:
+    def __init__(self, stage: Stage, devices: Sequence[str], plugin: rpc.DevicePluginStub, metrics: int) -> None:
+        self.metrics = metrics
         self.stage = stage
         self.devices = tuple(devices)
         self.plugin = plugin
@@ -60,12 +63,14 @@ class Node:
         stage = Stage(
             devices=devices, memory=memory, policy=policy, watch_interval=watch_interval, timings=_unhurried_kubelet()
         )
+        metrics = _free_port()
+        stage.service.arguments = (*stage.service.arguments, "--metrics-address", f"127.0.0.1:{metrics}")
         async with stage:
             await stage.start_daemons(_PATIENCE)
             await stage.all_clean(_PATIENCE)
             ids = [each.id for each in (await stage.read.devices()).devices]
             async with grpc.aio.insecure_channel(f"unix:{_plugin_socket(stage)}") as channel:
-                yield cls(stage, ids, rpc.DevicePluginStub(channel))
+                yield cls(stage, ids, rpc.DevicePluginStub(channel), metrics)
 
     async def start_pods(self, count: int) -> list[Pod]:
         """``count`` pods with one device each, running; nobody in them opens the device."""
@@ -126,6 +131,11 @@ def _unhurried_kubelet() -> KubeletTimings:
     return replace(
         quick_kubelet(), pod_resources_per_second=100_000, pod_resources_burst=1_000, sandbox_setup=0.0, image_pull=0.0
     )
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 def _plugin_socket(stage: Stage) -> Path:

@@ -98,6 +98,11 @@ def judge(timings: Sequence[Timing], amounts: Sequence[Amount]) -> tuple[Target,
             1000 * slowest,
             "ms",
         )
+    scraped = _sizes(times, "scrape.devices-")
+    if scraped:
+        most = times[f"scrape.devices-{scraped[-1]}"]
+        sentence = f"scrape of the service's metrics, {scraped[-1]} devices, from the request to the last byte: p50"
+        add("scrape", sentence, 20.0, 1000 * most.measured.p50, "ms")
     pair = [times.get(f"{_SAME}.others-{each}") for each in ("calm", "storm")]
     if (grown := _grown(*pair)) is not None:
         tails_grown, medians_grown = grown

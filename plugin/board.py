@@ -32,6 +32,11 @@ class Board:
     def offers(self) -> tuple[Offer, ...]:
         return tuple(self._offers.values())
 
+    @property
+    def health(self) -> tuple[bool, ...]:
+        """Whether each id of the list is healthy, as the kubelet is told."""
+        return tuple(offer.healthy for offer in self._offers.values())
+
     def find(self, device_id: str) -> Offer | None:
         return self._offers.get(device_id)
 

@@ -7,6 +7,7 @@ because gRPC silently takes over a live socket and removes by path when it stops
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -14,8 +15,10 @@ from typing import Self
 import grpc
 
 from plugin.api import deviceplugin_pb2_grpc, pluginregistration_pb2_grpc
+from plugin.observing import CallObserver, Nobody
 from plugin.server import Streams
 from plugin.sockets import SocketIdentity
+from plugin.timing import Timing
 from scrubber.domain.errors import Away, BadConfiguration
 
 __all__ = ["Endpoint"]
@@ -40,7 +43,9 @@ class Endpoint:
         plugin: deviceplugin_pb2_grpc.DevicePluginServicer,
         streams: Streams,
         registration: pluginregistration_pb2_grpc.RegistrationServicer | None = None,
+        observer: CallObserver | None = None,
     ) -> None:
+        self._timing = Timing(observer or Nobody(), time.monotonic)
         self.path = path
         self.streams = streams
         self._plugin = plugin
@@ -55,7 +60,7 @@ class Endpoint:
             Away: the directory is not there (any more).
             BadConfiguration: the socket cannot be made there.
         """
-        server = grpc.aio.server()
+        server = grpc.aio.server(interceptors=[self._timing])
         deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server(self._plugin, server)
         if self._registration is not None:
             pluginregistration_pb2_grpc.add_RegistrationServicer_to_server(self._registration, server)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from plugin.announcements import Announcements
 from plugin.board import Board
 from plugin.logs import Log
+from plugin.observing import GateObserver, Nobody
 from plugin.service import ScrubService
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.domain.errors import Away, InvalidRequest, NotReady, Quarantined, ScrubberError
@@ -74,8 +75,10 @@ class Gate:
         times: GateTimes,
         log: Log,
         clock: Callable[[], float],
+        observer: GateObserver | None = None,
     ) -> None:
         self._service = service
+        self._observer = observer or Nobody()
         self._board = board
         self._announcements = announcements
         self._times = times
@@ -116,6 +119,13 @@ class Gate:
             NotReady: a scrub is under way, an earlier pod is not over yet, or other devices were handed over.
             ScrubberError: what the service refused with; ``public`` may be shown to anybody.
         """
+        try:
+            await self._hand_over(device_ids, resource, deadline)
+        except ScrubberError as error:
+            self._observer.refused(error.code)
+            raise
+
+    async def _hand_over(self, device_ids: Sequence[str], resource: str, deadline: float | None) -> None:
         began = self._clock()
         limit = math.inf if deadline is None else deadline * self._times.share
         ends = began + min(self._times.hand_over, limit)

@@ -25,18 +25,21 @@ from typing import NoReturn
 
 import grpc
 
-from plugin.api import deviceplugin_pb2, deviceplugin_pb2_grpc, pluginregistration_pb2, pluginregistration_pb2_grpc
+from plugin.api import deviceplugin_pb2, deviceplugin_pb2_grpc
 from plugin.board import Board
 from plugin.endpoint import Endpoint
 from plugin.logs import Log, Reminder
+from plugin.observing import KubeletObserver, Nobody
 from plugin.server import Streams
 from plugin.sockets import SocketIdentity, answers, check_fits, remove_dead
+from plugin.visits import Visits
 from scrubber.domain.errors import Away, BadConfiguration
 
 __all__ = ["KubeletPlaces", "Registrar", "Registration", "RegistrationTimes", "resource_complaint"]
 
 VERSION = "v1beta1"
-TYPE = "DevicePlugin"
+UNANSWERED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+"""Statuses that say that there was no answer; any other one is the kubelet's."""
 
 
 class Registration(StrEnum):
@@ -55,6 +58,11 @@ class Over(StrEnum):
     SOCKET_REMOVED = "the plugin's socket was removed"
     KUBELET_ANEW = "the kubelet's socket was created anew"
     UNHEARD = "the kubelet did not come to plugins_registry/"
+
+    @property
+    def word(self) -> str:
+        """For metrics."""
+        return self.name.lower().replace("_", "-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,40 +157,6 @@ def resource_complaint(name: str) -> str:
     return ""
 
 
-class Visits(pluginregistration_pb2_grpc.RegistrationServicer):
-    """Tells the kubelet's plugin watcher what we are, and hears what it made of it."""
-
-    def __init__(self, places: KubeletPlaces, endpoint: Path, *, log: Log) -> None:
-        self._places = places
-        self._endpoint = endpoint
-        self._log = log
-        self.heard = False
-        self.accepted = False
-
-    async def GetInfo(
-        self,
-        request: pluginregistration_pb2.InfoRequest,
-        context: grpc.aio.ServicerContext[pluginregistration_pb2.InfoRequest, pluginregistration_pb2.PluginInfo],
-    ) -> pluginregistration_pb2.PluginInfo:
-        self.heard = True
-        return pluginregistration_pb2.PluginInfo(
-            type=TYPE, name=self._places.resource, endpoint=str(self._endpoint), supported_versions=[VERSION]
-        )
-
-    async def NotifyRegistrationStatus(
-        self,
-        request: pluginregistration_pb2.RegistrationStatus,
-        context: grpc.aio.ServicerContext[
-            pluginregistration_pb2.RegistrationStatus, pluginregistration_pb2.RegistrationStatusResponse
-        ],
-    ) -> pluginregistration_pb2.RegistrationStatusResponse:
-        self.heard = True
-        self.accepted = request.plugin_registered
-        if not request.plugin_registered:
-            self._log.error("The kubelet refused the plugin; it tries again by itself", reason=request.error)
-        return pluginregistration_pb2.RegistrationStatusResponse()
-
-
 class Registrar:
     """Keeps the plugin registered with the kubelet.
 
@@ -203,7 +177,9 @@ class Registrar:
         token: Callable[[], str],
         log: Log,
         clock: Callable[[], float],
+        observer: KubeletObserver | None = None,
     ) -> None:
+        self._observer = observer or Nobody()
         self._places = places
         self._mode = mode
         self._plugin = plugin
@@ -220,6 +196,7 @@ class Registrar:
         """Until cancelled; leaving ends the streams and removes our socket."""
         pause = 0.0
         over: Over | None = None
+        self._observer.registered(self._places.resource, now=False)
         while True:
             way = await self._way(over)
             began = self._clock()
@@ -230,6 +207,7 @@ class Registrar:
                 self._reminder.waiting("Waiting for the kubelet", reason=str(error))
                 await asyncio.sleep(self._times.retry)
                 continue
+            self._observer.ended(self._places.resource, over.word)
             self._unheard = self._unheard or over is Over.UNHEARD
             if over is Over.NO_STREAM:
                 self._stream_patience = min(2 * self._stream_patience, self._times.stream_most)
@@ -266,7 +244,7 @@ class Registrar:
         """One incarnation in ``plugins_registry/``, until it is over."""
         times = self._times
         path = self._places.own_socket(self._places.registry, self._token())
-        visits = Visits(self._places, path, log=self._log)
+        visits = Visits(self._places.resource, path, VERSION, log=self._log, observer=self._observer)
         accepted_at: float | None = None
         answering_since: float | None = None
         next_probe = self._clock() + times.probe
@@ -336,6 +314,8 @@ class Registrar:
                 await deviceplugin_pb2_grpc.RegistrationStub(channel).Register(request, timeout=self._times.register)
             except grpc.aio.AioRpcError as error:
                 said = f"{error.code().name}: {error.details()}"
+                outcome = "failed" if error.code() in UNANSWERED else "refused"
+                self._observer.attempted(self._places.resource, Registration.CLASSIC.value, outcome)
                 raise Away(f"Register at {self._places.socket} failed, {said}") from error
 
     @asynccontextmanager
@@ -343,8 +323,10 @@ class Registrar:
         dead = await remove_dead(path.parent, self._places.prefix, older_than=1.0, now=time.time())
         if dead:
             self._log.info("Removed sockets that a killed plugin left", paths=[str(path) for path in dead])
-        streams = Streams(self._board)
-        endpoint = Endpoint(path, plugin=self._plugin(streams), streams=streams, registration=visits)
+        streams = Streams(self._board, self._places.resource, observer=self._observer)
+        endpoint = Endpoint(
+            path, plugin=self._plugin(streams), streams=streams, registration=visits, observer=self._observer
+        )
         async with endpoint:
             self._log.info("Serving", socket=str(path))
             announcement = asyncio.create_task(self._announce(endpoint), name="announcement")
@@ -352,11 +334,14 @@ class Registrar:
                 yield endpoint
             finally:
                 announcement.cancel()
+                self._observer.registered(self._places.resource, now=False)
 
     async def _announce(self, endpoint: Endpoint) -> None:
         await endpoint.streams.opened.wait()
         self._reminder.over("The kubelet is there")
         way = Registration.WATCHER if endpoint.path.parent == self._places.registry else Registration.CLASSIC
+        self._observer.attempted(self._places.resource, way.value, "ok")
+        self._observer.registered(self._places.resource, now=True)
         self._log.info("Registered", resource=self._places.resource, way=way.value, socket=str(endpoint.path))
 
     async def _look_for(self, endpoint: Endpoint, kubelet: SocketIdentity | None, seconds: float) -> Over | None:

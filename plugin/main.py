@@ -14,9 +14,12 @@ import secrets
 import signal
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
+
+from prometheus_client import CollectorRegistry
 
 from plugin.announcements import Announce, Announcements
 from plugin.board import Board
@@ -26,13 +29,16 @@ from plugin.cluster.telling import ClosableCluster, ClusterTimes, Telling
 from plugin.gate import Gate, GateTimes
 from plugin.kubelet import KubeletPlaces, Registrar, Registration, RegistrationTimes
 from plugin.logs import Log, logger
+from plugin.metrics import Metrics
 from plugin.nvidia_config import NvidiaSettings, health_check_warning, index_warning
 from plugin.resources import NVIDIA, SIMULATED, Layout, MigStrategy, Resources
 from plugin.server import DevicePlugin
 from plugin.service import ServiceWatch, WatchTimes
 from plugin.upstream.behind import Behind, BehindTimes
 from plugin.upstream.front import Front
+from scrubber.api import scraping
 from scrubber.api.client import PluginClient
+from scrubber.config.settings import Address, MetricsTls
 from scrubber.domain.errors import BadConfiguration, ScrubberError
 
 __all__ = ["PluginSettings", "PluginTimes", "run"]
@@ -65,6 +71,8 @@ class PluginSettings:
         upstream_dir: where vendors' own plugins register, to stand behind this one; None: this plugin is the only one.
         cluster: ``auto`` (the cluster is told of this node where there are credentials) or ``off``.
         node_name: this node's name in the cluster; without it the cluster is told nothing.
+        metrics_address: where Prometheus scrapes; None: nowhere.
+        metrics_tls: how scrapes are encrypted; None: not at all.
     """
 
     kubelet_dir: Path = Path("/var/lib/kubelet")
@@ -77,6 +85,8 @@ class PluginSettings:
     upstream_dir: Path | None = None
     cluster: str = "auto"
     node_name: str = ""
+    metrics_address: Address | None = None
+    metrics_tls: MetricsTls | None = None
     times: PluginTimes = field(default_factory=PluginTimes)
 
 
@@ -86,12 +96,18 @@ async def run(settings: PluginSettings) -> int:
     Raises:
         BadConfiguration: a setting cannot work; nothing was started, or what runs has been drained.
     """
-    log = logger(settings.log_format, settings.log_level)
+    with ExitStack() as stack:
+        return await _run(settings, logger(settings.log_format, settings.log_level), stack)
+
+
+async def _run(settings: PluginSettings, log: Log, stack: ExitStack) -> int:
     mode = _registration(settings.registration)
     nvidia = settings.nvidia
     for resource in _possible_resources(settings):
         _places(settings, resource).check()
-    telling = _telling(settings, log)
+    registry = CollectorRegistry()
+    metrics = Metrics(registry, lambda: resources.boards)
+    telling = _telling(settings, metrics, log)
     client = PluginClient(settings.socket.absolute())
     announcements = Announcements(client, log=log)
     behind = _behind(settings, announcements.announce, log)
@@ -100,7 +116,9 @@ async def run(settings: PluginSettings) -> int:
         log.warning("DP_DISABLE_HEALTHCHECKS is set", reason=warning)
     if warning := index_warning(nvidia.injection):
         log.warning("Devices are named by index", reason=warning)
-    gate = Gate(client, resources, announcements, times=settings.times.gate, log=log, clock=time.monotonic)
+    gate = Gate(
+        client, resources, announcements, times=settings.times.gate, log=log, clock=time.monotonic, observer=metrics
+    )
     watch = ServiceWatch(
         client,
         resources,
@@ -109,6 +127,7 @@ async def run(settings: PluginSettings) -> int:
         clock=time.monotonic,
         by_envvar=nvidia.injection.by_envvar,
         listen=telling.heard if telling else None,
+        observer=metrics,
     )
 
     def registrar(resource: str, board: Board) -> Registrar:
@@ -133,8 +152,11 @@ async def run(settings: PluginSettings) -> int:
             token=lambda: secrets.token_hex(4),
             log=log,
             clock=time.monotonic,
+            observer=metrics,
         )
 
+    if settings.metrics_address is not None:
+        _serve_metrics(settings.metrics_address, settings.metrics_tls, registry, log, stack)
     stop = _stop_signals()
     log.info("Device plugin started", kubelet=str(settings.kubelet_dir), service=str(settings.socket))
     if telling:
@@ -218,7 +240,24 @@ def _behind(settings: PluginSettings, announce: Announce, log: Log) -> Behind | 
     )
 
 
-def _telling(settings: PluginSettings, log: Log) -> Telling | None:
+def _serve_metrics(
+    address: Address, tls: MetricsTls | None, registry: CollectorRegistry, log: Log, stack: ExitStack
+) -> None:
+    """Until ``stack`` is closed.
+
+    Raises:
+        BadConfiguration: nobody can listen there, or the certificates cannot be used.
+    """
+
+    def tell(said: str) -> None:
+        log.warning("A scrape came to nothing", reason=said)
+
+    served = scraping.serve(scraping.page(registry), address.host, address.port, tls=tls, tell=tell)
+    stack.callback(served.close)
+    log.info("Metrics are served", address=served.address, encrypted=tls is not None)
+
+
+def _telling(settings: PluginSettings, metrics: Metrics, log: Log) -> Telling | None:
     """Who tells the cluster of this node; None where that is not wanted, or by no right.
 
     Raises:
@@ -246,6 +285,7 @@ def _telling(settings: PluginSettings, log: Log) -> Telling | None:
         wall=time.time,
         spread=random.random,
         by_envvar=settings.nvidia.injection.by_envvar,
+        observer=metrics,
     )
 
 

@@ -22,6 +22,7 @@ from plugin.board import Board
 from plugin.inject import container_response
 from plugin.injection import Injection
 from plugin.logs import Log
+from plugin.observing import Nobody, StreamObserver
 from plugin.preferred import preferred
 from plugin.shares import Sharing, devices_of
 from scrubber.domain.errors import InvalidRequest, Quarantined, Retry, ScrubberError
@@ -44,23 +45,34 @@ class Gatekeeper(Protocol):
 class Streams:
     """The ``ListAndWatch`` streams of one incarnation of the plugin.
 
+    Args:
+        resource: whose lists they are, for ``observer``.
+
     Attributes:
         opened: set once the kubelet has opened a stream.
         ended: set as soon as a stream is over, also when another is open: the end of any one makes the kubelet forget
             the resource.
     """
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: Board, resource: str = "", *, observer: StreamObserver | None = None) -> None:
         self.opened = asyncio.Event()
         self.ended = asyncio.Event()
         self.closing = False
         self._board = board
+        self._resource = resource
+        self._observer = observer or Nobody()
 
     def __enter__(self) -> None:
+        self._observer.stream(self._resource, opened=True)
         self.opened.set()
 
     def __exit__(self, *exc: object) -> None:
+        self._observer.stream(self._resource, opened=False)
         self.ended.set()
+
+    def sent(self) -> None:
+        """The kubelet has taken a full list."""
+        self._observer.listed(self._resource)
 
     async def close(self) -> None:
         """Have every stream end in good order."""
@@ -135,6 +147,7 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
                     return
                 sent = self._board.version
                 yield listed(self._board.offers)
+                self._streams.sent()
 
     @_speaking_in_sentences
     async def GetPreferredAllocation(

@@ -14,6 +14,7 @@ from typing import NoReturn, Protocol
 from plugin.availability import Availability, SeenDevice, Sighting
 from plugin.board import Board
 from plugin.logs import Log, Reminder
+from plugin.observing import Nobody, ServiceObserver
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.domain.device import Access, AccessKind
 from scrubber.domain.errors import Away, BadConfiguration, ScrubberError
@@ -144,7 +145,9 @@ class ServiceWatch:
         clock: Callable[[], float],
         by_envvar: bool = False,
         listen: Callable[[pb.Snapshot | None], None] | None = None,
+        observer: ServiceObserver | None = None,
     ) -> None:
+        self._observer = observer or Nobody()
         self._service = service
         self._board = board
         self._times = times
@@ -171,6 +174,7 @@ class ServiceWatch:
                 except BadConfiguration:
                     raise
                 except ScrubberError as error:
+                    self._observer.service(up=False)
                     self._reminder.waiting("The scrub service is away; trying to reach it", reason=str(error))
                 self._availability = self._availability.lost(self._clock())
                 if self._board.version > 0:
@@ -201,6 +205,7 @@ class ServiceWatch:
             await asyncio.gather(coming, return_exceptions=True)
 
     async def _take(self, snapshot: pb.Snapshot) -> None:
+        self._observer.service(up=True)
         before = self._availability
         self._availability = before.saw(sighting(snapshot, by_envvar=self._by_envvar), self._clock())
         self._reminder.over("The scrub service is there", epoch=snapshot.epoch, ready=snapshot.ready)

@@ -5,7 +5,7 @@
 #   scripts/test.sh PYTHON
 set -uo pipefail
 python=$1
-daemons=(tests/integration tests/chaos)
+daemons=(tests/integration tests/chaos tests/dashboards/test_{alerts,calm_hour,metrics_page,panels}.py)
 
 log=$(mktemp)
 "$python" -m pytest -p no:cacheprovider "${daemons[@]}" >"$log" 2>&1 &

@@ -19,7 +19,7 @@ from typing import Any
 import sdnotify
 import structlog
 import tenacity
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 
 from scrubber import __version__
 from scrubber.adapters.clock import SystemClock
@@ -29,6 +29,7 @@ from scrubber.adapters.containers.marker import MarkerContainers
 from scrubber.adapters.containers.origin import unit_of
 from scrubber.adapters.journal.journal import StructlogJournal
 from scrubber.adapters.journal.logging import configure_logging
+from scrubber.adapters.journal.metrics import Metrics
 from scrubber.adapters.kubelet.assignments import KubeletAssignments
 from scrubber.adapters.kubelet.pid_namespace import refuse_another_pid_namespace
 from scrubber.adapters.kubelet.service_accounts import ServiceAccounts
@@ -36,6 +37,7 @@ from scrubber.adapters.ledger.sqlite import SqliteLedger
 from scrubber.adapters.nvidia.places import Places
 from scrubber.adapters.nvidia.setting_values import refusals
 from scrubber.adapters.signing.node_key import NodeKey
+from scrubber.api.scraping import serve
 from scrubber.api.server import ApiServer
 from scrubber.api.sockets import Sockets
 from scrubber.backends import DeviceBackend, nvidia_backend, sim_backend
@@ -60,6 +62,7 @@ from scrubber.engine.use import watch_use
 from scrubber.engine.views import ServiceView
 from scrubber.engine.watch import follow_signals, watch_health, watch_inventory, watch_pods
 from scrubber.ports import Change, Clock, Containers, Event, LedgerState
+from scrubber.showing import facts_of, tell_of_head, watch_trail
 
 __all__ = ["run"]
 
@@ -69,10 +72,8 @@ _USE_EVERY = 0.5
 """Seconds between two looks at who uses the devices, at least: on a simulated node each is a walk over ``/proc``."""
 _DRIVER_EVERY = 5.0
 """Seconds between two looks at the driver itself."""
-_HEAD_EVERY = 1.0
-"""Seconds between two looks at the audit's head, for the metric."""
-_HEAD_TOLD_EVERY = 60.0
-"""Seconds between two log lines with it, at least."""
+_EXAMINE_EVERY = 3600.0
+"""Seconds between two looks through the whole audit trail."""
 _KUBELET_EVERY = 5.0
 """Seconds between two looks at whether the kubelet's lists are believed."""
 
@@ -121,13 +122,14 @@ async def _serve(
         refuse_another_pid_namespace(settings.pod_resources_socket)
     supervisor = sdnotify.SystemdNotifier()
     clock = SystemClock()
-    registry = CollectorRegistry()
-    journal = StructlogJournal(registry=registry, logger=log)
+    journal = StructlogJournal(registry=CollectorRegistry(), logger=log)
+    metrics = journal.metrics
     async with AsyncExitStack() as stack:
         # Single instance and a readable record come first: nothing else is touched without them.
-        ledger = SqliteLedger(settings.state_dir)
+        ledger = SqliteLedger(settings.state_dir, observe=metrics.service.committed)
         stack.push_async_callback(ledger.close)
         state = await ledger.load()
+        metrics.service.audit(intact=True, at=clock.wall())  # it would not have been loaded otherwise
         containers = _containers(settings)
         stack.callback(containers.close)
         backend = await stack.enter_async_context(_backend(settings, policies, containers))
@@ -206,17 +208,23 @@ async def _serve(
             )
 
         node = Node(instruments=instruments, info=info, epoch=epoch)
+        metrics.service.runs(version=__version__, backend=settings.backend.value, driver=identity.driver)
+        metrics.service.key(key.key_id)
+        metrics.ask = facts_of(
+            node, instruments=instruments, ledger=ledger, children=backend.children, policy=lambda: policies.policy
+        )
         server = ApiServer(
             node,
             Sockets(settings.socket, group=settings.admin_group, readers=settings.read_group),
             reflection=settings.reflection,
             log=log,
+            observe=metrics.calls,
         )
         await server.start()
         stack.push_async_callback(node.drain)
         stack.push_async_callback(server.stop)
         if settings.metrics_address is not None:
-            _serve_metrics(settings, registry, stack)
+            _serve_metrics(settings, metrics, log, stack)
 
         await reconcile(node, devices, state, instruments=instruments)
         supervisor.notify(f"READY=1\nSTATUS=Watching {len(devices)} devices")
@@ -228,12 +236,12 @@ async def _serve(
             key_id=key.key_id,
             audit_head=str(ledger.head()),
         )
-        journal.key(key.key_id)
         beside = {
             "policy": follow_policy(node, policies=policies, asked=reload, instruments=instruments),
-            "audit head": _show_head(ledger, journal, clock, log),
+            "audit head": tell_of_head(ledger, clock, log),
+            "audit trail": watch_trail(ledger, journal, clock, _EXAMINE_EVERY),
         }
-        await _run_tasks(node, backend, state, instruments, journal, supervisor, settings, log, beside)
+        await _run_tasks(node, backend, state, instruments, supervisor, settings, log, beside)
 
 
 async def _run_tasks(
@@ -241,7 +249,6 @@ async def _run_tasks(
     backend: DeviceBackend,
     state: LedgerState,
     instruments: Instruments,
-    journal: StructlogJournal,
     supervisor: sdnotify.SystemdNotifier,
     settings: ServiceSettings,
     log: structlog.typing.FilteringBoundLogger,
@@ -261,39 +268,12 @@ async def _run_tasks(
         group.create_task(watching, name="inventory")
         group.create_task(watch_use(node, instruments=instruments, interval=max(interval, _USE_EVERY)), name="use")
         group.create_task(tend_all(node, instruments=instruments), name="tending")
-        group.create_task(_show_states(node, backend, journal), name="states")
         group.create_task(_watch_driver(backend, instruments, log), name="driver")
         group.create_task(watch_breaker(node.fuse, instruments=instruments), name="breaker")
         for name, work in beside.items():
             group.create_task(work, name=name)
         group.create_task(_tell_of_kubelet(instruments, log), name="kubelet")
         group.create_task(_keep_alive(supervisor, instruments.clock), name="watchdog")
-
-
-async def _show_states(node: Node, backend: DeviceBackend, journal: StructlogJournal) -> None:
-    view = node.view()
-    while True:
-        journal.ledger(view.ledger == "ok")
-        journal.children(backend.children.abandoned_total)
-        journal.devices((each.device.id, each.record.hygiene.value, each.record.health.value) for each in view.devices)
-        journal.enforcement(
-            (each.device.id, each.policy.enforcement.value, each.record.glass is not None) for each in view.devices
-        )
-        view = await node.changed(view.version)
-
-
-async def _show_head(
-    ledger: SqliteLedger, journal: StructlogJournal, clock: Clock, log: structlog.typing.FilteringBoundLogger
-) -> None:
-    """Have the audit's head kept by others: a trail that was cut or written anew agrees with itself, and not with them."""
-    told, at = "", -_HEAD_TOLD_EVERY
-    while True:
-        head, now = ledger.head(), clock.monotonic()
-        journal.audit_head(head.sequence, head.hash)
-        if str(head) != told and now - at >= _HEAD_TOLD_EVERY:
-            log.info("audit.head", head=str(head))
-            told, at = str(head), now
-        await clock.sleep(_HEAD_EVERY)
 
 
 async def _tell_of_key(key: NodeKey, clock: Clock, ledger: SqliteLedger, journal: StructlogJournal) -> None:
@@ -460,15 +440,15 @@ async def _driver(
     raise AssertionError("asked until it answers")
 
 
-def _serve_metrics(settings: ServiceSettings, registry: CollectorRegistry, stack: AsyncExitStack) -> None:
+def _serve_metrics(
+    settings: ServiceSettings, metrics: Metrics, log: structlog.typing.FilteringBoundLogger, stack: AsyncExitStack
+) -> None:
     address = settings.metrics_address
     assert address is not None
-    try:
-        server, thread = start_http_server(address.port, addr=address.host, registry=registry)
-    except OSError as error:
-        raise BadConfiguration(
-            f"Metrics cannot be served on {address}: {error.strerror}. Choose another --metrics-address, or off."
-        ) from error
-    stack.callback(thread.join)
-    stack.callback(server.server_close)
-    stack.callback(server.shutdown)
+
+    def tell(sentence: str) -> None:
+        log.warning("metrics.refused", sentence=sentence)
+
+    serving = serve(metrics.page, address.host, address.port, tls=settings.metrics_tls, tell=tell)
+    stack.callback(serving.close)
+    log.info("metrics.serving", address=serving.address, encrypted=settings.metrics_tls is not None)

@@ -65,6 +65,7 @@ DEVICE = pb.Device(
     glass=pb.Glass(until=AT + 1800, reason="a deadline", actor="uid:1000"),
     failures=2,
     waits="Its reset waits for device 4, which is in use.",
+    strangers=["PID 4711 (python) of no pod uses it without a grant."],
     tenancies=[
         pb.Tenancy(
             grant=4,

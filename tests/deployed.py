@@ -12,26 +12,38 @@ DEPLOY = ROOT / "deploy"
 BASE = DEPLOY / "kubernetes" / "base"
 CDI = DEPLOY / "kubernetes" / "cdi"
 CONTAINERFILE = (DEPLOY / "container" / "Containerfile").read_text()
-UNITS = {path.name: path.read_text() for path in (DEPLOY / "systemd").iterdir()}
+UNITS = {path.name: path.read_text() for path in (DEPLOY / "systemd").glob("*.service")}
+DROP_INS = {f"{path.parent.name}/{path.name}": path.read_text() for path in (DEPLOY / "systemd").glob("*.d/*.conf")}
+"""What changes a unit for whoever wants it so; systemd finds it beside the unit."""
 
 
 def documents(directory: Path = BASE) -> list[dict[str, Any]]:
     """Every object of the base, with what ``directory`` adds to it, as kustomize would put them together."""
     found = [each for name in yaml_of(BASE)["resources"] for each in yaml.safe_load_all((BASE / name).read_text())]
+    patch_all(found, directory)
+    return found
+
+
+def patch_all(found: list[dict[str, Any]], directory: Path) -> None:
+    """Apply the patches of ``directory``, a base or a component, to these objects."""
     for patch in yaml_of(directory).get("patches", []):
         (target,) = [each for each in found if all(said_of(each, key) == wish for key, wish in patch["target"].items())]
         for step in yaml.safe_load(patch["patch"]):
             apply(target, **step)
-    return found
 
 
 def apply(target: Any, op: str, path: str, value: Any) -> None:
-    """One step of a JSON patch (RFC 6902), as far as ours go: ``add`` to the end of a list, ``replace`` in one."""
+    """One step of a JSON patch (RFC 6902), as far as ours go: ``add`` to the end of a list, ``replace`` in one, and
+    ``add`` of a field that is not there.
+    """
     *way, last = path.strip("/").split("/")
     for word in way:
         target = target[int(word)] if isinstance(target, list) else target[word]
-    assert isinstance(target, list)
-    if (op, last) == ("add", "-"):
+    if isinstance(target, dict):
+        assert op == "add"
+        assert last not in target
+        target[last] = value
+    elif (op, last) == ("add", "-"):
         target.append(value)
     else:
         assert op == "replace"
@@ -72,7 +84,7 @@ def mounts(of: Workload) -> set[tuple[str, str, str]]:
 def unit(name: str) -> dict[str, list[str]]:
     """A unit's directives, whatever the section: name → values, in their order."""
     found: dict[str, list[str]] = {}
-    for line in UNITS[name].splitlines():
+    for line in (UNITS | DROP_INS)[name].splitlines():
         if line and line[0] not in "#[":
             directive, equals, value = line.partition("=")
             assert equals, line

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from plugin.cluster.view import Condition, Status
 
-__all__ = ["Cluster", "EventText", "NodeSeen", "Regarding"]
+__all__ = ["ClosableCluster", "Cluster", "EventText", "NodeSeen", "Regarding"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +69,9 @@ class Cluster(Protocol):
         ...
 
     async def evict(self, namespace: str, pod: str, uid: str) -> None: ...
+
+
+class ClosableCluster(Cluster, Protocol):
+    """A cluster that holds connections."""
+
+    async def close(self) -> None: ...

@@ -9,23 +9,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 from plugin.cluster.bulletin import Bulletin, BulletinTimes
+from plugin.cluster.counting import Counted
 from plugin.cluster.duties import ConditionDuty, Duty, EventsDuty, EvictionDuty, LabelsDuty, NodeTimes
 from plugin.cluster.errors import ClusterError, Denied
-from plugin.cluster.port import Cluster, NodeSeen
+from plugin.cluster.port import ClosableCluster, NodeSeen
 from plugin.cluster.view import View, seen
 from plugin.logs import Log, Reminder
+from plugin.observing import ClusterObserver, Nobody
 from scrubber.api import scrubber_pb2 as pb
 
 __all__ = ["ClosableCluster", "ClusterTimes", "Pause", "PauseTimes", "Telling"]
-
-
-class ClosableCluster(Cluster, Protocol):
-    """A cluster that holds connections."""
-
-    async def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +105,10 @@ class Telling:
         wall: Callable[[], float],
         spread: Callable[[], float],
         by_envvar: bool = False,
+        observer: ClusterObserver | None = None,
     ) -> None:
         self._connect = connect
+        self._observer = observer or Nobody()
         self._node = node
         self._times = times
         self._log = log
@@ -177,7 +175,7 @@ class Telling:
 
     async def _work(self) -> NoReturn:
         if self._cluster is None:
-            self._cluster = await asyncio.to_thread(self._connect)
+            self._cluster = Counted(await asyncio.to_thread(self._connect), self._observer)
         cluster, times, wall = self._cluster, self._times, self._wall
         labels = LabelsDuty(cluster, times=times.node)
 

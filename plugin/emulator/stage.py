@@ -158,6 +158,7 @@ class Stage:
             "plugin",
             *("--kubelet-dir", str(self.kubelet.root), "--socket", str(self.sockets)),
             *("--resource-name", RESOURCE, "--registration", registration, "--log-format", "json"),
+            *("--metrics-address", "off"),
         ]
         self.plugin = Daemon(plugin, self.directory / "plugin.log")
         self.read = ReadClient(self.sockets)

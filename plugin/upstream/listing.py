@@ -121,6 +121,10 @@ class Listing(Board):
         self.entries: dict[str, Entry] = {}
 
     @property
+    def health(self) -> tuple[bool, ...]:
+        return tuple(device.health == HEALTHY for device in self.devices)
+
+    @property
     def devices(self) -> list[kubelet.Device]:
         """The full list as it is sent."""
         return [entry.sent for entry in self.entries.values()]

@@ -112,6 +112,7 @@ class BehindOurs(deviceplugin_pb2_grpc.DevicePluginServicer):
                     return
                 sent = listing.version
                 yield kubelet.ListAndWatchResponse(devices=listing.devices)
+                self._streams.sent()
 
     @_speaking_in_sentences
     async def GetPreferredAllocation(

@@ -7,9 +7,11 @@ traceback and told to nobody; and the server lives on.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
-from typing import Any, TypeAlias
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from time import monotonic
+from typing import Any, Protocol, TypeAlias
 
 import grpc
 import structlog
@@ -19,7 +21,7 @@ from scrubber.api.sockets import Purpose
 from scrubber.api.status import status_of
 from scrubber.domain.errors import InvalidRequest, NotPermitted, ScrubberError
 
-__all__ = ["Admit", "Answering"]
+__all__ = ["Admit", "Answering", "Observer"]
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
@@ -27,19 +29,44 @@ Admit = Callable[[str], object]
 """Given gRPC's name of the peer: raises :class:`NotPermitted` for a caller who may not ask."""
 
 
+class Observer(Protocol):
+    """Whoever counts calls. Told in the event loop's thread; neither method may raise or wait."""
+
+    def answered(self, method: str, code: str, seconds: float) -> None:
+        """A call of ``method`` (``/scrubber.v1.Read/ListDevices``) ended with the status ``code`` (``OK``)."""
+
+    def following(self, method: str, change: int) -> None:
+        """A stream that ends when its caller wants it to was opened (1), or is over (-1)."""
+
+
+class _Nobody:
+    """Counts nothing."""
+
+    def answered(self, method: str, code: str, seconds: float) -> None: ...
+
+    def following(self, method: str, change: int) -> None: ...
+
+
 class Answering(grpc.aio.ServerInterceptor):
     """Wraps every method of the server for ``purpose``.
 
     Args:
         admit: asked before every call; None admits whoever the socket's mode lets in.
+        observe: is told of every call of a method that is served here.
     """
 
     def __init__(
-        self, purpose: Purpose, *, log: structlog.typing.FilteringBoundLogger, admit: Admit | None = None
+        self,
+        purpose: Purpose,
+        *,
+        log: structlog.typing.FilteringBoundLogger,
+        admit: Admit | None = None,
+        observe: Observer | None = None,
     ) -> None:
         self._purpose = purpose
         self._log = log
         self._admit = admit
+        self._observe: Observer = observe or _Nobody()
         self._wrapped: dict[str, Handler] = {}
 
     async def intercept_service(
@@ -73,29 +100,55 @@ class Answering(grpc.aio.ServerInterceptor):
 
     def _unary(self, method: str, behaviour: Any) -> Callable[..., Any]:
         async def answer(request: Any, context: Context) -> Any:
-            try:
-                self._check(request, context)
-                return await behaviour(request, context)
-            except grpc.aio.AbortError:
-                raise
-            except Exception as error:  # noqa: BLE001 - becomes a status, and a log line with its traceback
-                await self._refuse(method, error, context)
+            with self._timed(method, context):
+                try:
+                    self._check(request, context)
+                    return await behaviour(request, context)
+                except grpc.aio.AbortError:
+                    raise
+                except Exception as error:  # noqa: BLE001 - becomes a status, and a log line with its traceback
+                    await self._refuse(method, error, context)
 
         return answer
 
     def _stream(self, method: str, behaviour: Any) -> Callable[..., Any]:
+        counted = self._followed if _follows(method) else self._timed
+
         async def answer(request: Any, context: Context) -> AsyncGenerator[Any, None]:
-            try:
-                self._check(request, context)
-                async with aclosing(behaviour(request, context)) as replies:
-                    async for reply in replies:
-                        yield reply
-            except grpc.aio.AbortError:
-                raise
-            except Exception as error:  # noqa: BLE001 - becomes a status, and a log line with its traceback
-                await self._refuse(method, error, context)
+            with counted(method, context):
+                try:
+                    self._check(request, context)
+                    async with aclosing(behaviour(request, context)) as replies:
+                        async for reply in replies:
+                            yield reply
+                except grpc.aio.AbortError:
+                    raise
+                except Exception as error:  # noqa: BLE001 - becomes a status, and a log line with its traceback
+                    await self._refuse(method, error, context)
 
         return answer
+
+    @contextmanager
+    def _timed(self, method: str, context: Context) -> Iterator[None]:
+        began, code = monotonic(), "OK"
+        try:
+            yield
+        except grpc.aio.AbortError:
+            code = _code(context)
+            raise
+        except (asyncio.CancelledError, GeneratorExit):
+            code = grpc.StatusCode.CANCELLED.name
+            raise
+        finally:
+            self._observe.answered(method, code, monotonic() - began)
+
+    @contextmanager
+    def _followed(self, method: str, _: Context) -> Iterator[None]:
+        self._observe.following(method, 1)
+        try:
+            yield
+        finally:
+            self._observe.following(method, -1)
 
     def _elsewhere(self, method: str) -> Callable[..., Any]:
         async def answer(requests: Any, context: Context) -> None:
@@ -123,6 +176,21 @@ class Answering(grpc.aio.ServerInterceptor):
             self._log.error("api.failed", method=method, exc_info=error)
         told = status_of(error, public=self._purpose is Purpose.PLUGIN)
         await context.abort(told.code, told.details, told.metadata)
+
+
+def _follows(method: str) -> bool:
+    """Whether a stream goes on until its caller has enough; the others are calls with an end of their own."""
+    _, _, name = method.rpartition("/")
+    return name.startswith("Watch") or name == "ServerReflectionInfo"
+
+
+_NAMES = {each.value[0]: each.name for each in grpc.StatusCode}
+
+
+def _code(context: Context) -> str:
+    """The status that a call was given when it was aborted. The library gives its number, whatever its types say."""
+    given: Any = context.code()
+    return given.name if isinstance(given, grpc.StatusCode) else _NAMES.get(given, grpc.StatusCode.UNKNOWN.name)
 
 
 def _decoding(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:

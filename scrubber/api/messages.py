@@ -257,6 +257,7 @@ def device_message(view: DeviceView) -> pb.Device:
         glass=None if record.glass is None else _glass(record.glass),
         failures=record.failures,
         waits=_text(view.waits),
+        strangers=[_text(each) for each in view.strangers],
         tenancies=[_tenancy(each) for each in record.open_grants],
         lasting=[pb.Lasting(code=_text(each.code), since=each.since) for each in record.lasting],
         lifetime=dict(record.lifetime),

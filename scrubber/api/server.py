@@ -17,7 +17,7 @@ import structlog
 from grpc_reflection.v1alpha import reflection
 
 from scrubber.api import health, scrubber_pb2_grpc
-from scrubber.api.answering import Answering
+from scrubber.api.answering import Answering, Observer
 from scrubber.api.binding import SocketDirectory, gid_of
 from scrubber.api.frontdoor import FrontDoor, actor_of
 from scrubber.api.servicers import AdminServicer, PluginServicer, ReadServicer
@@ -38,6 +38,7 @@ class ApiServer:
     Args:
         reflection: whether tools may ask which methods there are.
         log: where refusals and failures are told; structlog's default when None.
+        observe: is told of every call.
     """
 
     def __init__(
@@ -47,11 +48,13 @@ class ApiServer:
         *,
         reflection: bool = False,
         log: structlog.typing.FilteringBoundLogger | None = None,
+        observe: Observer | None = None,
     ) -> None:
         self._service = service
         self._sockets = sockets
         self._reflection = reflection
         self._log: structlog.typing.FilteringBoundLogger = structlog.get_logger() if log is None else log
+        self._observe = observe
         self._following = Following(service)
         self._directory = SocketDirectory(sockets)
         self._servers: list[grpc.aio.Server] = []
@@ -91,7 +94,8 @@ class ApiServer:
         # The peer is checked where it can be told; the mode of the other two sockets is all their protection.
         admit = actor_of if purpose is Purpose.ADMIN else None
         server = grpc.aio.server(
-            interceptors=(Answering(purpose, log=self._log, admit=admit),), options=(("grpc.so_reuseport", 0),)
+            interceptors=(Answering(purpose, log=self._log, admit=admit, observe=self._observe),),
+            options=(("grpc.so_reuseport", 0),),
         )
         self._add_services(server, purpose)
         try:

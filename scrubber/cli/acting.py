@@ -18,7 +18,7 @@ from scrubber.cli.causes import said
 from scrubber.cli.consent import NoInputOption, YesOption, admitted, ask, asks
 from scrubber.cli.options import DeviceArgument, OutputOption, SocketOption
 from scrubber.cli.output import Output, emit
-from scrubber.domain.errors import Refused
+from scrubber.domain.errors import Refused, ScrubberError
 
 if TYPE_CHECKING:
     from scrubber.api import scrubber_pb2 as pb
@@ -116,7 +116,23 @@ def order(socket: Path, action: Callable[[AdminClient], Awaitable[pb.DeviceAnswe
 
 def act(socket: Path, output: Output, action: Callable[[AdminClient], Awaitable[pb.DeviceAnswer]]) -> None:
     """Have the service do ``action`` to a device, and show the device afterwards."""
-    from scrubber.cli.devices import answer
+    from scrubber.cli.listing import answer
 
-    changed = answer([order(socket, action)])
+    device = order(socket, action)
+    changed = answer([device], _service(socket) if output is Output.TABLE else None)
     emit(replace(changed, data=changed.data[0]), output)
+
+
+def _service(socket: Path) -> pb.ServiceInfo | None:
+    """What runs there, so that people read the same of a device as in the list; None: it is not said to this user."""
+
+    async def ask_service() -> pb.ServiceInfo | None:
+        from scrubber.api.client import ReadClient
+
+        async with ReadClient(socket) as client:
+            try:
+                return await client.info()
+            except ScrubberError:  # the order was carried out all the same
+                return None
+
+    return run(ask_service())

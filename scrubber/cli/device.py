@@ -14,7 +14,7 @@ import typer
 
 from scrubber.cli.asking import run
 from scrubber.cli.causes import BY_ITSELF, way_back
-from scrubber.cli.devices import age, chosen
+from scrubber.cli.listing import age, chosen
 from scrubber.cli.options import DeviceArgument, OutputOption, SocketOption
 from scrubber.cli.output import Answer, Column, Output, Section, binary_size, emit, utc
 
@@ -78,6 +78,7 @@ def answer(found: pb.Device, entries: Sequence[pb.HistoryEntry], *, now: float) 
         sections=[
             Section("State", (), list(_state(found, now))),
             _tenancies(found, now),
+            *([Section("Used without a grant", (), [(each,) for each in found.strangers])] if found.strangers else ()),
             Section("Certificate", (), list(_certificate(found, now))),
             Section("Warnings that stand", ("CODE", "SINCE"), [(w.code, _when(w.since, now)) for w in found.lasting]),
             Section("Counted over its life", (), [(name, str(n)) for name, n in sorted(found.lifetime.items())]),
@@ -158,7 +159,7 @@ def _tenancies(found: pb.Device, now: float) -> Section:
         )
         for each in found.tenancies
     ]
-    return Section("Who has it", header, rows, empty="nobody")
+    return Section("Who has it", header, rows, empty="nobody by a grant" if found.strangers else "nobody")
 
 
 def _certificate(found: pb.Device, now: float) -> Rows:

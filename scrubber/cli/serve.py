@@ -15,6 +15,7 @@ from typing import Annotated
 
 import typer
 
+from scrubber.cli import metrics_flags as metrics
 from scrubber.cli import plugin_flags as flags
 from scrubber.cli.options import KubeletDirOption, SocketOption, seconds
 from scrubber.config.settings import (
@@ -25,6 +26,7 @@ from scrubber.config.settings import (
     DisabledHealthchecks,
     LogFormat,
     LogLevel,
+    MetricsTls,
     ServiceSettings,
 )
 
@@ -85,12 +87,10 @@ def serve(
     pod_logs_dir: Annotated[
         Path, typer.Option(envvar="SCRUBBER_POD_LOGS_DIR", metavar="DIR", help="The kubelet's pod log directories.")
     ] = Path("/var/log/pods"),
-    metrics_address: Annotated[
-        str,
-        typer.Option(
-            envvar="SCRUBBER_METRICS_ADDRESS", metavar="HOST:PORT", help="Where Prometheus scrapes; off: nowhere."
-        ),
-    ] = "127.0.0.1:9464",
+    metrics_address: metrics.ServiceAddressOption = "127.0.0.1:9464",
+    metrics_cert: metrics.ServiceCertOption = None,
+    metrics_key: metrics.ServiceKeyOption = None,
+    metrics_client_ca: metrics.ServiceClientCaOption = None,
     node_name: Annotated[
         str | None,
         typer.Option(
@@ -192,6 +192,7 @@ def serve(
         kubelet_dir=kubelet_dir,
         pod_logs_dir=pod_logs_dir,
         metrics_address=Address.parse(metrics_address),
+        metrics_tls=MetricsTls.given(metrics_cert, metrics_key, metrics_client_ca),
         cgroup_root=cgroup_root,
         containers=containers,
         log_format=log_format,
@@ -257,6 +258,10 @@ def plugin(
     ] = None,
     cluster: flags.ClusterOption = flags.ClusterChoice.AUTO,
     node_name: flags.NodeNameOption = "",
+    metrics_address: metrics.PluginAddressOption = "127.0.0.1:9465",
+    metrics_cert: metrics.PluginCertOption = None,
+    metrics_key: metrics.PluginKeyOption = None,
+    metrics_client_ca: metrics.PluginClientCaOption = None,
     log_format: LogFormatOption = LogFormat.AUTO,
     log_level: LogLevelOption = LogLevel.INFO,
 ) -> None:
@@ -294,6 +299,8 @@ def plugin(
         upstream_dir=upstream_dir.absolute() if upstream_dir else None,
         cluster=cluster.value,
         node_name=node_name,
+        metrics_address=Address.parse(metrics_address),
+        metrics_tls=MetricsTls.given(metrics_cert, metrics_key, metrics_client_ca),
     )
     raise typer.Exit(asyncio.run(run(settings)))
 

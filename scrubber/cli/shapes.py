@@ -70,6 +70,7 @@ def device(message: pb.Device) -> dict[str, Any]:
         "glass": _glass(message.glass) if message.HasField("glass") else None,
         "failures": message.failures,
         "waits": message.waits or None,
+        "strangers": list(message.strangers),
         "tenancies": [_tenancy(each) for each in message.tenancies],
         "lasting": [{"code": each.code, "since": each.since} for each in message.lasting],
         "lifetime": dict(sorted(message.lifetime.items())),

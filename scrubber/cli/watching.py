@@ -22,7 +22,7 @@ import typer
 
 from scrubber.cli.asking import run
 from scrubber.cli.cells import wrapped
-from scrubber.cli.devices import answer, chosen
+from scrubber.cli.listing import answer, chosen
 from scrubber.cli.output import Output, delivering, emit, emit_one, plain, room, table, tell, utc, wants_colour
 from scrubber.domain.errors import ScrubberError
 

@@ -25,6 +25,7 @@ __all__ = [
     "DisabledHealthchecks",
     "LogFormat",
     "LogLevel",
+    "MetricsTls",
     "ServiceSettings",
 ]
 
@@ -96,6 +97,36 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True)
+class MetricsTls:
+    """How scrapes are encrypted. Files in PEM; ``client_ca``: only who shows a certificate signed by it may scrape."""
+
+    certificate: Path
+    key: Path
+    client_ca: Path | None = None
+
+    @classmethod
+    def given(cls, certificate: Path | None, key: Path | None, client_ca: Path | None) -> Self | None:
+        """What the three flags say together; None: not encrypted. Paths are made absolute.
+
+        Raises:
+            BadConfiguration: one of them lacks another.
+        """
+        if certificate is None and key is None:
+            if client_ca is not None:
+                raise BadConfiguration(
+                    "--metrics-client-ca needs --metrics-cert and --metrics-key: without them scrapes are not "
+                    "encrypted, and nobody is asked for a certificate."
+                )
+            return None
+        if certificate is None or key is None:
+            there, lacks = (
+                ("--metrics-key", "--metrics-cert") if certificate is None else ("--metrics-cert", "--metrics-key")
+            )
+            raise BadConfiguration(f"{there} needs {lacks}: a certificate and its key are given together.")
+        return cls(certificate.absolute(), key.absolute(), None if client_ca is None else client_ca.absolute())
+
+
+@dataclass(frozen=True, slots=True)
 class DisabledHealthchecks:
     """XIDs that count for nothing: all of them, or those in ``codes``.
 
@@ -148,6 +179,7 @@ class ServiceSettings:
         pod_resources_socket: default: ``pod-resources/kubelet.sock`` in ``kubelet_dir``.
         pod_logs_dir: the kubelet's ``<namespace>_<name>_<uid>`` directories.
         metrics_address: where Prometheus scrapes; None: nowhere.
+        metrics_tls: how scrapes are encrypted; None: not at all.
         node_name: goes into every certificate.
         cgroup_root: where cgroups are mounted; None: found, where cgroups are used.
         containers: how processes are known to belong to a pod; see :class:`ContainerIdentity`.
@@ -173,6 +205,7 @@ class ServiceSettings:
     pod_resources_socket: Path = FROM_KUBELET_DIR
     pod_logs_dir: Path = Path("/var/log/pods")
     metrics_address: Address | None = Address("127.0.0.1", 9464)
+    metrics_tls: MetricsTls | None = None
     node_name: str = field(default_factory=gethostname)
     cgroup_root: Path | None = None
     containers: ContainerIdentity = ContainerIdentity.AUTO

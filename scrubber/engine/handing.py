@@ -132,6 +132,8 @@ class Handing:
                 self.granted = tuple(granted)
                 self.versions = tuple(record.version for record in change.records)
                 self._instruments.journal.tell(change.events)
+                for check in change.scrubs:
+                    self._instruments.journal.scrubbed(check)
 
             await to_the_end(store_and_believe())
         return self.granted
@@ -184,6 +186,6 @@ class Handing:
             grants=((record.device, grant),),
             certificates=spent,
             scrubs=(check,),
-            events=(narrate.granted(record.device, grant, path.value, seconds),),
+            events=(narrate.granted(record.device, grant, path.value, seconds, check.id),),
         )
         return change, Granted(record.device, sequence, ready.kind, path, fast.id, exception)

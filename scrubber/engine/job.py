@@ -17,11 +17,13 @@ class ScrubJob:
 
     Attributes:
         ordered: a person ordered a reset with it.
+        proved: the unused certificate of a device that was clean when it began: nobody was granted it since.
     """
 
-    def __init__(self, record: ScrubRecord, *, ordered: bool = False) -> None:
+    def __init__(self, record: ScrubRecord, *, ordered: bool = False, proved: Certificate | None = None) -> None:
         self.record = record
         self.ordered = ordered
+        self.proved = proved
         self.certificate: Certificate | None = None
         self.waiters = 0
         self.task: asyncio.Task[None] | None = None

@@ -63,7 +63,9 @@ class Keeper(Possession):
         record = self._record
         owed = record.health in (Health.QUARANTINED, Health.PROBATION) and record.must_reset
         waits = self._around.fuse.state.resets if owed and self._reset_stopped_until is not None else ""
-        return DeviceView(self.device, record, scrub, offered=self.offered, policy=self.policy, waits=waits)
+        return DeviceView(
+            self.device, record, scrub, offered=self.offered, policy=self.policy, waits=waits, strangers=self._strangers
+        )
 
     @property
     def offered(self) -> bool:
@@ -168,6 +170,7 @@ class Keeper(Possession):
             instruments, policy = self._instruments, self.policy
             now = instruments.clock.wall()
             record = self._record
+            proved = record.certificate if record.hygiene is Hygiene.CLEAN else None
             # A person's release does not forgive a reset that is owed.
             mends = recover or (record.health is Health.PROBATION and record.must_reset)
             plan = policy.plan(
@@ -193,7 +196,7 @@ class Keeper(Possession):
             async def store_and_begin() -> ScrubJob:
                 with self._around.fuse.reset(self.device.id) if resets and not ordered else nullcontext():
                     await self._commit(Change(scrubs=(started,), events=events), after)
-                job = ScrubJob(started, ordered=bool(ordered))
+                job = ScrubJob(started, ordered=bool(ordered), proved=proved)
                 work = self._work(job, plan=plan, record=after, asking=asking)
                 self._job = job
                 job.task = instruments.spawn(self._perform(job, work), f"scrub {started.id}")
@@ -288,10 +291,12 @@ class Keeper(Possession):
             after = replace(after, version=self._record.version + 1)
             events = (
                 *narrate.scrub_finished(finished, certificate, work.record.tenant),
+                *narrate.residue_unexplained(finished, job.proved),
                 *self._health_events(self._record, after, now, job.id),
             )
             certificates = () if certificate is None else (certificate,)
             await self._commit(Change(scrubs=(finished,), certificates=certificates, events=events), after)
+            instruments.journal.scrubbed(finished)
             self._lookout.begin(looked)
             return finished, certificate
 
@@ -315,6 +320,7 @@ class Keeper(Possession):
             change = Change(scrubs=(record,), events=narrate.scrub_finished(record, None, self._record.tenant))
             await to_the_end(self._instruments.ledger.commit(change))
             self._instruments.journal.tell(change.events)
+            self._instruments.journal.scrubbed(record)
 
     async def settle(self) -> None:
         """A scrub or recovery is on record that nobody runs (the ledger failed at its end): put the record right."""
@@ -333,6 +339,8 @@ class Keeper(Possession):
                 events = (*ended, *self._health_events(self._record, after, now))
                 after = replace(after, version=self._record.version + 1)
                 await self._commit(Change(scrubs=scrubs, events=events), after)
+                for each in scrubs:
+                    self._instruments.journal.scrubbed(each)
                 self._unrecorded = None
 
     async def abandon(self) -> None:

@@ -7,7 +7,7 @@ from scrubber.domain.health import Health
 from scrubber.domain.record import DeviceRecord, Grant
 from scrubber.ports import Event
 
-__all__ = ["granted", "health_changed", "scrub_finished", "scrub_started", "signal"]
+__all__ = ["granted", "health_changed", "residue_unexplained", "scrub_finished", "scrub_started", "signal"]
 
 _HEALTH_EVENTS = {
     Health.HEALTHY: "health.healthy",
@@ -109,12 +109,38 @@ def scrub_finished(scrub: ScrubRecord, certificate: Certificate | None, tenant: 
     return tuple(events)
 
 
-def granted(device: str, grant: Grant, path: str, seconds: float) -> Event:
+_WRITERS = frozenset({Step.RESET, Step.DIAGNOSTICS})
+"""Steps before the audit of the memory that may leave bytes on it themselves."""
+
+
+def residue_unexplained(scrub: ScrubRecord, proved: Certificate | None) -> tuple[Event, ...]:
+    """Residue on a device that was clean when the scrub began: somebody wrote there, or what was proved was not so.
+
+    Args:
+        proved: the unused certificate that the device had then; None when it had none.
+    """
+    residue = scrub.measured(Step.MEMORY, "residue_bytes")
+    ran = {step.step for step in scrub.steps if step.verdict is not Verdict.NOT_COVERED}
+    if proved is None or not residue or ran & _WRITERS:
+        return ()
+    now = scrub.ended if scrub.ended is not None else scrub.started
+    sentence = (
+        f"{residue} bytes of residue were found although certificate {proved.id} says that the device was clean, and nobody "
+        "was granted it since."
+    )
+    fields: dict[str, str | int | float | bool | None]
+    fields = {"residue_bytes": residue, "certificate": proved.id, "sentence": sentence}
+    return (Event("residue.unexplained", now, scrub.device, scrub.id, fields=fields),)
+
+
+def granted(device: str, grant: Grant, path: str, seconds: float, check: str) -> Event:
+    """A grant, and the ``check`` that it rests on, which the ledger has as a scrub by the fast path."""
     assignment = grant.assignment
     return Event(
         "handover.granted",
         grant.at,
         device,
+        check,
         actor="plugin",
         fields={
             "kind": grant.kind.value,

@@ -54,6 +54,8 @@ class Node(Orders):
         notice: set when somebody should look at the pods now rather than at the next round.
         inventory_changed: set when devices may have come or gone.
         gone: the last records of devices that are no longer here.
+        waiting: starts that wait for an answer now.
+        kubelet_restarts: those that were noticed.
     """
 
     def __init__(self, *, instruments: Instruments, info: Callable[[], ServiceView], epoch: str) -> None:
@@ -77,6 +79,8 @@ class Node(Orders):
             fuse=Fuse(self._records, instruments),
         )
         self.gone: dict[str, DeviceRecord] = {}
+        self.waiting = 0
+        self.kubelet_restarts = 0
         self.notice = asyncio.Event()
         self.inventory_changed = asyncio.Event()
 
@@ -264,6 +268,7 @@ class Node(Orders):
         limit = instruments.policy().limits.hand_over
         wait = limit if call.wait_seconds is None else max(0.0, min(limit, call.wait_seconds))
         only = call.devices[0] if len(call.devices) == 1 else None
+        self.waiting += 1
         try:
             self._be_ready()
             wanted = self._resolve(call.resource, call.devices)
@@ -307,6 +312,8 @@ class Node(Orders):
             }
             instruments.journal.tell([Event("handover.refused", instruments.clock.wall(), only, fields=fields)])
             raise
+        finally:
+            self.waiting -= 1
 
     def _waits_no_more(self, wanted: Sequence[Wanted], resource: str) -> None:
         if self._refusals.granted(self._asking(wanted, resource), [each.device for each in wanted]):

@@ -144,7 +144,8 @@ class Orders:
                 known.described(each)
         keeper = self._find(device)
         described = keeper.device
-        now = dict(facts_of(described))
+        # As it was shown: a fact that is no text cannot be sent as it is.
+        now = {name: value.encode("utf-8", "replace").decode() for name, value in facts_of(described)}
         if shown and shown != now:
             others = ", ".join(
                 f"{name} {now.get(name, 'not told')}"

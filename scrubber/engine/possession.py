@@ -35,6 +35,7 @@ class Possession(Vitals):
         super().__init__(device, record, instruments=instruments, around=around)
         self._job: ScrubJob | None = None
         self._nobodys_since: float | None = None
+        self._strangers: tuple[str, ...] = ()
 
     @property
     def job(self) -> ScrubJob | None:
@@ -53,6 +54,12 @@ class Possession(Vitals):
         self._lookout.saw(held=held)
         self._nobodys_since = self._nobodys_since if held else None
         return held
+
+    def note_strangers(self, seen: tuple[str, ...]) -> None:
+        """Who uses the device without a grant, by the last look: a sentence each. For people; decides nothing."""
+        if seen != self._strangers:
+            self._strangers = seen
+            self._changed()
 
     async def nobodys(self) -> bool:
         """Whether what holds the device has had no process for the settle time: nobody will ever let it go."""

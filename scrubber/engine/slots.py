@@ -15,9 +15,22 @@ class Slots:
     """A bounded number of slots. When one is free, it goes to a scrub that somebody waits for, else to the oldest."""
 
     def __init__(self, size: int) -> None:
-        self._free = size
+        self._size = self._free = size
         self._order = count()
         self._waiting: list[tuple[int, asyncio.Future[None], Callable[[], bool]]] = []
+
+    @property
+    def free(self) -> int:
+        return self._free
+
+    @property
+    def busy(self) -> int:
+        return self._size - self._free
+
+    @property
+    def waiting(self) -> int:
+        """Scrubs that wait for one."""
+        return sum(not turn.done() for _, turn, _ in list(self._waiting))
 
     @asynccontextmanager
     async def slot(self, urgent: Callable[[], bool]) -> AsyncIterator[None]:

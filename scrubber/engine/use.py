@@ -30,6 +30,9 @@ __all__ = ["look_at_use", "watch_use"]
 _LOOK_AGAIN = 0.1
 """Seconds after which a stranger is looked at once more: a process that is just being executed shows no pod for a moment."""
 
+_MOST_SHOWN = 8
+"""Strangers of one device that are shown: there may be any number."""
+
 Identity = tuple[int, int]
 
 
@@ -44,6 +47,11 @@ class _User:
     @property
     def owner(self) -> str:
         return self.pod or "node"
+
+    @property
+    def sentence(self) -> str:
+        who = f"pod {self.pod}" if self.pod is not None else "no pod"
+        return f"PID {self.holder.pid} ({self.holder.command or 'unknown'}) of {who} uses it without a grant."
 
 
 async def watch_use(node: Node, *, instruments: Instruments, interval: float) -> None:
@@ -69,20 +77,24 @@ async def look_at_use(keeper: Keeper, *, instruments: Instruments) -> None:
     held = await keeper.held()
     await keeper.void_if_unwatched()
     if not held:
+        keeper.note_strangers(())
         return
     if keeper.record.hygiene is Hygiene.CLEAN:
         await keeper.touched(seen)
     suspects = await _suspects(keeper, instruments)
     if not suspects:
+        keeper.note_strangers(())
         return
     await instruments.clock.sleep(_LOOK_AGAIN)
     again = await _suspects(keeper, instruments)
+    found = [each for identity, each in again.items() if _confirmed(identity, each, suspects)]
+    keeper.note_strangers(tuple(sorted(each.sentence for each in found if each.use is Use.STRANGER))[:_MOST_SHOWN])
     for use in (Use.UNANNOUNCED, Use.STRANGER):
-        found = [each for identity, each in again.items() if each.use is use and _confirmed(identity, each, suspects)]
+        such = [each for each in found if each.use is use]
         if use is Use.UNANNOUNCED:
-            await _unannounced(keeper, found, instruments)
+            await _unannounced(keeper, such, instruments)
         else:
-            await _strangers(keeper, found, instruments)
+            await _strangers(keeper, such, instruments)
 
 
 def _confirmed(identity: Identity, user: _User, suspects: Mapping[Identity, _User]) -> bool:
@@ -143,9 +155,7 @@ async def _strangers(keeper: Keeper, users: Iterable[_User], instruments: Instru
         # What was proved is void at once, whether or not the like of it was told within the minute.
         news = instruments.strangers.is_news(device, user.owner)
         if news or not keeper.record.tainted or (findings and keeper.record.advertised):
-            who = f"pod {user.pod}" if user.pod is not None else "no pod"
-            sentence = f"PID {user.holder.pid} ({user.holder.command or 'unknown'}) of {who} uses it without a grant."
-            await keeper.intruded(_event(keeper, user, sentence, instruments), findings)
+            await keeper.intruded(_event(keeper, user, user.sentence, instruments), findings)
         grants, reading = keeper.record.open_grants, instruments.pods.reading
         if await instruments.strangers.meet(device, user.holder, user.pod, grants, reading=reading, policy=policy):
             fields = {"pid": user.holder.pid, "pod_uid": user.pod}

@@ -41,6 +41,7 @@ class DeviceView:
         offered: whether the kubelet is told that it is healthy.
         policy: this device's.
         waits: why its way back stands still, beyond its cause; empty otherwise.
+        strangers: who uses it without a grant, by the last look: a sentence each.
     """
 
     device: Device
@@ -49,6 +50,7 @@ class DeviceView:
     offered: bool = True
     policy: Policy = field(default_factory=Policy)
     waits: str = ""
+    strangers: tuple[str, ...] = ()
 
     @property
     def refusal(self) -> str:

@@ -89,6 +89,7 @@ async def watch_pods(node: Node, *, instruments: Instruments, interval: float) -
         reading = await instruments.pods.refresh()
         keepers = list(node.keepers.values())
         if reading.kubelet and kubelet and reading.kubelet != kubelet:
+            node.kubelet_restarts += 1
             await asyncio.gather(
                 *(
                     quietly(keeper, partial(_void_after_restart, keeper, before, reading, instruments))

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from scrubber.domain.evidence import ScrubRecord
+
 __all__ = ["Event", "Journal"]
 
 
@@ -31,3 +33,9 @@ class Event:
 class Journal(Protocol):
     def tell(self, events: Sequence[Event]) -> None:
         """Write log lines and move metrics for events that are already durable (or need not be). Never raises."""
+
+    def scrubbed(self, record: ScrubRecord) -> None:
+        """Move metrics for what the steps of a scrub did, once it is durable; its event is told apart. Never raises.
+
+        The check of a hand-over that was granted is told here too, and has no event of its own.
+        """

@@ -56,6 +56,16 @@ class TestQuarantine:
         assert node.asked == [pb.QuarantineRequest(device="SIM-GPU-b", reason="smells burnt")]
         assert (ended.json["id"], ended.json["state"]) == ("SIM-GPU-bb", "quarantined")
 
+    async def test_a_person_reads_the_same_of_its_policy_as_in_the_list(self, node: Node, short_tmp: Path) -> None:
+        ended = await run(short_tmp, "quarantine", "1", *WHY)
+        listed = await run(short_tmp, "devices", "1")
+        assert (ended.code, ended.out) == (0, listed.out)
+
+    async def test_who_may_act_and_not_look_sees_that_it_was_done(self, short_tmp: Path) -> None:
+        async with standing(short_tmp, Purpose.ADMIN):
+            ended = await run(short_tmp, "quarantine", "1", *WHY)
+        assert (ended.code, ended.err, SICK.id in ended.out) == (0, "", True)
+
     @pytest.mark.parametrize("words", [(), ("--reason", "  ")])
     async def test_without_a_reason_nothing_is_asked(self, node: Node, short_tmp: Path, words: tuple[str, ...]) -> None:
         ended = await run(short_tmp, "quarantine", "0", *words)

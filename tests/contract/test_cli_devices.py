@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from scrubber.api import scrubber_pb2 as pb
-from scrubber.cli.devices import age
+from scrubber.cli.listing import age
 from scrubber.domain.errors import LedgerFailure
 from tests.cli_samples import CERTIFICATE, DEVICE, ENTRY, lately
 from tests.contract.cli_stage import BROKEN, CLEAN, SICK, Ended, Service, run, serving, start
@@ -117,9 +117,9 @@ class TestDevices:
         assert broken["CAUSE"] == "Observed only: nothing is refused for it. Glass broken until 1970-01-01T00:01:00Z."
         assert sick["CAUSE"] == "xid-95: XID 95 was \N{REPLACEMENT CHARACTER}[31mseen."
 
-    async def test_every_device_names_its_policy(self, service: Service, short_tmp: Path) -> None:
+    async def test_the_nodes_own_policy_is_not_named_at_every_device(self, service: Service, short_tmp: Path) -> None:
         service.devices = [CLEAN, BROKEN, pb.Device(id="SIM-GPU-ee", index="4", state="clean")]
-        assert [row["POLICY"] for row in cells((await run(short_tmp, "devices")).out)] == ["default", "h200", "-"]
+        assert [row["POLICY"] for row in cells((await run(short_tmp, "devices")).out)] == ["-", "h200", "-"]
 
     async def test_a_broken_glass_stands_under_the_table_with_who_and_why(
         self, service: Service, short_tmp: Path
@@ -195,6 +195,23 @@ class TestDevice:
         assert not {"cause", "it waits", "reset", "glass", "failures"} & {
             line.split("  ")[0] for line in out.splitlines()
         }
+
+    @pytest.mark.parametrize(
+        ("way", "told"), [("scrub", True), ("reset", True), ("wait", True), ("reboot", False), ("person", False)]
+    )
+    async def test_an_attempt_is_announced_only_where_the_service_makes_one(
+        self, service: Service, short_tmp: Path, way: str, told: bool
+    ) -> None:
+        service.devices = [
+            pb.Device(id="x", index="0", cause=pb.Cause(code="c", way_back=way), retry_at=9.5, failures=1)
+        ]
+        out = (await run(short_tmp, "device", "0")).out
+        assert ("next attempt" in out) is told
+        assert "1 attempt at recovery failed" in out
+
+    async def test_a_way_back_names_the_device_in_the_command(self, service: Service, short_tmp: Path) -> None:
+        service.devices = [pb.Device(id="x", index="4", cause=pb.Cause(code="operator", way_back="person"))]
+        assert "scrubber unquarantine 4 --reason …\n" in (await run(short_tmp, "device", "4")).out
 
     async def test_a_way_back_that_this_version_does_not_know_is_shown_as_it_is(
         self, service: Service, short_tmp: Path

@@ -1,6 +1,7 @@
 """What a command says and how it exits when it gets no answer: one sentence, and a code that says whose turn it is."""
 
 import asyncio
+import os
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from scrubber.domain.errors import (
     Quarantined,
     Unreadable,
 )
-from tests.contract.cli_stage import Ended, Service, environment, run, serving
+from tests.contract.cli_stage import BROKEN, Ended, Service, environment, run, serving, start
 from tests.contract.terminal import at_terminal
 
 
@@ -61,6 +62,16 @@ class TestErrors:
         )
         _, err = await process.communicate()
         assert (process.returncode, err) == (1, b"Error: Standard output is closed.\n")
+
+    async def test_an_answer_that_was_given_counts_where_no_note_can_be_written(
+        self, service: Service, short_tmp: Path
+    ) -> None:
+        service.devices = [BROKEN]
+        full = os.open("/dev/full", os.O_WRONLY)
+        process = await start(short_tmp, "devices", stderr=full)
+        os.close(full)
+        out, _ = await process.communicate()
+        assert (process.returncode, out[:5]) == (0, b"INDEX")
 
     async def test_a_sentence_is_wrapped_on_a_terminal(self, short_tmp: Path) -> None:
         told = await at_terminal("devices", columns=40, environment={"SCRUBBER_SOCKET": str(short_tmp)})

@@ -32,7 +32,7 @@ async def plugin(directory: Path, *flags: str, **variables: str) -> AsyncIterato
     arguments = ["--kubelet-dir", str(directory), "--socket", str(directory / "s"), "--registration", "classic"]
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "scrubber.cli.main", "plugin", *arguments, "--log-format", "json", *flags),
+        *("-m", "scrubber.cli.main", "plugin", *arguments, "--log-format", "json", "--metrics-address", "off", *flags),
         stderr=PIPE,
         env=os.environ | variables,
     )

@@ -44,7 +44,8 @@ class PluginProcess:
 
 @asynccontextmanager
 async def plugin(directory: Path, *flags: str) -> AsyncIterator[PluginProcess]:
-    arguments = ["--kubelet-dir", str(directory), "--socket", str(directory / "s"), "--log-format", "json", *flags]
+    arguments = ["--kubelet-dir", str(directory), "--socket", str(directory / "s"), "--log-format", "json"]
+    arguments += ["--metrics-address", "off", *flags]
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "scrubber.cli.main", "plugin", *arguments, stderr=PIPE
     )

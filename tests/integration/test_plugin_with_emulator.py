@@ -54,7 +54,7 @@ class Node:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "scrubber.cli.main", "plugin"),
             *("--kubelet-dir", str(self.directory), "--socket", str(self.directory / "s")),
-            *("--registration", self.way, "--log-level", "error"),
+            *("--registration", self.way, "--log-level", "error", "--metrics-address", "off"),
             stderr=DEVNULL,
         )
         try:

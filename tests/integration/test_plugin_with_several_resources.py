@@ -59,7 +59,7 @@ class Node:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "scrubber.cli.main", "plugin", "--mig-strategy", "mixed"),
             *("--kubelet-dir", str(self.directory), "--socket", str(self.directory / "s")),
-            *("--registration", self.way, "--log-level", "error", *flags),
+            *("--registration", self.way, "--log-level", "error", "--metrics-address", "off", *flags),
             stderr=DEVNULL,
             env={key: value for key, value in os.environ.items() if not key.startswith("SCRUBBER_")},
         )

@@ -74,6 +74,7 @@ async def node(directory: Path, devices: int = 1) -> AsyncIterator[Node]:
     async with Stage(directory=directory, devices=devices, memory="1MiB", timings=quick_kubelet(0.05)) as stage:
         words = ["plugin", "--kubelet-dir", str(stage.kubelet.root), "--socket", str(stage.sockets)]
         words += ["--upstream-dir", str(directory / "u"), "--registration", "classic", "--log-format", "json"]
+        words += ["--metrics-address", "off"]
         plugin = Daemon(words, directory / "plugin.log")
         try:
             yield Node(stage, plugin)

@@ -120,6 +120,13 @@ def test_growth_with_devices_is_judged_by_all_their_numbers() -> None:
     assert target.measured == pytest.approx(1.0)
 
 
+def test_scrapes_are_judged_at_the_largest_number_of_devices() -> None:
+    (target,) = judge([timing("scrape.devices-256", 21.0, 1.0), timing("scrape.devices-32", 4.0, 1.0)], ())
+    assert (target.name, target.met, target.unit) == ("scrape", False, "ms")
+    assert target.measured == pytest.approx(21.0)
+    assert "256 devices" in target.sentence
+
+
 def test_what_was_not_measured_is_not_judged() -> None:
     assert judge([], ()) == ()
 

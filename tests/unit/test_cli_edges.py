@@ -162,16 +162,6 @@ def test_a_disk_that_is_full_is_a_sentence() -> None:
     )
 
 
-def test_an_answer_that_was_given_counts_where_no_note_can_be_written(tmp_path: Path) -> None:
-    words = ("sim", "create", "--dir", str(tmp_path / "n"), "--devices", "1", "--memory", "1MiB")
-    with Path("/dev/full").open("wb") as full:
-        for _ in range(2):  # the second time there is a note
-            ended = subprocess.run(
-                [sys.executable, "-m", "scrubber.cli.main", *words], stdout=subprocess.PIPE, stderr=full, check=False
-            )
-            assert (ended.returncode, ended.stdout[:5]) == (0, b"INDEX")
-
-
 def test_json_and_yaml_say_their_version_and_kind_and_a_list_has_items(capsys: pytest.CaptureFixture[str]) -> None:
     head = {"apiVersion": "cli.scrubber.dev/v1"}
     emit(Answer({"id": "a"}, (), (), (), kind="Thing"), Output.JSON)

@@ -83,7 +83,7 @@ def test_lines_stand_in_the_order_of_the_indexes_whoever_began_first(board: Boar
 
 
 def test_ids_that_were_shortened_stay_so_until_the_terminal_is_another_size(board: Board, clock: Clock) -> None:
-    columns = 100
+    columns = 110
     board.show(at(0, joined=True))
     assert target(0).id in shown(board, columns)
     clock.now += 10

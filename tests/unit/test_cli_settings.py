@@ -19,6 +19,7 @@ from scrubber.config.settings import (
     DisabledHealthchecks,
     LogFormat,
     LogLevel,
+    MetricsTls,
     ServiceSettings,
 )
 from scrubber.domain.errors import BadConfiguration
@@ -68,6 +69,7 @@ def test_what_nobody_says_has_the_documented_default(told: list[ServiceSettings]
             pod_resources_socket=Path("/var/lib/kubelet/pod-resources/kubelet.sock"),
             pod_logs_dir=Path("/var/log/pods"),
             metrics_address=Address("127.0.0.1", 9464),
+            metrics_tls=None,
             node_name=gethostname(),
             cgroup_root=None,
             containers=ContainerIdentity.AUTO,
@@ -91,6 +93,9 @@ EVERYTHING = {
     "pod-resources-socket": "kubelet.sock",
     "pod-logs-dir": "pods",
     "metrics-address": "[::1]:0",
+    "metrics-cert": "cert.pem",
+    "metrics-key": "key.pem",
+    "metrics-client-ca": "ca.pem",
     "node-name": "n7",
     "cgroup-root": "cgroup",
     "containers": "marker",
@@ -122,6 +127,7 @@ def everything(directory: Path) -> ServiceSettings:
         pod_resources_socket=directory / "kubelet.sock",
         pod_logs_dir=directory / "pods",
         metrics_address=Address("::1", 0),
+        metrics_tls=MetricsTls(directory / "cert.pem", directory / "key.pem", directory / "ca.pem"),
         node_name="n7",
         cgroup_root=directory / "cgroup",
         containers=ContainerIdentity.MARKER,
@@ -206,6 +212,12 @@ def test_what_is_no_address_is_refused(written: str) -> None:
         (("--sim-dir", "{file}"), "--sim-dir {file} is not a directory; give the directory that it should be in."),
         (("--backend", "nvidia", "--state-dir", "{file}"), "--state-dir {file} is not a directory"),
         (("--backend", "nvidia", "--metrics-address", "9464"), '"9464" is not an address to listen on'),
+        (("--backend", "nvidia", "--metrics-cert", "{file}"), "--metrics-cert needs --metrics-key: a certificate and"),
+        (("--backend", "nvidia", "--metrics-key", "{file}"), "--metrics-key needs --metrics-cert: a certificate and"),
+        (
+            ("--backend", "nvidia", "--metrics-client-ca", "{file}"),
+            "--metrics-client-ca needs --metrics-cert and --metrics-key: without them scrapes are not encrypted",
+        ),
         (("--backend", "nvidia", "--watch-interval", "0"), "--watch-interval cannot be 0 s"),
         (("--backend", "nvidia", "--watch-interval", "1h"), "--watch-interval cannot be 3600 s"),
         (
@@ -274,8 +286,60 @@ def test_the_plugin_is_told_what_was_written(monkeypatch: pytest.MonkeyPatch, tm
             registration="classic",
             log_format="json",
             log_level="warning",
+            metrics_address=Address("127.0.0.1", 9465),
         )
     ]
+
+
+METRICS = {"address": "[::1]:0", "cert": "cert.pem", "key": "key.pem", "client-ca": "ca.pem"}
+
+
+@pytest.mark.parametrize("by_variable", [False, True])
+def test_the_plugin_is_told_how_it_is_scraped(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, by_variable: bool
+) -> None:
+    told: list[PluginSettings] = []
+
+    async def run(given: PluginSettings) -> int:
+        told.append(given)
+        return 0
+
+    monkeypatch.setattr(plugin.main, "run", run)
+    monkeypatch.chdir(tmp_path)
+    words = [word for flag, value in METRICS.items() for word in (f"--metrics-{flag}", value)]
+    for flag, value in METRICS.items():
+        # The service's own variables say nothing to the plugin: both may be set on one node.
+        monkeypatch.setenv(f"SCRUBBER_METRICS_{flag.upper().replace('-', '_')}", "127.0.0.1:1")
+        if by_variable:
+            monkeypatch.setenv(f"SCRUBBER_PLUGIN_METRICS_{flag.upper().replace('-', '_')}", value)
+    assert exit_code("plugin", *(() if by_variable else words)) == 0
+    (settings,) = told
+    assert settings.metrics_address == Address("::1", 0)
+    assert settings.metrics_tls == MetricsTls(tmp_path / "cert.pem", tmp_path / "key.pem", tmp_path / "ca.pem")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--metrics-address", "9465"), '"9465" is not an address to listen on'),
+        (("--metrics-cert", "c.pem"), "--metrics-cert needs --metrics-key: a certificate and its key"),
+        (("--metrics-key", "k.pem"), "--metrics-key needs --metrics-cert: a certificate and its key"),
+        (("--metrics-client-ca", "ca.pem"), "--metrics-client-ca needs --metrics-cert and --metrics-key"),
+        (("--metrics-client-ca", "ca.pem", "--metrics-key", "k.pem"), "--metrics-key needs --metrics-cert"),
+    ],
+)
+def test_what_the_plugin_cannot_serve_is_refused_before_it_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], sentence: str
+) -> None:
+    async def run(given: PluginSettings) -> int:
+        raise AssertionError("it was started")
+
+    monkeypatch.setattr(plugin.main, "run", run)
+    assert exit_code("plugin", *words) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"Error: {sentence}")
+    assert err.count("\n") == 1
 
 
 def test_what_ends_a_daemon_with_its_neighbours_is_still_a_sentence(

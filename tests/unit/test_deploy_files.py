@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from tests.deployed import BASE, CDI, CONTAINERFILE, DEPLOY, ROOT, UNITS, documents, said_of, unit, yaml_of
+from tests.deployed import BASE, CDI, CONTAINERFILE, DEPLOY, DROP_INS, ROOT, UNITS, documents, said_of, unit, yaml_of
 
 DIRECTIVES = {
     *("Description", "After", "Wants", "RequiresMountsFor", "StartLimitIntervalSec"),
@@ -20,7 +20,7 @@ DIRECTIVES = {
     *("PrivateDevices", "PrivateNetwork", "PrivateTmp", "ProtectSystem", "ProtectHome", "ProtectClock"),
     *("ProtectControlGroups", "ProtectHostname", "ProtectKernelLogs", "ProtectKernelModules", "ProtectKernelTunables"),
     *("LockPersonality", "RestrictNamespaces", "RestrictRealtime", "RestrictSUIDSGID", "SystemCallArchitectures"),
-    "WantedBy",
+    *("WantedBy", "IPAddressDeny", "IPAddressAllow"),
 }
 """Those in use that systemd 252 knows (systemd.exec(5), .service(5), .unit(5), .kill(5), .resource-control(5))."""
 
@@ -94,7 +94,7 @@ def test_every_manifest_is_in_the_kustomization_and_in_the_one_namespace() -> No
     assert yaml_of(CDI)["resources"] == ["../base"]
 
 
-@pytest.mark.parametrize("name", sorted(UNITS))
+@pytest.mark.parametrize("name", sorted(UNITS | DROP_INS))
 def test_every_directive_is_one_that_systemd_knows(name: str) -> None:
     assert set(unit(name)) <= DIRECTIVES  # one that it does not know is a warning in a log, and then nothing
 

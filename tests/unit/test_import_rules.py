@@ -47,6 +47,7 @@ HOUSE = (
     "scrubber.domain.handover",
     "scrubber.engine.node",
     "scrubber.ports.inventory",
+    "scrubber.showing",
     "scrubber.wire.podresources_pb2",
     *(f"scrubber.adapters.{name}.{name}" for name in SIBLINGS),
     *CHILD_MODULES,
@@ -71,6 +72,7 @@ ALLOWED = {
     ),
     "scrubber.daemon": (
         "scrubber.backends",
+        "scrubber.showing",
         "scrubber.adapters.sim.sim",
         "scrubber.api.server",
         "scrubber.engine.node",
@@ -88,6 +90,8 @@ FORBIDDEN = (
     ("layers", "scrubber.api.server", "scrubber.daemon"),
     ("layers", "scrubber.daemon", "plugin.server"),
     ("layers", "scrubber.backends", "scrubber.daemon"),
+    ("layers", "scrubber.showing", "scrubber.daemon"),
+    ("layers", "scrubber.backends", "scrubber.showing"),
     ("layers", "scrubber.adapters.nvidia.nvidia", "scrubber.backends"),
     ("layers", "plugin.emulator.kubelet", "scrubber.cli.main"),
     *(

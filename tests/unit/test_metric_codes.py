@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
+from scrubber.adapters.journal.findings import KNOWN, labels_of
 from scrubber.adapters.journal.metrics import Metrics
+from scrubber.domain.evidence import Finding, Severity, Step
 from scrubber.domain.signals import SIGNALS
 from scrubber.ports import Event
 
@@ -61,6 +63,19 @@ def causes() -> set[str]:
     return found
 
 
+def findings() -> set[tuple[str, str, str]]:
+    """Step, severity and code of every finding that the sources write down as one, a step's ``work.dirty`` included."""
+    found: set[tuple[str, str, str]] = set()
+    for name, call in calls("engine", "domain"):
+        if name == "Finding" and isinstance(call.args[0], ast.Attribute):
+            step, codes = Step[call.args[0].attr], texts(call.args[1]) - {"xid-"}
+            severities = {each.attr for each in ast.walk(call.args[2]) if isinstance(each, ast.Attribute)}
+            found |= {(step, Severity[each], code) for each in severities & set(Severity.__members__) for code in codes}
+        if name == "dirty" and len(call.args) == 3 and isinstance(call.args[0], ast.Attribute):
+            found |= {(Step[call.args[0].attr], Severity.DIRTY, code) for code in texts(call.args[1])}
+    return found
+
+
 def outcome_of(happened: Event, metric: str, label: str) -> str:
     """The label under which ``happened`` is counted."""
     registry = CollectorRegistry()
@@ -86,3 +101,23 @@ def test_a_refusal_is_counted_under_its_code(code: str) -> None:
 def test_a_cause_is_counted_under_its_code(code: str) -> None:
     event = Event("health.quarantined", 0.0, "GPU-a", fields={"cause": code})
     assert outcome_of(event, "scrubber_quarantines_total", "cause_class") == code
+
+
+def test_findings_are_read() -> None:
+    assert {
+        ("memory", "note", "residue"),
+        ("holders", "dirty", "unknown-holder"),
+        ("holders", "note", "ghost"),
+        ("holders", "fault", "ghost"),
+    } <= findings()
+
+
+@pytest.mark.parametrize("found", sorted(findings()))
+def test_a_finding_is_counted_under_its_code(found: tuple[str, str, str]) -> None:
+    step, severity, code = found
+    assert labels_of(Finding(Step(step), code, Severity(severity), "")) == found
+
+
+@pytest.mark.parametrize("code", sorted(SIGNALS))
+def test_a_signal_is_counted_under_its_code_by_the_step_that_looks_at_health(code: str) -> None:
+    assert (Step.HEALTH, SIGNALS[code].severity, code) in KNOWN

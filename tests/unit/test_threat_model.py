@@ -54,7 +54,7 @@ def test_what_a_page_links_to_or_names_of_the_tree_is_there(page: Path) -> None:
 
 
 def test_every_event_and_metric_that_a_page_tells_of_is_one_of_ours() -> None:
-    code = "".join(path.read_text() for path in (ROOT / "scrubber").rglob("*.py"))
+    code = "".join(path.read_text() for part in ("scrubber", "plugin") for path in (ROOT / part).rglob("*.py"))
     text = "".join(page.read_text() for page in PAGES)
     events = set(re.findall(r"`((?:use|device|certificate|stranger|leftover|health|handover)\.[a-z-]+)`", text))
     metrics = {name.removesuffix("_total") for name in re.findall(r"`(scrubber_[a-z0-9_]+)", text)}

@@ -10,6 +10,7 @@ from scrubber.domain.assignment import Pod, Process, Reading
 from scrubber.domain.device import Device, NodeIdentity
 from scrubber.domain.diagnosis import Check, Level
 from scrubber.domain.errors import Away, DeviceFault, Held, Lost, Stuck, Unreadable
+from scrubber.domain.evidence import ScrubRecord
 from scrubber.domain.reset import ResetPlan
 from scrubber.domain.telemetry import Holder, HolderKind, HolderReport, Signal, Snapshot
 from scrubber.ports import Event
@@ -313,12 +314,17 @@ class ContainersOfLife:
 
 
 class JournalOfLife:
-    """:class:`scrubber.ports.Journal`; ``events`` keeps what was told."""
+    """:class:`scrubber.ports.Journal`; ``events`` keeps what was told, ``scrubs`` the records of scrubs."""
 
     def __init__(self, life: Life) -> None:
         self._life = life
         self.events: list[Event] = []
+        self.scrubs: list[ScrubRecord] = []
 
     def tell(self, events: Sequence[Event]) -> None:
         if self._life.alive:
             self.events += events
+
+    def scrubbed(self, record: ScrubRecord) -> None:
+        if self._life.alive:
+            self.scrubs.append(record)

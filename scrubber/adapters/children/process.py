@@ -17,6 +17,7 @@ import select
 import signal
 import socket
 import sys
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -57,6 +58,9 @@ class Children:
         start_limit: seconds that a fresh interpreter gets to say "ready"; generous, because a loaded node is not a
             broken one.
         send_signal: ``pidfd_send_signal``, or a test's stand-in for a child that cannot be killed.
+
+    Attributes:
+        starts: how many children were started of each module; those that were never ready count, too.
     """
 
     def __init__(
@@ -70,6 +74,7 @@ class Children:
         self.start_limit = start_limit
         self.send_signal = send_signal
         self.abandoned_total = 0
+        self.starts: Counter[str] = Counter()
         self._living: set[Child] = set()
         self._abandoned: dict[Child, Abandoned] = {}
 
@@ -143,6 +148,7 @@ class Children:
             NotStarted: it did not within ``start_limit``; it was killed.
         """
         module = child.module
+        self.starts[module] += 1
         self._living.add(child)
         try:
             async with asyncio.timeout(self.start_limit):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry
@@ -16,12 +16,15 @@ from structlog.typing import FilteringBoundLogger
 
 from scrubber.adapters.journal.logging import timestamp
 from scrubber.adapters.journal.metrics import Metrics
+from scrubber.domain.evidence import ScrubRecord
 from scrubber.domain.policy import XidClass
 from scrubber.ports.journal import Event
 
 __all__ = ["StructlogJournal"]
 
 _LEVELS: Final[Mapping[str, int]] = {
+    "audit.broken": logging.ERROR,
+    "audit.unread": logging.WARNING,
     "breaker.opened": logging.ERROR,
     "certificate.voided": logging.WARNING,
     "device.touched": logging.WARNING,
@@ -41,6 +44,7 @@ _LEVELS: Final[Mapping[str, int]] = {
     "operator.quarantined": logging.WARNING,
     "operator.reset": logging.WARNING,
     "policy.rejected": logging.ERROR,
+    "residue.unexplained": logging.ERROR,
     "stranger.ended": logging.WARNING,
     "tenant.blamed": logging.ERROR,
     "use.ungranted": logging.WARNING,
@@ -62,47 +66,27 @@ class StructlogJournal:
     Args:
         registry: where the metrics live; no registry is shared behind the caller's back.
         logger: what lines are written with; see :func:`configure_logging`.
+
+    Attributes:
+        metrics: for whoever knows what is so at present.
     """
 
     def __init__(self, *, registry: CollectorRegistry, logger: FilteringBoundLogger) -> None:
-        self._metrics = Metrics(registry)
+        self.metrics = Metrics(registry)
         self._logger = logger
 
     def tell(self, events: Sequence[Event]) -> None:
         """Write a line and move the metrics for each event. Never raises; a line that cannot be written is counted."""
         for event in events:
-            self._metrics.count(event)
+            self.metrics.count(event)
             try:
                 self._logger.log(_level(event), event.name, **_line(event))
             except (OSError, ValueError):  # the stream is gone or closed
-                self._metrics.line_lost()
+                self.metrics.service.line_lost()
 
-    def devices(self, states: Iterable[tuple[str, str, str]]) -> None:
-        """Show the present states: (device id, hygiene, health) of every device there is; the others are forgotten."""
-        self._metrics.devices(states)
-
-    def enforcement(self, devices: Iterable[tuple[str, str, bool]]) -> None:
-        """Show how the devices are judged: (device id, enforcement, whether its glass is broken) of every one there is.
-
-        The others are forgotten.
-        """
-        self._metrics.enforcement(devices)
-
-    def ledger(self, ok: bool) -> None:
-        """Show whether the ledger stores changes. Until it is told, the metric says that it does not."""
-        self._metrics.ledger(ok)
-
-    def audit_head(self, sequence: int, hash: str) -> None:
-        """Show the last row of the audit trail, for whoever keeps it outside the node."""
-        self._metrics.audit_head(sequence, hash)
-
-    def key(self, key_id: str) -> None:
-        """Show which key signs the certificates."""
-        self._metrics.key(key_id)
-
-    def children(self, abandoned: int) -> None:
-        """Show how many child processes had to be abandoned since the start, those that died later included."""
-        self._metrics.children(abandoned)
+    def scrubbed(self, record: ScrubRecord) -> None:
+        """Move the metrics for what the steps of a scrub did. Never raises."""
+        self.metrics.scrubbed(record)
 
 
 def _level(event: Event) -> int:

@@ -128,6 +128,13 @@ class Place:
             raise
         return descriptor
 
+    def size(self) -> int | None:
+        """Bytes of the database and its log together; None when that cannot be told."""
+        try:
+            return sum(path.stat().st_size for path in (self.database, self.log) if path.exists())
+        except OSError:
+            return None
+
     def identities(self) -> dict[Path, FileIdentity]:
         """Which files stand now at the paths that carry the ledger: database, write-ahead log and lock.
 

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import TypeVar
 
 from scrubber.adapters.ledger.failures import START_ANEW, contradiction, translated
@@ -54,6 +55,10 @@ class SqliteLedger:
         max_audit_rows, max_bytes: see :class:`Retention`.
         reserve_bytes: what is held back for a full disk; while there is no room for it nothing is granted.
         filesystem: tells which file system a directory is on (``f_type`` of statfs).
+        observe: is told of every change: the seconds that it took, and whether it was stored. Never raises.
+
+    Attributes:
+        size_bytes: of the database and its log, as of the last change; None before a load.
     """
 
     def __init__(
@@ -64,6 +69,7 @@ class SqliteLedger:
         max_bytes: int = MAX_BYTES,
         reserve_bytes: int = RESERVE_BYTES,
         filesystem: Callable[[Path], int] = filesystem_magic,
+        observe: Callable[[float, bool], object] = lambda seconds, stored: None,
     ) -> None:
         self._place = Place(directory, filesystem)
         self._retention = Retention(max_audit_rows, max_bytes)
@@ -76,6 +82,8 @@ class SqliteLedger:
         self._since_checkpoint = 0
         self._health = "ok"
         self._head = START
+        self._observe = observe
+        self.size_bytes: int | None = None
 
     async def load(self) -> LedgerState:
         """Take the directory, check everything in it, and answer what is there.
@@ -89,7 +97,13 @@ class SqliteLedger:
 
     async def commit(self, change: Change) -> None:
         """Store ``change`` whole and durably, or raise :class:`LedgerFailure` and store nothing of it."""
-        await self._run(partial(self._remembering, partial(self._commit, change)))
+        began = monotonic()
+        try:
+            await self._run(partial(self._remembering, partial(self._commit, change)))
+        except Fatal:
+            self._observe(monotonic() - began, False)
+            raise
+        self._observe(monotonic() - began, True)
         self._since_checkpoint += 1
         if self._since_checkpoint >= _CHECKPOINT_EVERY and not self._closed:
             self._since_checkpoint = 0
@@ -113,7 +127,7 @@ class SqliteLedger:
 
     async def pages(self, after: int = 0) -> AsyncIterator[TrailPage]:
         """See :class:`scrubber.ports.ledger.AuditTrail`; a page is at most 500 rows."""
-        page: TrailPage | None = await self._run(lambda: opening(self._open(), after))
+        page: TrailPage | None = await self._run(partial(self._opening, after))
         while page is not None:
             yield page
             page = await self._run(partial(self._following, page))
@@ -191,6 +205,7 @@ class SqliteLedger:
             self._release()
             raise
         self._head = Head(found.head_sequence, found.head_hash)
+        self.size_bytes = self._place.size()
         return found
 
     def _take(self) -> None:
@@ -219,6 +234,7 @@ class SqliteLedger:
                 raise
             self._store_from_the_reserve(connection, change, error)
         self._tell_of_the_reserve()
+        self.size_bytes = self._place.size()
 
     def _store(self, connection: sqlite3.Connection, change: Change) -> None:
         try:
@@ -258,6 +274,11 @@ class SqliteLedger:
 
     def _visit(self, query: HistoryQuery, below: int | None) -> Visit:
         return visit(self._open(), query, below)
+
+    def _opening(self, after: int) -> TrailPage:
+        connection = self._open()
+        connection.execute("PRAGMA shrink_memory")  # what the disk has is looked at, and not what was read from it once
+        return opening(connection, after)
 
     def _following(self, page: TrailPage) -> TrailPage | None:
         return following(self._open(), page)

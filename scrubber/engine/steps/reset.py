@@ -17,10 +17,12 @@ async def reset_device(work: Work) -> StepResult:
     instruments = work.instruments
     start = instruments.clock.monotonic()
 
-    def done(verdict: Verdict, *findings: Finding, not_covered: tuple[str, ...] = ()) -> StepResult:
-        return StepResult(Step.RESET, verdict, instruments.clock.monotonic() - start, findings, not_covered=not_covered)
-
     plan = await instruments.resetter.plan(work.device)
+
+    def done(verdict: Verdict, *findings: Finding, not_covered: tuple[str, ...] = ()) -> StepResult:
+        seconds = instruments.clock.monotonic() - start
+        return StepResult(Step.RESET, verdict, seconds, findings, {"method": plan.method}, not_covered)
+
     if plan.unavailable is not None:
         if work.plan.reset is ResetUse.REQUIRED:
             sentence = f"A reset is required and cannot be done here: {plan.unavailable}"

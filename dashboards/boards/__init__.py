@@ -1,0 +1,19 @@
+"""The boards, from the whole fleet down to one device. Each answers what its reader asks first at its top."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from grafana_foundation_sdk.models import dashboard as model
+
+from dashboards.boards import device, fleet, node
+from dashboards.frame import Board
+
+__all__ = ["BOARDS"]
+
+BOARDS: Final[Mapping[Board, Callable[[], model.Dashboard]]] = {
+    Board.FLEET: fleet.fleet,
+    Board.NODE: node.node,
+    Board.DEVICE: device.device,
+}

@@ -1,0 +1,96 @@
+"""`python -m dashboards.preview record|draw`: what `make boards-preview` does, in its two halves."""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from dashboards.preview.chromium import BrowserError, Chromium
+from dashboards.preview.draw import StaleRecording, ToolMissing, bundle, draw
+from dashboards.preview.record import Prometheus, PrometheusError, record, write
+from dashboards.preview.variables import UnknownVariable
+
+HERE = Path(__file__).parent
+BOARDS = HERE.parent
+RECORDED = HERE / "recorded"
+IMAGES = BOARDS.parent / "docs" / "images"
+NAMES = ("fleet", "node", "device")
+TOO_LARGE = 400_000
+EXPECTED = (
+    *(BrowserError, PrometheusError, StaleRecording, ToolMissing, UnknownVariable),
+    *(OSError, subprocess.CalledProcessError),
+)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    chosen = _parser().parse_args(arguments)
+    try:
+        return int(chosen.act(chosen))
+    except EXPECTED as error:
+        sys.stderr.write(f"preview: {error}\n")
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m dashboards.preview", description=__doc__)
+    acts = parser.add_subparsers(required=True)
+    asks = acts.add_parser("record", help="ask a Prometheus every query of the boards")
+    asks.add_argument("--prometheus", required=True, metavar="URL", help="like http://127.0.0.1:9090")
+    asks.add_argument("--from", dest="start", type=float, metavar="SECONDS", help="since the epoch; else --last")
+    asks.add_argument("--to", dest="end", type=float, metavar="SECONDS", help="since the epoch; else now")
+    asks.add_argument("--last", type=float, default=3600.0, metavar="SECONDS", help="how far back (3600)")
+    asks.add_argument("--scrape", type=float, default=15.0, metavar="SECONDS", help="the scrape interval (15)")
+    asks.add_argument("--var", action="append", default=[], metavar="NAME=VALUE", help="the value of a variable")
+    asks.set_defaults(act=_record)
+    draws = acts.add_parser("draw", help="draw the boards from what was recorded")
+    draws.set_defaults(act=_draw)
+    for act in (asks, draws):
+        act.add_argument("--boards", type=Path, default=BOARDS, metavar="DIR", help="where NAME.json are")
+        act.add_argument("--recorded", type=Path, default=RECORDED, metavar="DIR", help="where the recordings are")
+        act.add_argument("names", nargs="*", default=list(NAMES), metavar="NAME", help="fleet, node, device (all)")
+    draws.add_argument("--images", type=Path, default=IMAGES, metavar="DIR", help="where the pictures go")
+    return parser
+
+
+def _record(chosen: argparse.Namespace) -> int:
+    end = chosen.end or time.time()
+    start = chosen.start or end - chosen.last
+    variables = dict(pair.split("=", 1) for pair in chosen.var)
+    chosen.recorded.mkdir(parents=True, exist_ok=True)
+    for name in chosen.names:
+        board = _read(chosen.boards / f"{name}.json")
+        has = {variable["name"] for variable in board.get("templating", {}).get("list", [])}
+        wanted = {key: value for key, value in variables.items() if key in has}
+        answers = record(Prometheus(chosen.prometheus), board, start, end, scrape=chosen.scrape, wanted=wanted)
+        write(answers, chosen.recorded / f"{name}.json")
+    return 0
+
+
+def _draw(chosen: argparse.Namespace) -> int:
+    bundle()
+    chosen.images.mkdir(parents=True, exist_ok=True)
+    ended = 0
+    with Chromium() as browser:
+        for name in chosen.names:
+            board, recorded = _read(chosen.boards / f"{name}.json"), _read(chosen.recorded / f"{name}.json")
+            picture = draw(browser, board, recorded)
+            path = chosen.images / f"board-{name}.png"
+            path.write_bytes(picture)
+            sys.stderr.write(f"{path.name}: {len(picture) // 1000} kB\n")
+            if len(picture) > TOO_LARGE:
+                sys.stderr.write(f"  larger than {TOO_LARGE // 1000} kB\n")
+                ended = 1
+        for complaint in dict.fromkeys(browser.complaints):
+            sys.stderr.write(f"  the page said: {complaint[:500]}\n")
+    return ended
+
+
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""A board and its recorded data become a picture: bundle, page, browser."""
+
+import json
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from dashboards.preview.chromium import Chromium
+from dashboards.preview.record import unanswered
+
+HERE = Path(__file__).parent
+BUILD = HERE / "build"
+WIDTH = 1600
+
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<link rel="stylesheet" href="{style}"></head>
+<body style="margin:0"><div id="board"></div>
+<script>window.preview = {data};</script>
+<script src="{script}"></script></body></html>
+"""
+
+
+class ToolMissing(Exception):
+    """The preview's packages cannot be installed here."""
+
+
+class StaleRecording(Exception):
+    """The board has other queries than when it was recorded."""
+
+
+def bundle() -> None:
+    """Installs what package-lock.json names, unless it is there, and bundles the page.
+
+    Raises ToolMissing without npm; a failed installation or build ends with the tool's own words.
+    """
+    npm = _tool("npm")
+    lock, installed = HERE / "package-lock.json", HERE / "node_modules" / ".package-lock.json"
+    if not installed.exists() or installed.stat().st_mtime < lock.stat().st_mtime:
+        subprocess.run([npm, "ci", "--ignore-scripts", "--no-progress"], cwd=HERE, check=True)
+        installed.touch()
+    subprocess.run([npm, "run", "--silent", "build"], cwd=HERE, check=True)
+
+
+def draw(browser: Chromium, board: dict[str, Any], recorded: dict[str, Any]) -> bytes:
+    """The PNG of `board` with what `record` wrote.
+
+    Raises StaleRecording where the board asks what was not recorded, and BrowserError where a panel cannot be drawn as
+    the board says.
+    """
+    if missing := unanswered(board, recorded):
+        raise StaleRecording(f"{board['uid']}: changed since it was recorded: {'; '.join(missing)}")
+    data = json.dumps({"board": board, "recorded": recorded, "width": WIDTH}).replace("<", "\\u003c")
+    with tempfile.TemporaryDirectory(prefix="scrubber-preview-") as directory:
+        page = Path(directory) / "page.html"
+        script, style = ((BUILD / name).as_uri() for name in ("preview.js", "preview.css"))
+        page.write_text(PAGE.format(title=board["uid"], data=data, script=script, style=style), encoding="utf-8")
+        return _of_few_colours(browser.picture(page, WIDTH))
+
+
+def _of_few_colours(picture: bytes) -> bytes:
+    done = subprocess.run([_tool("node"), HERE / "palette.mjs"], input=picture, stdout=subprocess.PIPE, check=True)
+    return done.stdout
+
+
+def _tool(name: str) -> str:
+    found = shutil.which(name)
+    if not found:
+        raise ToolMissing(f"no {name}: the preview needs Node.js 20 or newer, with npm")
+    return found

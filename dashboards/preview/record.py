@@ -1,0 +1,169 @@
+"""What a Prometheus answers to every query of a board, written to a file from which the board is drawn later.
+
+The file is a board's own time range in one step per query, so a picture can be drawn again without the story that
+made it. Values are numbers, null where there is none, and "NaN", "+Inf", "-Inf", which JSON does not have.
+"""
+
+import json
+import math
+import sys
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from dashboards.preview.variables import Chosen, choose, put_in
+
+FORMAT = 1
+POINTS = 360
+DIGITS = 5
+STEPS = (1, 2, 5, 10, 15, 20, 30, 60, 120, 300, 600, 900, 1800, 3600)
+
+type_of_value = float | str | None
+
+
+class PrometheusError(Exception):
+    """Prometheus refused a query, with its own words."""
+
+
+class Prometheus:
+    """The query API of a server on this machine; `address` like http://127.0.0.1:9090."""
+
+    def __init__(self, address: str, timeout: float = 30.0) -> None:
+        if not address.startswith("http://"):
+            raise ValueError(f"{address}: only http:// is spoken here")
+        self._address = address.rstrip("/")
+        self._timeout = timeout
+
+    def range(self, query: str, start: float, end: float, step: float) -> list[dict[str, Any]]:
+        return self._result("query_range", query=query, start=f"{start:.3f}", end=f"{end:.3f}", step=f"{step:g}")
+
+    def instant(self, query: str, at: float) -> list[dict[str, Any]]:
+        return self._result("query", query=query, time=f"{at:.3f}")
+
+    def label_values(self, selector: str | None, label: str, start: float, end: float) -> list[str]:
+        bounds = {"start": f"{start:.3f}", "end": f"{end:.3f}"}
+        matching = {"match[]": selector} if selector else {}
+        found: list[str] = self._get(f"label/{label}/values", **bounds, **matching)
+        return found
+
+    def _result(self, path: str, **parameters: str) -> list[dict[str, Any]]:
+        data = self._get(path, **parameters)
+        if data["resultType"] == "scalar":
+            return [{"metric": {}, "value": data["result"]}]
+        series: list[dict[str, Any]] = data["result"]
+        return series
+
+    def _get(self, path: str, **parameters: str) -> Any:
+        url = f"{self._address}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
+        try:
+            with urllib.request.urlopen(url, timeout=self._timeout) as answer:
+                body = json.load(answer)
+        except urllib.error.HTTPError as error:
+            said = error.read().decode(errors="replace")
+            raise PrometheusError(f"{parameters.get('query', path)}: {said}") from error
+        return body["data"]
+
+
+def record(
+    prometheus: Prometheus,
+    board: Mapping[str, Any],
+    start: float,
+    end: float,
+    *,
+    scrape: float = 15.0,
+    wanted: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Every query of every panel of `board` between `start` and `end` (seconds since the epoch).
+
+    `scrape` is how often the Prometheus scrapes, in seconds; `wanted` picks values of variables by name.
+    Raises PrometheusError for a query that is refused and UnknownVariable for one that cannot be put together.
+    """
+    step = next((step for step in STEPS if step >= max(scrape, (end - start) / POINTS)), STEPS[-1])
+    chosen = choose(board, wanted or {}, lambda selector, label: prometheus.label_values(selector, label, start, end))
+    told = chosen | _times(step, scrape, end - start)
+    start = math.ceil(start / step) * step
+    panels: dict[str, dict[str, Any]] = {}
+    for panel in panels_of(board):
+        for target in panel.get("targets", []):
+            if not target.get("hide"):
+                query = put_in(target["expr"], told)
+                answers = panels.setdefault(str(panel["id"]), {})
+                answers[target["refId"]] = _answer(prometheus, query, target, start, end, step)
+    return {
+        "format": FORMAT,
+        "board": board["uid"],
+        "from": start,
+        "to": end,
+        "variables": {name: {"text": value.text} for name, value in chosen.items()},
+        "panels": panels,
+    }
+
+
+def write(recorded: Mapping[str, Any], path: Path) -> None:
+    """One line of JSON; what was asked and not answered is told on stderr."""
+    path.write_text(json.dumps(recorded, separators=(",", ":"), sort_keys=True) + "\n", encoding="utf-8")
+    sys.stderr.write(f"{path.name}: {path.stat().st_size // 1000} kB\n")
+    for panel, answers in recorded["panels"].items():
+        for ref, answer in answers.items():
+            if not answer["series"]:
+                sys.stderr.write(f"  no series for panel {panel}, query {ref}: {answer['query']}\n")
+
+
+def unanswered(board: Mapping[str, Any], recorded: Mapping[str, Any]) -> list[str]:
+    """The queries of `board` that are not those of the recording, as "title, reference"."""
+    return [
+        f"{panel['title']}, {target['refId']}"
+        for panel in panels_of(board)
+        for target in panel.get("targets", [])
+        if not target.get("hide")
+        and recorded["panels"].get(str(panel["id"]), {}).get(target["refId"], {}).get("asked") != target["expr"]
+    ]
+
+
+def panels_of(board: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The board's panels, those of collapsed rows too."""
+    for panel in board["panels"]:
+        yield from panel.get("panels", [])
+        if panel["type"] != "row":
+            yield panel
+
+
+def _times(step: float, scrape: float, length: float) -> dict[str, Chosen]:
+    def seconds(value: float) -> Chosen:
+        return Chosen(f"{value:g}s", f"{value:g}s")
+
+    return {
+        "__interval": seconds(step),
+        "__rate_interval": seconds(max(step + scrape, 4 * scrape)),
+        "__range": seconds(math.ceil(length)),
+        "__range_s": Chosen(str(math.ceil(length)), str(math.ceil(length))),
+    }
+
+
+def _answer(
+    prometheus: Prometheus, query: str, target: Mapping[str, Any], start: float, end: float, step: float
+) -> dict[str, Any]:
+    if target.get("instant"):
+        found = prometheus.instant(query, end)
+        series = [{"labels": one["metric"], "values": [_number(one["value"][1])]} for one in found]
+        return {"asked": target["expr"], "query": query, "start": end, "step": step, "series": series}
+    count = int((end - start) / step) + 1
+    series = []
+    for one in prometheus.range(query, start, end, step):
+        values: list[type_of_value] = [None] * count
+        for at, value in one["values"]:
+            values[round((at - start) / step)] = _number(value)
+        series.append({"labels": one["metric"], "values": values})
+    return {"asked": target["expr"], "query": query, "start": start, "step": step, "series": series}
+
+
+def _number(text: str) -> type_of_value:
+    value = float(text)
+    if not math.isfinite(value):
+        return text
+    if value.is_integer():
+        return int(value)
+    return float(f"{value:.{DIGITS}g}")

@@ -1,0 +1,87 @@
+"""What a board's variables stand for while it is recorded, chosen as Grafana chooses: all, or the first of a list.
+
+Queries are recorded with their variables put in; the page gets the names of what was chosen for titles and pickers.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+REFERENCE = re.compile(r"\$(\w+)|\$\{(\w+)(?::\w+)?\}|\[\[(\w+)\]\]")
+SPECIAL = re.compile(r"[\\^$*+?.()|{}\[\]]")
+LABEL_VALUES = re.compile(r"^\s*label_values\(\s*(?:(?P<metric>.+?)\s*,\s*)?(?P<label>\w+)\s*\)\s*$", re.DOTALL)
+
+# The values of a label among the series that a selector names: (selector or None, label) -> sorted values.
+LabelValues = Callable[[str | None, str], list[str]]
+
+
+class UnknownVariable(Exception):
+    """A query names what the board does not define, or defines in a way that the preview does not know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What a picker shows and what a query gets for one variable."""
+
+    text: str
+    query: str
+
+
+def put_in(text: str, chosen: Mapping[str, Chosen]) -> str:
+    """`text` with every variable replaced; raises UnknownVariable for one that has no value."""
+
+    def value(match: re.Match[str]) -> str:
+        name = next(group for group in match.groups() if group)
+        if name not in chosen:
+            raise UnknownVariable(f"{match.group()} in {text!r} is no variable of the board")
+        return chosen[name].query
+
+    return REFERENCE.sub(value, text)
+
+
+def choose(board: Mapping[str, Any], wanted: Mapping[str, str], label_values: LabelValues) -> dict[str, Chosen]:
+    """The value of each variable in the board's order; `wanted` names values that are asked for."""
+    chosen: dict[str, Chosen] = {}
+    for variable in board.get("templating", {}).get("list", []):
+        name = variable["name"]
+        if variable["type"] == "datasource":
+            chosen[name] = Chosen("Prometheus", "prometheus")
+        elif variable["type"] == "query":
+            chosen[name] = _of_query(variable, wanted.get(name), chosen, label_values)
+        elif variable["type"] in ("custom", "constant", "textbox", "interval"):
+            value = wanted.get(name) or str(variable.get("current", {}).get("value") or variable.get("query", ""))
+            chosen[name] = Chosen(value, value)
+        else:
+            raise UnknownVariable(f"the preview does not know variables of the type {variable['type']!r} ({name})")
+    unknown = sorted(set(wanted) - set(chosen))
+    if unknown:
+        raise UnknownVariable(f"the board has no variable {', '.join(unknown)}")
+    return chosen
+
+
+def _of_query(
+    variable: Mapping[str, Any], wanted: str | None, chosen: Mapping[str, Chosen], label_values: LabelValues
+) -> Chosen:
+    query = variable["query"]
+    text = query if isinstance(query, str) else query.get("query", "")
+    match = LABEL_VALUES.match(text)
+    if not match:
+        raise UnknownVariable(f"the preview knows label_values(…) only, not {text!r} ({variable['name']})")
+    metric = match["metric"]
+    values = label_values(put_in(metric, chosen) if metric else None, match["label"])
+    if kept := variable.get("regex", "").strip("/"):
+        values = [value for value in values if re.search(kept, value)]
+    if wanted is not None:
+        return Chosen(wanted, _escaped(wanted) if variable.get("multi") else wanted)
+    if variable.get("includeAll"):
+        everything = variable.get("allValue") or "|".join(_escaped(value) for value in values)
+        return Chosen("All", everything)
+    if not values:
+        raise UnknownVariable(f"nothing to choose for {variable['name']}: {text} is empty")
+    return Chosen(values[0], values[0])
+
+
+def _escaped(value: str) -> str:
+    """A literal of a regular expression within a string of PromQL, where a backslash itself is escaped."""
+    return SPECIAL.sub(r"\\\\\g<0>", value)

@@ -1,0 +1,211 @@
+"""The metrics of the plugin: what its parts tell (:mod:`plugin.observing`), counted in a registry of its own.
+
+Promises: every label is bounded; a value that the code does not know is ``other``, and so is a resource after the
+first few. What is bounded by itself is there from the start at 0, because a counter that comes into being with its first
+event hides it from ``increase``.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter as Counts
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from plugin.board import Board
+from plugin.kubelet import Over, Registration
+from scrubber import __version__
+from scrubber.domain import errors
+from scrubber.domain.errors import ScrubberError
+
+__all__ = ["MOST_RESOURCES", "Metrics"]
+
+OTHER: Final = "other"
+
+MOST_RESOURCES: Final = 64
+"""Resources that are shown by name in the life of one plugin; vendors' plugins choose their names."""
+
+_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 20, 25, 30, 60, 120, 300)
+"""Seconds; a start may take 25."""
+
+_WAYS = frozenset({Registration.WATCHER.value, Registration.CLASSIC.value})
+_OUTCOMES = frozenset({"ok", "refused", "failed"})
+_ENDS = frozenset(over.word for over in Over)
+_METHODS = frozenset(
+    {
+        *("GetDevicePluginOptions", "GetPreferredAllocation", "Allocate", "PreStartContainer"),
+        *("GetInfo", "NotifyRegistrationStatus"),
+    }
+)
+_STATUSES = frozenset(
+    {
+        *("OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS"),
+        *("PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE"),
+        *("UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED"),
+    }
+)
+_WRITES = frozenset({"event", "condition", "label", "eviction"})
+_REFUSALS = frozenset(
+    {
+        *(each.code for each in vars(errors).values() if isinstance(each, type) and issubclass(each, ScrubberError)),
+        *("breaker", "earlier-pod-lives", "foreign-assignment", "pod-unreadable", "reassigned", "scrub-held-up"),
+        *("scrubbing", "sharing", "spent", "starting", "unassigned", "unexpected", "unknown-method"),
+    }
+)
+"""Every error's own code, and those that the service gives instead where it can say more."""
+
+
+def _one_of(known: frozenset[str], value: str) -> str:
+    return value if value in known else OTHER
+
+
+class Metrics:
+    """All metrics of the plugin, in ``registry``. Observes everything that :mod:`plugin.observing` names.
+
+    Args:
+        boards: resource → its list, as it is when the metrics are scraped; called from another thread.
+    """
+
+    def __init__(self, registry: CollectorRegistry, boards: Callable[[], Mapping[str, Board]]) -> None:
+        Gauge(
+            "scrubber_plugin_build_info", "1 for what this plugin is.", ("version", "python"), registry=registry
+        ).labels(__version__, platform.python_version()).set(1)
+        self._service_up = Gauge(
+            "scrubber_plugin_service_up", "1 while the scrub service answers the plugin.", registry=registry
+        )
+        self._outages = Counter(
+            "scrubber_plugin_service_outages", "Times that the scrub service went away.", registry=registry
+        )
+        self._registrations = Counter(
+            "scrubber_plugin_registrations",
+            "Attempts to register with the kubelet: ok once it has opened its stream, refused by it, or failed.",
+            ("resource", "way", "outcome"),
+            registry=registry,
+        )
+        self._registered = Gauge(
+            "scrubber_plugin_registered",
+            "1 while the kubelet has the resource of this plugin.",
+            ("resource",),
+            registry=registry,
+        )
+        self._ends = Counter(
+            "scrubber_plugin_registration_ends",
+            "Registrations, and waits for one, that were over, and why.",
+            ("resource", "why"),
+            registry=registry,
+        )
+        self._streams = Gauge(
+            "scrubber_plugin_streams", "ListAndWatch streams that are open.", ("resource",), registry=registry
+        )
+        self._lists = Counter(
+            "scrubber_plugin_lists_sent", "Full lists that were sent to the kubelet.", ("resource",), registry=registry
+        )
+        self._calls = Histogram(
+            "scrubber_plugin_rpc_duration_seconds",
+            "How long the kubelet's calls took, with gRPC's name of the answer's status.",
+            ("method", "code"),
+            buckets=_BUCKETS,
+            registry=registry,
+        )
+        self._refusals = Counter(
+            "scrubber_plugin_gate_refusals",
+            "Container starts that were refused, by the scrub service's code; away: it did not answer.",
+            ("code",),
+            registry=registry,
+        )
+        self._writes = Counter(
+            "scrubber_plugin_cluster_writes",
+            "Writes to the API server that it took, and did not take.",
+            ("what", "outcome"),
+            registry=registry,
+        )
+        self._resources: set[str] = set()
+        self._up = False
+        registry.register(_Devices(boards, self._shown))
+        for code in sorted(_REFUSALS | {OTHER}):
+            self._refusals.labels(code)
+        for what in sorted(_WRITES):
+            for outcome in ("ok", "failed"):
+                self._writes.labels(what, outcome)
+
+    def service(self, up: bool) -> None:
+        if self._up and not up:
+            self._outages.inc()
+        self._up = up
+        self._service_up.set(int(up))
+
+    def refused(self, code: str) -> None:
+        self._refusals.labels(_one_of(_REFUSALS, code)).inc()
+
+    def registered(self, resource: str, now: bool) -> None:
+        self._registered.labels(self._resource(resource)).set(int(now))
+
+    def attempted(self, resource: str, way: str, outcome: str) -> None:
+        self._registrations.labels(self._resource(resource), _one_of(_WAYS, way), _one_of(_OUTCOMES, outcome)).inc()
+
+    def ended(self, resource: str, why: str) -> None:
+        self._ends.labels(self._resource(resource), _one_of(_ENDS, why)).inc()
+
+    def stream(self, resource: str, opened: bool) -> None:
+        self._streams.labels(self._resource(resource)).inc(1 if opened else -1)
+
+    def listed(self, resource: str) -> None:
+        self._lists.labels(self._resource(resource)).inc()
+
+    def answered(self, method: str, code: str, seconds: float) -> None:
+        self._calls.labels(_one_of(_METHODS, method), _one_of(_STATUSES, code)).observe(seconds)
+
+    def wrote(self, what: str, ok: bool) -> None:
+        self._writes.labels(_one_of(_WRITES, what), "ok" if ok else "failed").inc()
+
+    def _resource(self, name: str) -> str:
+        """The label for a resource; the series of one that is new begin at 0."""
+        shown = name if name in self._resources or len(self._resources) < MOST_RESOURCES else OTHER
+        if shown not in self._resources:
+            for way in sorted(_WAYS):
+                for outcome in sorted(_OUTCOMES):
+                    self._registrations.labels(shown, way, outcome)
+            for why in sorted(_ENDS):
+                self._ends.labels(shown, why)
+            for each in (self._registered, self._streams, self._lists):
+                each.labels(shown)
+            if shown is not OTHER:
+                self._resources.add(shown)
+        return shown
+
+    def _shown(self, name: str) -> str:
+        """The label for a resource that is being scraped; nothing is made anew for it."""
+        return name if name in self._resources or len(self._resources) < MOST_RESOURCES else OTHER
+
+
+class _Devices(Collector):
+    """The ids of every list, by health, as they are at this moment."""
+
+    def __init__(self, boards: Callable[[], Mapping[str, Board]], shown: Callable[[str], str]) -> None:
+        self._boards = boards
+        self._shown = shown
+
+    def describe(self) -> Iterator[Metric]:
+        yield self._family()
+
+    def collect(self) -> Iterator[Metric]:
+        family = self._family()
+        counts: Counts[tuple[str, str]] = Counts()
+        for resource, board in dict(self._boards()).items():  # the copy is atomic, the plugin goes on meanwhile
+            shown, health = self._shown(resource), board.health
+            counts[shown, "healthy"] += sum(health)
+            counts[shown, "unhealthy"] += len(health) - sum(health)
+        for labels, number in counts.items():
+            family.add_metric(labels, number)
+        yield family
+
+    def _family(self) -> GaugeMetricFamily:
+        return GaugeMetricFamily(
+            "scrubber_plugin_devices",
+            "Ids of devices and shares in the list for the kubelet, by the health that it is told.",
+            labels=("resource", "health"),
+        )

@@ -1,0 +1,104 @@
+"""The words that labels may take: what a metric says is bounded here, whatever an event, a driver or a tenant says.
+
+A value that the code does not know is ``other``.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from scrubber.domain import errors
+from scrubber.domain.signals import SIGNALS
+from scrubber.ports.journal import Event
+
+__all__ = [
+    "BUCKETS",
+    "CAUSES",
+    "OTHER",
+    "REFUSALS",
+    "XID",
+    "cause_class",
+    "codes",
+    "exemplar",
+    "field",
+    "measured",
+    "one_of",
+    "xid_label",
+]
+
+OTHER: Final = "other"
+XID: Final = "xid"
+
+BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+"""Seconds. The client's default ends at 10, where a slow path only begins."""
+
+_EXEMPLAR_CHARACTERS = 128
+"""OpenMetrics: all label names and values of an exemplar together."""
+
+
+def codes(base: type[errors.ScrubberError]) -> frozenset[str]:
+    """The codes of ``base`` and of every error of the house below it."""
+    tree = (each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, base))
+    return frozenset(each.code for each in tree)
+
+
+REFUSALS = codes(errors.ScrubberError) | {
+    "breaker",
+    "earlier-pod-lives",
+    "foreign-assignment",
+    "pod-unreadable",
+    "reassigned",
+    "scrub-held-up",
+    "scrubbing",
+    "sharing",
+    "spent",
+    "starting",
+    "unassigned",
+}
+"""Every error's own code, and those that the engine gives instead where it can say more."""
+
+CAUSES = codes(errors.DeviceFault) | SIGNALS.keys() | {XID, "operator"}
+"""Every device fault's code, those of the one table of what goes wrong, and a person's word. All XIDs are one class."""
+
+_XID_CODE = re.compile(rf"(?:{XID}-)?([0-9]+)", re.ASCII)
+_LARGEST_XID = 200
+"""The catalogue of NVIDIA's ends below; a driver may say any number."""
+_XIDS = frozenset(map(str, range(1, _LARGEST_XID + 1)))
+
+
+def one_of(known: frozenset[str], value: object, otherwise: str = OTHER) -> str:
+    """``value`` if it is a word of ``known``."""
+    return str(value) if isinstance(value, str) and value in known else otherwise
+
+
+def cause_class(code: object) -> str:
+    """The bounded class of a cause: ``xid-95`` is ``xid``, any other known one is itself, the unheard-of ``other``."""
+    if isinstance(code, str) and code.startswith(f"{XID}-"):
+        return XID
+    return one_of(CAUSES, code)
+
+
+def xid_label(code: object) -> str | None:
+    """The number of an XID (``95`` or ``xid-95``), ``other`` for one that no catalogue has; None for another signal."""
+    if isinstance(code, int) and not isinstance(code, bool):
+        return str(code) if 1 <= code <= _LARGEST_XID else OTHER
+    match = _XID_CODE.fullmatch(code) if isinstance(code, str) else None
+    return None if match is None else one_of(_XIDS, match[1])
+
+
+def measured(value: object) -> float | None:
+    """``value`` if it is a number and not negative; None when it is absent or makes no sense (NaN, infinite)."""
+    return float(value) if isinstance(value, int | float) and 0 <= value < 2.0**63 else None
+
+
+def field(event: Event, name: str) -> float | None:
+    """A field of ``event`` that :func:`measured` takes."""
+    return measured(event.fields.get(name))
+
+
+def exemplar(scrub: str | None) -> dict[str, str] | None:
+    """The exemplar that names ``scrub``; None where there is none, or OpenMetrics would refuse it."""
+    if scrub is None or len("scrub_id") + len(scrub) > _EXEMPLAR_CHARACTERS:
+        return None
+    return {"scrub_id": scrub}

@@ -1,0 +1,145 @@
+"""What is so of the service itself: what it is, what waits, its ledger and its trail, its children, the kubelet as it sees it."""
+
+from __future__ import annotations
+
+import platform
+from typing import Final
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from scrubber.adapters.journal.facts import Facts
+from scrubber.adapters.journal.labels import BUCKETS, OTHER, measured
+from scrubber.adapters.journal.page import Page
+from scrubber.adapters.journal.present import Present
+from scrubber.ports.journal import Event
+
+__all__ = ["Service"]
+
+_HASH_DIGITS: Final = 12
+_STOPPED = frozenset({"resets", "soft"})
+_CHILDREN: Final = ("driver", "events", "walker", "zygote", "eraser", "diagnosis")
+"""Last words of the modules that run in children."""
+
+
+class Service:
+    """The metrics that have no device.
+
+    Attributes:
+        members: those that are so at present.
+    """
+
+    def __init__(self, page: Page) -> None:
+        self._events(page)
+        self._handovers_waiting = Present("scrubber_handovers_waiting", "Container starts that wait now.")
+        self._slots = Present("scrubber_eraser_slots", "Places for erasers, busy and free.", ("state",))
+        self._erasers_waiting = Present("scrubber_erasers_waiting", "Scrubs that wait for such a place.")
+        self._children = Present(
+            "scrubber_child_starts",
+            "Child processes that were started, replacements among them.",
+            ("child",),
+            counter=True,
+        )
+        self._abandoned = Present(
+            "scrubber_children_abandoned", "Child processes that SIGKILL did not end in time.", counter=True
+        )
+        self._ledger_ok = Present("scrubber_ledger_ok", "1 while the ledger stores changes; 0 while it does not.")
+        self._ledger_bytes = Present("scrubber_ledger_size_bytes", "The ledger's database and its log together.")
+        # Two metrics of one row, of one scrape: a float holds 53 bits, and a number makes no new series with each row.
+        self._head = Present("scrubber_audit_head_sequence", "Rows that were ever written to the audit trail.")
+        self._hash = Present(
+            "scrubber_audit_head_hash48",
+            "First 48 bits of the hash of the audit trail's last row, as a number: 12 hexadecimal digits.",
+        )
+        self._intact = Present(
+            "scrubber_audit_intact", "1 if the whole audit trail was intact when it was last looked through, else 0."
+        )
+        self._verified = Present("scrubber_audit_verified_timestamp_seconds", "When that was.")
+        self._kubelet = Present("scrubber_kubelet_trusted", "1 while the kubelet's lists are believed.")
+        self._restarts = Present(
+            "scrubber_kubelet_restarts", "Restarts of the kubelet, as the service saw them.", counter=True
+        )
+        self._policy = Present("scrubber_policy_info", "1 for the policy in force.", ("policy", "digest"))
+        self._key = Present("scrubber_signing_key_info", "1 for the key that signs certificates.", ("key_id",))
+        self._build = Present(
+            "scrubber_build_info", "1 for what runs here.", ("version", "backend", "driver", "python")
+        )
+        self.members = (
+            *(self._handovers_waiting, self._slots, self._erasers_waiting, self._children, self._abandoned),
+            *(self._ledger_ok, self._ledger_bytes, self._head, self._hash, self._intact, self._verified),
+            *(self._kubelet, self._restarts, self._policy, self._key, self._build),
+        )
+        self.show(Facts())
+
+    def _events(self, page: Page) -> None:
+        counted = page.counted
+        self._lost_lines = Counter("scrubber_log_lines_lost", "Log lines that could not be written.", registry=counted)
+        self._policy_rejected = Gauge(
+            "scrubber_policy_rejected",
+            "1 while the policy's file is refused and an older one is in force.",
+            registry=counted,
+        )
+        self._breaker = Gauge(
+            "scrubber_breaker_open",
+            "1 while the node's breaker stops what it names: resets by recoveries, quarantines for soft signals.",
+            ("what",),
+            registry=counted,
+        )
+        for what in sorted(_STOPPED):
+            self._breaker.labels(what)
+        self._commits = Histogram(
+            "scrubber_ledger_commit_duration_seconds",
+            "How long changes took to be stored, their wait for the ledger's thread included.",
+            buckets=BUCKETS,
+            registry=counted,
+        )
+        self._failures = Counter("scrubber_ledger_failures", "Changes that could not be stored.", registry=counted)
+
+    def show(self, facts: Facts) -> None:
+        """Bring all series up to date."""
+        self._handovers_waiting.set(facts.handovers_waiting)
+        self._slots.series = {("busy",): facts.slots_busy, ("free",): facts.slots_free}
+        self._erasers_waiting.set(facts.erasers_waiting)
+        starts: dict[tuple[str, ...], float] = {(child,): 0 for child in (*_CHILDREN, OTHER)}
+        for module, times in facts.child_starts.items():
+            name = module.rpartition(".")[2]
+            starts[(name if name in _CHILDREN else OTHER,)] += times
+        self._children.series = starts
+        self._abandoned.set(facts.children_abandoned)
+        self._ledger_ok.set(int(facts.ledger_ok))
+        self._ledger_bytes.set(facts.ledger_bytes)
+        head = facts.audit_head
+        self._head.set(None if head is None else head.sequence)
+        self._hash.set(None if head is None else int(head.hash[:_HASH_DIGITS] or "0", 16))
+        self._kubelet.set(int(facts.kubelet_trusted))
+        self._restarts.set(facts.kubelet_restarts)
+        self._policy.series = {} if facts.policy is None else {(facts.policy[0], facts.policy[1][:_HASH_DIGITS]): 1}
+
+    def runs(self, *, version: str, backend: str, driver: str) -> None:
+        """What runs here."""
+        self._build.series = {(version, backend, driver, platform.python_version()): 1}
+
+    def key(self, key_id: str) -> None:
+        """Which key signs the certificates."""
+        self._key.series = {(key_id,): 1}
+
+    def audit(self, *, intact: bool, at: float) -> None:
+        """The whole audit trail was looked through at ``at`` (wall-clock seconds). Nothing is shown before the first time."""
+        self._intact.set(int(intact))
+        self._verified.set(at)
+
+    def committed(self, seconds: float, stored: bool) -> None:
+        """The ledger tried to store a change."""
+        self._commits.observe(measured(seconds) or 0.0)
+        if not stored:
+            self._failures.inc()
+
+    def line_lost(self) -> None:
+        self._lost_lines.inc()
+
+    def policy(self, event: Event) -> None:
+        self._policy_rejected.set(int(event.name == "policy.rejected"))
+
+    def breaker(self, event: Event) -> None:
+        what = event.fields.get("what")
+        if what in _STOPPED:
+            self._breaker.labels(what).set(int(event.name == "breaker.opened"))

@@ -1,0 +1,345 @@
+"""Where Prometheus scrapes: a page over HTTP or HTTPS. Both daemons have one, so neither has a server of its own.
+
+Promises: whoever connects keeps nobody else waiting, by silence or by slowness. The library's server shakes hands in the
+thread that accepts, where one silent client ends all scrapes; here each connection has a thread, a deadline, and few
+beside it. Certificates that were replaced are taken up by the next scrape, because a restart of the service would make
+every device dirty.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from socketserver import TCPServer, ThreadingMixIn
+from typing import Any, Protocol
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from scrubber.domain.errors import BadConfiguration
+
+__all__ = ["App", "Scraping", "ScrapingTimes", "Tls", "page", "serve"]
+
+_AT_ONCE = 32
+"""Connections that are answered at the same time; one more is closed unanswered."""
+
+App = Callable[[dict[str, Any], Any], Iterable[bytes]]
+"""A WSGI application."""
+
+
+class Tls(Protocol):
+    """Files in PEM; ``client_ca``: who may scrape must show a certificate that one of these has signed."""
+
+    @property
+    def certificate(self) -> Path: ...
+
+    @property
+    def key(self) -> Path: ...
+
+    @property
+    def client_ca(self) -> Path | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ScrapingTimes:
+    """Seconds.
+
+    Attributes:
+        deadline: of one connection, from its beginning to its end.
+        tell: between two sentences about connections that came to nothing.
+    """
+
+    deadline: float = 10.0
+    tell: float = 60.0
+
+
+class Scraping:
+    """A page that is being served; :meth:`close` ends it.
+
+    Attributes:
+        address: ``HOST:PORT``, with the port that the system chose where 0 was asked for.
+        port: the same.
+    """
+
+    def __init__(self, server: _Server, address: str) -> None:
+        self.address = address
+        self.port = server.server_port
+        self._server = server
+        self._thread = threading.Thread(target=server.serve_forever, args=(0.1,), name="metrics", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Listen no more; waits a tenth of a second at most. What is being answered is not waited for."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def page(registry: CollectorRegistry) -> App:
+    """What the library makes of ``registry``, without the times at which it made each series: nobody asks for them."""
+    return make_wsgi_app(_Untimed(registry))
+
+
+def serve(
+    page: App,
+    host: str,
+    port: int,
+    *,
+    tell: Callable[[str], object],
+    tls: Tls | None = None,
+    times: ScrapingTimes | None = None,
+) -> Scraping:
+    """Answer whoever asks at ``host`` with ``page``, in threads of its own.
+
+    Args:
+        tell: is told, from any thread, why a connection came to nothing; now and then, however many there are.
+        tls: without it, plain HTTP.
+
+    Raises:
+        BadConfiguration: nobody can listen there, or the certificates cannot be used.
+    """
+    bracketed = f"[{host}]" if ":" in host else host
+    keys = None if tls is None else _Keys(tls)
+    teller = _Teller(tell, (times or ScrapingTimes()).tell)
+    try:
+        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        server = _Server(family, place[:2], page, keys, teller, (times or ScrapingTimes()).deadline)
+    except OSError as error:
+        raise BadConfiguration(
+            f"Metrics cannot be served on {bracketed}:{port}: {error.strerror}. "
+            "Choose another --metrics-address, or off."
+        ) from error
+    return Scraping(server, f"{bracketed}:{server.server_port}")
+
+
+class _Untimed(Collector):
+    def __init__(self, registry: Any) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._registry.collect():
+            metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
+            yield metric
+
+    def restricted_registry(self, names: Iterable[str]) -> _Untimed:
+        """For a scrape that names what it wants."""
+        return _Untimed(self._registry.restricted_registry(names))
+
+
+class _Teller:
+    """One sentence at a time, and not one for each connection: a scanner of ports makes thousands."""
+
+    def __init__(self, tell: Callable[[str], object], every: float) -> None:
+        self._tell = tell
+        self._every = every
+        self._said: float | None = None
+        self._lock = threading.Lock()
+
+    def __call__(self, sentence: str) -> None:
+        with self._lock:
+            now = time.monotonic()
+            if self._said is not None and now - self._said < self._every:
+                return
+            self._said = now
+        self._tell(sentence)
+
+
+class _Keys:
+    """The certificates as the files have them now.
+
+    Raises:
+        BadConfiguration: they cannot be used.
+    """
+
+    def __init__(self, tls: Tls) -> None:
+        self._tls = tls
+        self._lock = threading.Lock()
+        self._seen = self._look()
+        self._context = _context(tls)
+
+    def context(self, tell: Callable[[str], None]) -> ssl.SSLContext:
+        """For the next connection. Files that cannot be used leave what was in force before, and are tried again."""
+        with self._lock:
+            try:
+                seen = self._look()
+                if seen != self._seen:
+                    self._context = _context(self._tls)
+                    self._seen = seen
+            except BadConfiguration as error:
+                tell(f"The certificates for metrics are not taken up, and the earlier ones stay: {error}")
+            return self._context
+
+    def _look(self) -> list[tuple[int, int, int] | None]:
+        """Which files they are; taken before they are read, so that a change in between is seen the next time."""
+        files = (self._tls.certificate, self._tls.key, self._tls.client_ca)
+        return [None if path is None else _identity(path) for path in files]
+
+
+def _identity(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:  # whoever reads it next says why
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _context(tls: Tls) -> ssl.SSLContext:
+    """TLS 1.2 or newer.
+
+    Raises:
+        BadConfiguration: a file that cannot be read, or holds something else.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    _certificates(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), "--metrics-cert", tls.certificate)
+    _readable("--metrics-key", tls.key)
+    try:
+        # Without a password OpenSSL would ask for one at the terminal.
+        context.load_cert_chain(tls.certificate, tls.key, password=lambda: "")
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise BadConfiguration(
+                f"--metrics-key {tls.key} is not the key of --metrics-cert {tls.certificate}; give the one that was "
+                "made with it."
+            ) from error
+        raise BadConfiguration(
+            f"--metrics-key {tls.key} holds no private key in PEM that can be used without a passphrase."
+        ) from error
+    if tls.client_ca is not None:
+        _certificates(context, "--metrics-client-ca", tls.client_ca)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def _certificates(context: ssl.SSLContext, flag: str, path: Path) -> None:
+    _readable(flag, path)
+    try:
+        context.load_verify_locations(path)
+    except ssl.SSLError as error:
+        raise BadConfiguration(f"{flag} {path} holds no certificate in PEM.") from error
+
+
+def _readable(flag: str, path: Path) -> None:
+    try:
+        with path.open("rb") as file:
+            file.read(1)
+    except OSError as error:
+        raise BadConfiguration(f"{flag} {path} cannot be read: {error.strerror}.") from error
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """A thread for each connection, in which it shakes hands, too."""
+
+    daemon_threads = True
+    request_queue_size = _AT_ONCE
+
+    def __init__(
+        self,
+        family: int,
+        place: Any,
+        page: App,
+        keys: _Keys | None,
+        tell: Callable[[str], None],
+        deadline: float,
+    ) -> None:
+        self.address_family = family
+        self._keys = keys
+        self._tell = tell
+        self._deadline = deadline
+        self._free = threading.BoundedSemaphore(_AT_ONCE)
+        super().__init__(place, _Handler)
+        self.set_app(_answering(page, tell))
+
+    def server_bind(self) -> None:
+        # Not as the class above does it: that asks the resolver for the host's full name, which may take a minute.
+        TCPServer.server_bind(self)
+        host, port = self.server_address[:2]
+        self.server_name, self.server_port = str(host), port
+        self.setup_environ()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._free.acquire(blocking=False):
+            self._tell(f"A connection from {client_address[0]} was closed: {_AT_ONCE} are open already.")
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._free.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        with _ended_after(self._deadline, request):
+            if self._keys is None:
+                super().finish_request(request, client_address)
+                return
+            try:
+                secured = self._keys.context(self._tell).wrap_socket(request, server_side=True)
+            except OSError as error:
+                self._tell(f"A scrape from {client_address[0]} was refused: {getattr(error, 'reason', None) or error}.")
+                return
+            try:
+                super().finish_request(secured, client_address)
+            finally:
+                self.shutdown_request(secured)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Of a client that went away, or was too slow, there is nothing to say; what we did wrong is said by the app."""
+
+
+@contextmanager
+def _ended_after(seconds: float, connection: socket.socket) -> Iterator[None]:
+    """Close the connection to both sides then, whatever it is doing: a timeout of the socket's counts from byte to byte."""
+    line = connection.dup()
+
+    def end() -> None:
+        try:
+            line.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        line.close()
+
+
+class _Handler(WSGIRequestHandler):
+    server_version = "scrubber"
+    sys_version = ""
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """A scrape is no event."""
+
+
+def _answering(page: App, tell: Callable[[str], None]) -> App:
+    """``page``, with a fault of ours told instead of written over the log."""
+
+    def answer(environ: Any, start_response: Any) -> Iterable[bytes]:
+        try:
+            return page(environ, start_response)
+        except Exception as error:  # noqa: BLE001 - the scrape fails, and nothing else may
+            tell(f"A scrape failed: {error!r}")
+            start_response("500 Internal Server Error", [("Content-Type", "text/plain; charset=utf-8")])
+            return [b"The metrics could not be collected; the log says why.\n"]
+
+    return answer

@@ -1,0 +1,320 @@
+"""What happened is counted: hand-overs, scrubs and their steps, quarantines, XIDs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from scrubber.domain.errors import (
+    Away,
+    Held,
+    InvalidRequest,
+    LedgerFailure,
+    NotReady,
+    Quarantined,
+    ScrubberError,
+    Stuck,
+)
+from scrubber.domain.evidence import Occasion, Outcome, Path, Severity, Step, StepResult, Verdict
+from scrubber.domain.handover import HandOver
+from scrubber.ports import Event
+from tests.measures import NOON, Measures, event, finding, memory, scrub, shown
+
+
+@pytest.fixture
+def told() -> Measures:
+    return Measures()
+
+
+# -- hand-overs --------------------------------------------------------------------------------------------------------
+
+
+def test_granted_and_refused_hand_overs_are_counted(told: Measures) -> None:
+    granted = event("handover.granted", kind=HandOver.SAME_TENANT.value, path=Path.SLOW.value)
+    told(granted, granted, event("handover.refused", code=NotReady.code), event("handover.waiting"))
+    assert told.value("scrubber_handovers_total", kind="same-tenant", path="slow", outcome="granted") == 2
+    assert told.value("scrubber_handovers_total", kind="unknown", path="none", outcome="not-ready") == 1
+
+
+def test_how_long_a_start_waited_is_measured_by_path_and_outcome(told: Measures) -> None:
+    fast = event("handover.granted", kind=HandOver.SAME_POD.value, path=Path.FAST.value, seconds=0.004)
+    told(fast, fast, event("handover.refused", code="scrubbing", seconds=25.0), event("handover.refused"))
+    name, at_most = "scrubber_handover_duration_seconds", {"path": "fast", "outcome": "granted"}
+    assert told.value(f"{name}_count", **at_most) == 2
+    assert told.value(f"{name}_sum", path="none", outcome="scrubbing") == 25.0
+    assert told.value(f"{name}_bucket", le="0.0025", **at_most) == 0
+    assert told.value(f"{name}_bucket", le="0.005", **at_most) == 2
+    assert told.value(f"{name}_count", path="none", outcome="other") is None
+
+
+@pytest.mark.parametrize("bound", ["10.0", "15.0", "20.0", "25.0", "30.0"])
+def test_waits_up_to_the_deadline_are_told_apart(told: Measures, bound: str) -> None:
+    told(event("handover.granted", path="slow", kind="unknown", seconds=14.0))
+    counted = told.value("scrubber_handover_duration_seconds_bucket", path="slow", outcome="granted", le=bound)
+    assert counted == (float(bound) >= 14.0)
+
+
+@pytest.mark.parametrize("error", [Away, Held, InvalidRequest, LedgerFailure, Quarantined, Stuck])
+def test_a_refusal_is_counted_under_the_code_of_its_error(told: Measures, error: type[ScrubberError]) -> None:
+    told(event("handover.refused", code=error.code))
+    assert told.value("scrubber_handovers_total", kind="unknown", path="none", outcome=error.code) == 1
+
+
+# -- scrubs ------------------------------------------------------------------------------------------------------------
+
+
+def finished(**fields: Any) -> Event:
+    words = {"path": Path.SLOW.value, "occasion": Occasion.RELEASE.value, "outcome": Outcome.PASSED.value}
+    return event("scrub.finished", **{**words, "seconds": 20.0, **fields})
+
+
+def test_a_scrub_is_counted_and_measured(told: Measures) -> None:
+    told(finished(residue_bytes=4096))
+    labels = {"path": "slow", "occasion": "release", "outcome": "passed"}
+    assert told.value("scrubber_scrubs_total", **labels) == 1
+    assert told.value("scrubber_scrub_duration_seconds_sum", **labels) == 20.0
+    assert told.value("scrubber_scrub_duration_seconds_bucket", **labels, le="10.0") == 0
+    assert told.value("scrubber_scrub_duration_seconds_bucket", **labels, le="30.0") == 1
+    assert told.value("scrubber_residue_bytes_total") == 4096
+
+
+def test_a_scrub_and_its_steps_lead_to_its_record_by_an_exemplar(told: Measures) -> None:
+    told(finished())
+    told.metrics.scrubbed(scrub(memory(3.0), id="scrub-7"))
+    page = told.page("application/openmetrics-text; version=1.0.0").splitlines()
+    (of_the_scrub,) = (line for line in page if line.startswith("scrubber_scrub_duration") and "# {" in line)
+    (of_the_step,) = (line for line in page if line.startswith("scrubber_step_duration") and "# {" in line)
+    assert '# {scrub_id="S-1"} 20.0' in of_the_scrub
+    assert '# {scrub_id="scrub-7"} 3.0' in of_the_step
+
+
+def test_every_step_is_timed_by_path_and_verdict(told: Measures) -> None:
+    failed = StepResult(Step.HOLDERS, Verdict.FAILED, 0.25)
+    told.metrics.scrubbed(scrub(failed, path=Path.FAST))
+    told.metrics.scrubbed(scrub(failed, memory(2.0)))
+    name = "scrubber_step_duration_seconds_sum"
+    assert told.value(name, step="holders", path="fast", verdict="failed") == 0.25
+    assert told.value(name, step="holders", path="slow", verdict="failed") == 0.25
+    assert told.value(name, step="memory", path="slow", verdict="passed") == 2.0
+
+
+def test_bytes_cleared_and_verified_are_added_up(told: Measures) -> None:
+    for _ in range(2):
+        told.metrics.scrubbed(scrub(memory(cleared_bytes=1000, verified_bytes=900)))
+    assert told.value("scrubber_cleared_bytes_total") == 2000
+    assert told.value("scrubber_verified_bytes_total") == 1800
+
+
+@pytest.mark.parametrize(
+    ("step", "severity", "code", "counted"),
+    [
+        (Step.MEMORY, Severity.FAULT, "verification-failed", "verification-failed"),
+        (Step.MEMORY, Severity.NOTE, "residue", "residue"),
+        (Step.HEALTH, Severity.FAULT, "xid-95", "xid"),
+        (Step.HEALTH, Severity.NOTE, "xid-4294967295", "xid"),
+        (Step.SETTINGS, Severity.FAULT, "driver-stuck", "driver-stuck"),
+        (Step.HEALTH, Severity.WARNING, "never-heard-of", "other"),
+        (Step.ON_CHIP, Severity.FAULT, "residue", "other"),
+    ],
+)
+def test_findings_are_counted_by_code(told: Measures, step: Step, severity: Severity, code: str, counted: str) -> None:
+    told.metrics.scrubbed(scrub(StepResult(step, Verdict.FAILED, 0.1, (finding(step, code, severity),))))
+    assert told.value("scrubber_findings_total", step=step.value, severity=severity.value, code=counted) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "verdict", "found", "method", "outcome"),
+    [
+        ("nvidia-smi --gpu-reset", Verdict.PASSED, None, "nvidia-smi", "ok"),
+        ("the simulated driver", Verdict.FAILED, ("reset-failed", Severity.FAULT), "sim", "reset-failed"),
+        ("nvidia-smi --gpu-reset", Verdict.FAILED, ("held", Severity.DIRTY), "nvidia-smi", "held"),
+        ("a hammer", Verdict.NOT_COVERED, ("reset-unavailable", Severity.NOTE), "other", "reset-unavailable"),
+        (None, Verdict.FAILED, ("moon", Severity.FAULT), "other", "other"),
+        (None, Verdict.FAILED, None, "other", "other"),
+    ],
+)
+def test_resets_are_counted_by_method_and_what_came_of_them(
+    told: Measures,
+    words: str | None,
+    verdict: Verdict,
+    found: tuple[str, Severity] | None,
+    method: str,
+    outcome: str,
+) -> None:
+    findings = () if found is None else (finding(Step.RESET, *found),)
+    told.metrics.scrubbed(scrub(StepResult(Step.RESET, verdict, 1.0, findings, {"method": words})))
+    assert told.value("scrubber_resets_total", method=method, outcome=outcome) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "act", "times"),
+    [
+        ("leftover.ended", {"pid": 17}, "process", 1),
+        ("leftover.pod-ended", {}, "pod", 1),
+        ("stranger.ended", {"pid": 17}, "stranger", 1),
+        ("eraser.orphan", {"pid": 17, "ended": True}, "eraser", 1),
+        ("eraser.orphan", {"pid": 17, "ended": False}, "eraser", 0),
+    ],
+)
+def test_whoever_was_ended_is_counted_by_what_it_was(
+    told: Measures, name: str, fields: dict[str, Any], act: str, times: int
+) -> None:
+    told(event(name, **fields))
+    assert told.value("scrubber_leftovers_ended_total", act=act) == times
+
+
+def test_residue_that_nobody_explains_is_counted_apart(told: Measures) -> None:
+    assert told.value("scrubber_unexplained_residue_bytes_total") == 0
+    told(event("residue.unexplained", residue_bytes=512))
+    assert told.value("scrubber_unexplained_residue_bytes_total") == 512
+
+
+# -- what goes wrong ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cause", "counted"),
+    [
+        ("xid-95", "xid"),
+        ("xid-4294967295", "xid"),
+        ("driver-stuck", "driver-stuck"),
+        ("verification-failed", "verification-failed"),
+        ("ecc-uncorrected", "ecc-uncorrected"),
+        (Quarantined.code, "other"),
+        ("never-heard-of", "other"),
+        (None, "other"),
+    ],
+)
+def test_a_quarantine_is_counted_by_the_class_of_its_cause(told: Measures, cause: str | None, counted: str) -> None:
+    told(event("health.quarantined", cause=cause))
+    assert told.value("scrubber_quarantines_total", cause_class=counted) == 1
+
+
+@pytest.mark.parametrize(
+    ("use", "counted"), [("stranger", "stranger"), ("foreign-assignment", "foreign-assignment"), ("odd", "other")]
+)
+def test_use_without_a_grant_is_counted_by_its_kind(told: Measures, use: str, counted: str) -> None:
+    told(event("use.ungranted", use=use, pid=1))
+    assert told.value("scrubber_ungranted_uses_total", use=counted) == 1
+
+
+def test_a_persons_quarantine_is_counted_once_and_is_no_tenants(told: Measures) -> None:
+    told(
+        event("operator.quarantined", reason="noise", tenant_namespace="team-a"),
+        event("health.quarantined", cause="operator", tenant_namespace="team-a"),
+    )
+    assert told.value("scrubber_quarantines_total", cause_class="operator") == 1
+    assert told.labels("scrubber_tenant_quarantines_total") == []
+
+
+def test_a_quarantine_is_counted_for_the_tenant_who_had_the_device(told: Measures) -> None:
+    hit = event("health.quarantined", cause="xid-95", tenant_namespace="team-a")
+    told(hit, hit, event("health.quarantined", cause="xid-95", tenant_namespace="team-b"))
+    told(event("health.condemned", cause="xid-95"), event("health.healthy", tenant_namespace="team-b"))
+    assert told.value("scrubber_tenant_quarantines_total", tenant_namespace="team-a") == 2
+    assert told.value("scrubber_tenant_quarantines_total", tenant_namespace="team-b") == 1
+    assert told.value("scrubber_quarantines_total", cause_class="xid") == 3
+    told(event("health.condemned", cause="xid-95", tenant_namespace="team-b"))
+    assert told.value("scrubber_tenant_quarantines_total", tenant_namespace="team-b") == 2
+
+
+@pytest.mark.parametrize("nobody", [{}, {"tenant_namespace": None}, {"tenant_namespace": ""}])
+def test_a_quarantine_while_nobody_had_the_device_is_nobodys(told: Measures, nobody: dict[str, Any]) -> None:
+    told(event("health.quarantined", cause="xid-95", **nobody))
+    assert told.labels("scrubber_tenant_quarantines_total") == []
+
+
+def test_the_first_tenants_are_counted_by_name_and_the_rest_together(told: Measures) -> None:
+    def hit(number: int) -> Event:
+        return event("health.quarantined", cause="xid-95", tenant_namespace=f"team-{number}")
+
+    told(*(hit(number) for number in range(100)), hit(0), hit(63), hit(64))
+    assert told.value("scrubber_tenant_quarantines_total", tenant_namespace="team-0") == 2
+    assert told.value("scrubber_tenant_quarantines_total", tenant_namespace="team-63") == 2
+    assert told.value("scrubber_tenant_quarantines_total", tenant_namespace="other") == 37
+    assert len(told.labels("scrubber_tenant_quarantines_total")) == 65
+
+
+def test_a_tenant_who_was_granted_a_device_has_a_series_before_his_first_quarantine(told: Measures) -> None:
+    told(event("handover.granted", tenant_namespace="team-a"), event("handover.granted", tenant_namespace=None))
+    assert told.value("scrubber_tenant_quarantines_total", tenant_namespace="team-a") == 0
+    assert len(told.labels("scrubber_tenant_quarantines_total")) == 1
+
+
+def test_tenants_who_cause_nothing_leave_names_for_those_who_do(told: Measures) -> None:
+    told(*(event("handover.granted", tenant_namespace=f"good-{number}") for number in range(200)))
+    assert len(told.labels("scrubber_tenant_quarantines_total")) == 32
+    told(*(event("health.quarantined", cause="lost", tenant_namespace=f"bad-{number}") for number in range(32)))
+    assert told.value("scrubber_tenant_quarantines_total", tenant_namespace="bad-31") == 1
+    assert told.value("scrubber_tenant_quarantines_total", tenant_namespace="other") is None
+
+
+# -- XIDs --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "counted"),
+    [
+        *(("xid-95", "95"), ("79", "79"), (31, "31"), ("xid-1", "1"), ("xid-200", "200")),
+        *(("xid-0", "other"), ("xid-201", "other"), ("xid-095", "other"), (0, "other"), (201, "other"), (-1, "other")),
+        *((10**400, "other"), ("xid-" + "9" * 5000, "other")),
+    ],
+)
+def test_xids_are_counted_by_device_and_number_as_often_as_they_are_new(
+    told: Measures, code: str | int, counted: str
+) -> None:
+    told.show(shown("GPU-a"))
+    signal = event("health.signal", code=code, new=3, total=40)
+    told(signal, signal)
+    assert told.value("scrubber_xids_total", device="GPU-a", code=counted) == 6
+    assert told.value("scrubber_xid_last_seen_timestamp_seconds", device="GPU-a", code=counted) == NOON
+    assert len(told.labels("scrubber_xids_total")) == 1
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"code": "too-hot", "new": 1},
+        {"code": True, "new": 1},
+        {"code": None, "new": 1},
+        {"code": "xid-95"},
+        {"code": "xid-95", "new": 0},
+        {"code": "xid-95", "new": -1},
+        {"code": "xid-95", "new": float("nan")},
+    ],
+)
+def test_what_is_no_xid_or_nothing_new_counts_none(told: Measures, fields: dict[str, Any]) -> None:
+    told.show(shown("GPU-a"))
+    told(event("health.signal", **fields))
+    assert told.labels("scrubber_xids_total") == []
+
+
+def test_a_device_shows_sixteen_xids_by_number_and_the_rest_together(told: Measures) -> None:
+    told.show(shown("GPU-a"))
+    told(*(event("health.signal", code=f"xid-{number}", new=1) for number in range(1, 41)))
+    told(event("health.signal", code="xid-1", new=1))
+    assert len(told.labels("scrubber_xids_total")) == 17
+    assert told.value("scrubber_xids_total", device="GPU-a", code="1") == 2
+    assert told.value("scrubber_xids_total", device="GPU-a", code="other") == 24
+
+
+# -- from the start ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "labels"),
+    [
+        ("scrubber_findings_total", {"step": "memory", "severity": "fault", "code": "verification-failed"}),
+        ("scrubber_handovers_total", {"kind": "same-pod", "path": "fast", "outcome": "granted"}),
+        ("scrubber_handovers_total", {"kind": "unknown", "path": "none", "outcome": "scrubbing"}),
+        ("scrubber_leftovers_ended_total", {"act": "stranger"}),
+        ("scrubber_quarantines_total", {"cause_class": "xid"}),
+        ("scrubber_resets_total", {"method": "nvidia-smi", "outcome": "reset-failed"}),
+        ("scrubber_scrubs_total", {"path": "slow", "occasion": "release", "outcome": "failed"}),
+        ("scrubber_ungranted_uses_total", {"use": "stranger"}),
+        ("scrubber_child_starts_total", {"child": "driver"}),
+    ],
+)
+def test_the_first_of_its_kind_is_seen_as_a_step_from_zero(told: Measures, name: str, labels: dict[str, str]) -> None:
+    assert told.value(name, **labels) == 0

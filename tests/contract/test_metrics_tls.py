@@ -1,0 +1,439 @@
+"""Where metrics are scraped, for both daemons: plain or encrypted, with or without certificates of who scrapes.
+
+Nobody who connects keeps the others waiting, and certificates are replaced without a restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import http.client
+import os
+import socket
+import ssl
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from plugin.emulator.stage import Stage
+from scrubber.api.scraping import Scraping, ScrapingTimes, page, serve
+from scrubber.config.settings import MetricsTls
+from scrubber.domain.errors import BadConfiguration
+
+HOST = "127.0.0.1"
+SOON = 10.0
+"""Seconds after which a test gives up; nothing here takes a noticeable part of it."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A certificate and its key, in files."""
+
+    certificate: Path
+    key: Path
+
+
+class Authority:
+    """Signs certificates into files below ``directory``."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self._directory = directory
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        self.file = directory / f"{name}.pem"
+        self._write(self.file, self._signed(self._name, self._key, authority=True))
+
+    def issue(self, name: str, password: bytes | None = None) -> Pair:
+        key = ec.generate_private_key(ec.SECP256R1())
+        pair = Pair(self._directory / f"{name}.crt", self._directory / f"{name}.key")
+        self._write(pair.certificate, self._signed(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]), key))
+        hidden = serialization.BestAvailableEncryption(password) if password else serialization.NoEncryption()
+        pair.key.write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, hidden))
+        return pair
+
+    def _signed(
+        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, *, authority: bool = False
+    ) -> x509.Certificate:
+        now = datetime.datetime.now(datetime.UTC)
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(hours=1))
+            .not_valid_after(now + datetime.timedelta(hours=1))
+            .add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        )
+        return builder.sign(self._key, hashes.SHA256())
+
+    def _write(self, path: Path, certificate: x509.Certificate) -> None:
+        path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path, "cluster")
+
+
+def registry() -> CollectorRegistry:
+    made = CollectorRegistry()
+    Counter("things", "Things that happened.", registry=made).inc(7)
+    return made
+
+
+@contextmanager
+def served(
+    tls: MetricsTls | None = None,
+    *,
+    said: list[str] | None = None,
+    of: CollectorRegistry | None = None,
+    deadline: float = SOON,
+) -> Iterator[Scraping]:
+    heard: list[str] = [] if said is None else said
+    times = ScrapingTimes(deadline=deadline, tell=0.0)
+    with closing(serve(page(of or registry()), HOST, 0, tls=tls, tell=heard.append, times=times)) as scraping:
+        yield scraping
+
+
+def trusting(authority: Authority, client: Pair | None = None) -> ssl.SSLContext:
+    """What a scraper is told: whose certificates it believes, and its own."""
+    context = ssl.create_default_context(cafile=str(authority.file))
+    if client is not None:
+        context.load_cert_chain(client.certificate, client.key)
+    return context
+
+
+class Listening(Protocol):
+    @property
+    def port(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class At:
+    """A daemon of its own process, that listens there."""
+
+    port: int
+
+
+def scrape(scraping: Listening, context: ssl.SSLContext | None = None, path: str = "/metrics") -> tuple[int, str]:
+    """Status and body."""
+    connection: http.client.HTTPConnection = http.client.HTTPConnection(HOST, scraping.port, timeout=SOON)
+    if context is not None:
+        # The name in the certificates is localhost; the address is not asked of a resolver.
+        connection = http.client.HTTPSConnection("localhost", scraping.port, timeout=SOON, context=context)
+        connection._create_connection = lambda *_, **__: socket.create_connection(  # type: ignore[attr-defined]
+            (HOST, scraping.port), SOON
+        )
+    with closing(connection):
+        connection.request("GET", path, headers={"Accept": "application/openmetrics-text"})
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Look until it holds; the server answers from threads."""
+    waited = threading.Event()
+    for _ in range(int(SOON / 0.01)):
+        if holds():
+            return
+        waited.wait(0.01)
+    raise AssertionError("it did not come to that")
+
+
+def refuses(scraping: Listening, context: ssl.SSLContext) -> bool:
+    """Whether the connection comes to nothing. By TLS 1.3 a client learns of it with its first read."""
+    try:
+        scrape(scraping, context)
+    except (OSError, http.client.HTTPException):
+        return True
+    return False
+
+
+class TestPlain:
+    def test_the_page_is_there_without_the_times_at_which_series_were_made(self) -> None:
+        with served() as scraping:
+            status, text = scrape(scraping)
+        assert status == 200
+        assert "things_total 7.0" in text
+        assert "_created" not in text
+
+    def test_a_scrape_may_name_what_it_wants(self) -> None:
+        with served() as scraping:
+            assert scrape(scraping, path="/metrics?name[]=things_total")[1].count("things") >= 1
+            assert "things" not in scrape(scraping, path="/metrics?name[]=other_total")[1]
+
+    def test_the_address_says_which_port_the_system_chose(self) -> None:
+        with served() as scraping:
+            assert scraping.port > 0
+            assert scraping.address == f"{HOST}:{scraping.port}"
+
+    def test_after_the_end_nobody_listens_and_the_port_is_free(self) -> None:
+        with served() as scraping:
+            port = scraping.port
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((HOST, port), SOON)
+        with closing(serve(page(registry()), HOST, port, tell=print)) as again:
+            assert again.port == port
+
+    def test_a_port_that_somebody_has_is_a_sentence(self) -> None:
+        with served() as scraping, pytest.raises(BadConfiguration) as refused:
+            serve(page(registry()), HOST, scraping.port, tell=print)
+        assert str(refused.value) == (
+            f"Metrics cannot be served on {scraping.address}: Address already in use. "
+            "Choose another --metrics-address, or off."
+        )
+
+    @pytest.mark.parametrize(("host", "told"), [("203.0.113.7", "203.0.113.7:0"), ("::bad::", "[::bad::]:0")])
+    def test_a_host_that_is_not_this_one_is_a_sentence(self, host: str, told: str) -> None:
+        with pytest.raises(BadConfiguration, match="Choose another --metrics-address, or off") as refused:
+            serve(page(registry()), host, 0, tell=print)
+        assert told in str(refused.value)
+
+    def test_a_fault_in_a_metric_fails_the_scrape_and_is_told_once(self) -> None:
+        class Broken(Collector):
+            def collect(self) -> Iterator[Metric]:
+                raise RuntimeError("no such thing")
+
+            def describe(self) -> Iterator[Metric]:
+                return iter(())
+
+        said: list[str] = []
+        broken = registry()
+        broken.register(Broken())
+        with served(said=said, of=broken) as scraping:
+            status, text = scrape(scraping)
+        assert (status, text) == (500, "The metrics could not be collected; the log says why.\n")
+        assert said == ["A scrape failed: RuntimeError('no such thing')"]
+
+
+class TestEncrypted:
+    def test_a_scraper_that_trusts_the_authority_is_answered(self, authority: Authority) -> None:
+        pair = authority.issue("node")
+        with served(MetricsTls(pair.certificate, pair.key)) as scraping:
+            assert "things_total 7.0" in scrape(scraping, trusting(authority))[1]
+
+    def test_one_that_speaks_plainly_is_not_and_the_log_says_why(self, authority: Authority) -> None:
+        pair, said = authority.issue("node"), list[str]()
+        with served(MetricsTls(pair.certificate, pair.key), said=said) as scraping:
+            with pytest.raises((OSError, http.client.HTTPException)):
+                scrape(scraping)
+            until(lambda: said == [f"A scrape from {HOST} was refused: HTTP_REQUEST."])
+
+    def test_nothing_older_than_tls_1_2_is_spoken(self, authority: Authority) -> None:
+        pair = authority.issue("node")
+        old = trusting(authority)
+        old.set_ciphers("ALL:@SECLEVEL=0")
+        with pytest.warns(DeprecationWarning, match="TLSv1"):
+            old.minimum_version = ssl.TLSVersion.TLSv1
+        with pytest.warns(DeprecationWarning, match="TLSv1"):
+            old.maximum_version = ssl.TLSVersion.TLSv1_1
+        new = trusting(authority)
+        new.maximum_version = ssl.TLSVersion.TLSv1_2
+        with served(MetricsTls(pair.certificate, pair.key)) as scraping:
+            assert refuses(scraping, old)
+            assert not refuses(scraping, new)
+
+    def test_with_an_authority_for_clients_only_those_it_signed_are_answered(
+        self, authority: Authority, tmp_path: Path
+    ) -> None:
+        pair, stranger = authority.issue("node"), Authority(tmp_path, "elsewhere")
+        said: list[str] = []
+        with served(MetricsTls(pair.certificate, pair.key, authority.file), said=said) as scraping:
+            assert "things_total 7.0" in scrape(scraping, trusting(authority, authority.issue("prometheus")))[1]
+            assert said == []
+            assert refuses(scraping, trusting(authority))
+            until(lambda: said == [f"A scrape from {HOST} was refused: PEER_DID_NOT_RETURN_A_CERTIFICATE."])
+            assert refuses(scraping, trusting(authority, stranger.issue("impostor")))
+            until(lambda: said[-1] == f"A scrape from {HOST} was refused: CERTIFICATE_VERIFY_FAILED.")
+
+    def test_certificates_that_were_replaced_are_taken_up_without_a_restart(
+        self, authority: Authority, tmp_path: Path
+    ) -> None:
+        pair, next_one = authority.issue("node"), Authority(tmp_path, "next")
+        with served(MetricsTls(pair.certificate, pair.key)) as scraping:
+            assert not refuses(scraping, trusting(authority))
+            renewed = next_one.issue("renewed")
+            os.replace(renewed.certificate, pair.certificate)
+            os.replace(renewed.key, pair.key)
+            assert not refuses(scraping, trusting(next_one))
+            assert refuses(scraping, trusting(authority))
+
+    def test_half_replaced_ones_are_not_and_the_earlier_ones_stay(self, authority: Authority, tmp_path: Path) -> None:
+        pair, next_one, said = authority.issue("node"), Authority(tmp_path, "next"), list[str]()
+        with served(MetricsTls(pair.certificate, pair.key), said=said) as scraping:
+            renewed = next_one.issue("renewed")
+            os.replace(renewed.certificate, pair.certificate)
+            assert not refuses(scraping, trusting(authority))
+            assert said[0].startswith(
+                "The certificates for metrics are not taken up, and the earlier ones stay: "
+                f"--metrics-key {pair.key} is not the key of --metrics-cert {pair.certificate}"
+            )
+            assert not refuses(scraping, trusting(authority))
+            assert said[1] == said[0]  # tried again, and not given up
+            pair.key.unlink()
+            assert not refuses(scraping, trusting(authority))
+            os.replace(renewed.key, pair.key)
+            assert not refuses(scraping, trusting(next_one))
+
+
+class TestWhatCannotBeUsed:
+    def refusal(self, certificate: Path, key: Path, client_ca: Path | None = None) -> str:
+        with pytest.raises(BadConfiguration) as refused:
+            serve(page(registry()), HOST, 0, tls=MetricsTls(certificate, key, client_ca), tell=print)
+        return str(refused.value)
+
+    def test_a_file_that_is_not_there(self, authority: Authority, tmp_path: Path) -> None:
+        pair, away = authority.issue("node"), tmp_path / "away"
+        why = "cannot be read: No such file or directory."
+        assert self.refusal(away, pair.key) == f"--metrics-cert {away} {why}"
+        assert self.refusal(pair.certificate, away) == f"--metrics-key {away} {why}"
+        assert self.refusal(pair.certificate, pair.key, away) == f"--metrics-client-ca {away} {why}"
+        assert self.refusal(tmp_path, pair.key) == f"--metrics-cert {tmp_path} cannot be read: Is a directory."
+        below = pair.key / "key"
+        assert self.refusal(pair.certificate, below) == f"--metrics-key {below} cannot be read: Not a directory."
+
+    @pytest.mark.parametrize("contents", [b"", b"\x00\xff" * 99, b"-----BEGIN CERTIFICATE-----\nnone\n"])
+    def test_a_file_with_something_else_in_it(self, authority: Authority, tmp_path: Path, contents: bytes) -> None:
+        pair, odd = authority.issue("node"), tmp_path / "odd"
+        odd.write_bytes(contents)
+        assert self.refusal(odd, pair.key) == f"--metrics-cert {odd} holds no certificate in PEM."
+        assert self.refusal(pair.certificate, odd) == (
+            f"--metrics-key {odd} holds no private key in PEM that can be used without a passphrase."
+        )
+        assert self.refusal(pair.certificate, pair.key, odd) == (
+            f"--metrics-client-ca {odd} holds no certificate in PEM."
+        )
+
+    def test_the_key_of_another_certificate(self, authority: Authority) -> None:
+        one, other = authority.issue("one"), authority.issue("other")
+        assert self.refusal(one.certificate, other.key) == (
+            f"--metrics-key {other.key} is not the key of --metrics-cert {one.certificate}; give the one that was made "
+            "with it."
+        )
+
+    def test_a_key_with_a_passphrase_for_which_nobody_is_asked(self, authority: Authority) -> None:
+        pair = authority.issue("node", password=b"sesame")
+        assert self.refusal(pair.certificate, pair.key).endswith("that can be used without a passphrase.")
+
+
+class TestNobodyKeepsTheOthersWaiting:
+    def test_a_client_that_says_nothing_does_not(self, authority: Authority) -> None:
+        pair = authority.issue("node")
+        tls = MetricsTls(pair.certificate, pair.key)
+        with served(tls) as scraping, socket.create_connection((HOST, scraping.port), SOON):
+            assert not refuses(scraping, trusting(authority))
+        with served() as scraping, socket.create_connection((HOST, scraping.port), SOON):
+            assert scrape(scraping)[0] == 200
+
+    @pytest.mark.parametrize("encrypted", [False, True])
+    def test_one_that_goes_on_slowly_is_cut_off(self, authority: Authority, encrypted: bool) -> None:
+        pair = authority.issue("node")
+        tls = MetricsTls(pair.certificate, pair.key) if encrypted else None
+        with served(tls, deadline=0.2) as scraping, socket.create_connection((HOST, scraping.port), SOON) as slow:
+            # Never a pause as long as the deadline, and never a request, nor a handshake.
+            slow.settimeout(0.02)
+            begun = b"\x16\x03\x01\x02\x00\x01" if encrypted else b"GET /"
+            slow.sendall(begun)
+
+            def is_cut_off() -> bool:
+                try:
+                    slow.sendall(b"\x00" if encrypted else b"a")
+                    return slow.recv(1) == b""
+                except TimeoutError:
+                    return False
+                except OSError:
+                    return True
+
+            until(is_cut_off)
+
+    def test_too_many_at_once_are_closed_and_the_next_one_is_answered(self) -> None:
+        said: list[str] = []
+        with served(said=said) as scraping:
+            crowd: list[Any] = [socket.create_connection((HOST, scraping.port), SOON) for _ in range(40)]
+            until(lambda: any("32 are open already" in each for each in said))
+            for each in crowd:
+                each.close()
+
+            def answered() -> bool:
+                try:
+                    return scrape(scraping)[0] == 200
+                except (OSError, http.client.HTTPException):
+                    return False
+
+            until(answered)
+
+    def test_a_scanner_does_not_fill_the_log(self, authority: Authority) -> None:
+        pair, said = authority.issue("node"), list[str]()
+        times = ScrapingTimes(tell=3600.0)
+        tls = MetricsTls(pair.certificate, pair.key)
+        with closing(serve(page(registry()), HOST, 0, tls=tls, tell=said.append, times=times)) as scraping:
+            for _ in range(20):
+                with pytest.raises((OSError, http.client.HTTPException)):
+                    scrape(scraping)
+            until(lambda: len(said) == 1)
+            assert not refuses(scraping, trusting(authority))
+        assert len(said) == 1
+
+
+class TestBothDaemons:
+    async def test_are_scraped_by_who_shows_a_certificate_and_by_nobody_else(self, authority: Authority) -> None:
+        pair, client = authority.issue("node"), authority.issue("prometheus")
+        flags = ["--metrics-cert", str(pair.certificate), "--metrics-key", str(pair.key)]
+        flags += ["--metrics-client-ca", str(authority.file)]
+        pages = {"scrubber_ledger_ok": At(free_port()), "scrubber_plugin_service_up": At(free_port())}
+        async with Stage(devices=1, memory="1MiB") as stage:
+            for daemon, at in zip((stage.service, stage.plugin), pages.values(), strict=True):
+                daemon.arguments = [*daemon.arguments, *flags, "--metrics-address", f"{HOST}:{at.port}"]
+            await stage.start_daemons(3 * SOON)
+            for name, at in pages.items():
+                _, text = await asyncio.to_thread(scrape, at, trusting(authority, client))
+                assert f"\n{name} 1" in text
+                assert await asyncio.to_thread(refuses, at, trusting(authority))
+            for daemon in (stage.service, stage.plugin):
+                assert "PEER_DID_NOT_RETURN_A_CERTIFICATE" in daemon.log.read_text()
+
+    @pytest.mark.parametrize("command", ["serve", "plugin"])
+    async def test_end_with_a_sentence_where_the_files_cannot_be_used(
+        self, authority: Authority, tmp_path: Path, short_tmp: Path, command: str
+    ) -> None:
+        pair, away = authority.issue("node"), tmp_path / "away"
+        words = [command, "--socket", str(short_tmp / "s"), "--kubelet-dir", str(short_tmp / "k")]
+        words += ["--metrics-address", f"{HOST}:0", "--metrics-cert", str(pair.certificate), "--metrics-key", str(away)]
+        if command == "serve":
+            await started("sim", "create", "--dir", str(short_tmp / "sim"), "--devices", "1", "--memory", "1MiB")
+            words += ["--sim-dir", str(short_tmp / "sim"), "--state-dir", str(short_tmp / "state")]
+        code, said = await started(*words, "--log-level", "error")
+        assert (code, said) == (2, f"Error: --metrics-key {away} cannot be read: No such file or directory.\n")
+
+
+async def started(*words: str) -> tuple[int | None, str]:
+    """How a command ended, and what it said on standard error."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "scrubber.cli.main", *words),
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, told = await asyncio.wait_for(process.communicate(), 3 * SOON)
+    return process.returncode, told.decode()
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind((HOST, 0))
+        port: int = free.getsockname()[1]
+        return port

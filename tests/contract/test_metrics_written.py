@@ -1,0 +1,205 @@
+"""The page itself: the same in both ways of writing it, in both formats, and bounded whatever happens."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path as File
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client.core import Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parsed_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parsed_text
+
+from scrubber.adapters.journal import findings
+from scrubber.adapters.journal.labels import REFUSALS
+from scrubber.domain.evidence import Occasion, Outcome, Path, ScrubRecord, Severity, Step, StepResult, Verdict
+from scrubber.domain.health import Cause, Health, WayBack
+from scrubber.domain.record import DeviceRecord, Glass, Lasting
+from scrubber.domain.signals import SIGNALS
+from scrubber.ports import Event
+from scrubber.ports.trail import Head
+from tests.measures import NOON, Measures, event, finding, memory, scrub, shown
+
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+PAGE = File(__file__).parents[2] / "docs" / "metrics.md"
+HOSTILE = 'a"b\\c\nd{e="f"} 1\n# EOF\n\x1b[2J\x00ü…'
+
+
+def busy() -> Measures:
+    """Something of everything, of which the words are hostile."""
+    told = Measures()
+    record = DeviceRecord(
+        HOSTILE,
+        health=Health.QUARANTINED,
+        cause=Cause(HOSTILE, HOSTILE, WayBack.RESET, 1.0),
+        lasting=(Lasting(HOSTILE, 1.0),),
+        glass=Glass(float("inf"), HOSTILE, HOSTILE),
+    )
+    told.show(shown(HOSTILE, record), audit_head=Head(1, "f" * 64), policy=(HOSTILE, HOSTILE))
+    told.metrics.scrubbed(scrub(memory(total_bytes=1, verified_bytes=1), device=HOSTILE))
+    told(
+        Event("health.signal", NOON, HOSTILE, fields={"code": "xid-95", "new": 1}),
+        event("health.quarantined", cause=HOSTILE, tenant_namespace=HOSTILE),
+        event("scrub.finished", path=HOSTILE, seconds=1.0),
+    )
+    return told
+
+
+def values(families: Iterable[Metric]) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    samples = (sample for family in families for sample in family.samples)
+    return {(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples}
+
+
+def test_what_writes_itself_says_what_the_library_says() -> None:
+    told = busy()
+    library = generate_latest(told.registry).decode()
+    assert values(parsed_text(told.page())) == values(parsed_text(library))
+    heads = [sorted(line for line in page.splitlines() if line.startswith("#")) for page in (told.page(), library)]
+    assert heads[0] == heads[1]
+
+
+def test_openmetrics_says_the_same_with_its_own_end() -> None:
+    told = busy()
+    page = told.page(OPENMETRICS)
+    assert page.endswith("# EOF\n")
+    assert page.count("\n# EOF\n") == 1
+    read = parsed_openmetrics(page)  # type: ignore[no-untyped-call]
+    assert values(read) == values(parsed_text(told.page()))
+
+
+def test_no_word_makes_a_line_of_its_own() -> None:
+    lines = busy().page().splitlines()
+    assert not any(line.startswith(("d{", "e=")) for line in lines)
+
+
+def test_a_word_that_is_no_text_is_written_all_the_same() -> None:
+    told = Measures()
+    told.show(shown("GPU-\udc80"))
+    told(event("health.quarantined", cause="xid-95", tenant_namespace="team-\udc80"))
+    assert 'device="GPU-?"' in told.page()
+
+
+@pytest.mark.parametrize("name", ["created"])
+def test_there_are_no_series_that_nobody_asks_for(name: str) -> None:
+    assert f"_{name}" not in re.sub(r"# .*", "", busy().page())
+
+
+def bound(devices: int) -> int:
+    """The number of series that the docs say a node of so many devices has at most."""
+    found = re.search(r"at most ([\d,]+) series and (\d+) more for each device", PAGE.read_text())
+    assert found is not None
+    return int(found[1].replace(",", "")) + int(found[2]) * devices
+
+
+def flood(told: Measures, devices: int, tenants: int) -> None:
+    """Every word that there is, in every place, and as many words again that there are not."""
+    words = ["odd-1", "odd-2", HOSTILE]
+    ids = [f"GPU-{number}" for number in range(devices)]
+    told.show(
+        *(
+            shown(
+                each,
+                DeviceRecord(
+                    each,
+                    health=Health.QUARANTINED,
+                    cause=Cause("xid-95", "", WayBack.RESET, 1.0),
+                    lasting=tuple(Lasting(code, 1.0) for code in sorted(SIGNALS)[:32]),
+                    glass=Glass(1.0, "", ""),
+                ),
+            )
+            for each in ids
+        ),
+        audit_head=Head(1, "f" * 64),
+        policy=("default", "digest"),
+        child_starts=dict.fromkeys(words, 1),
+    )
+    for path in (*Path, *words):
+        for outcome in (*Outcome, *words):
+            for occasion in (*Occasion, *words):
+                fields = {"path": str(path), "outcome": str(outcome), "occasion": str(occasion)}
+                told(event("scrub.finished", seconds=1.0, **fields))
+            told(event("handover.granted", path=str(path), kind=str(outcome), seconds=1.0))
+    known = {code for _, _, code in findings.KNOWN}
+    for code in (*known, *REFUSALS, *SIGNALS, *words):
+        told(event("handover.refused", code=code, seconds=1.0), event("health.quarantined", cause=code))
+        for step in Step:
+            for severity in Severity:
+                for verdict in Verdict:
+                    result = StepResult(step, verdict, 1.0, (finding(step, code, severity),), {"method": code})
+                    told.metrics.scrubbed(scrub(result, path=Path.FAST))
+    for number in range(2 * tenants):
+        told(event("health.quarantined", cause="xid-95", tenant_namespace=f"team-{number}"))
+    for device in (*ids, *(f"gone-{number}" for number in range(2 * devices))):
+        steps = tuple(StepResult(step, Verdict.PASSED, 1.0) for step in Step if step is not Step.MEMORY)
+        whole = memory(total_bytes=1, verified_bytes=1, cleared_bytes=1, clear_seconds=1.0)
+        told.metrics.scrubbed(scrub(whole, *steps, device=device))
+        for xid in range(1, 40):
+            told(Event("health.signal", NOON, device, fields={"code": xid, "new": 1}))
+    for number in range(200):
+        for status in ("OK", "UNAVAILABLE", "odd"):
+            told.metrics.calls.answered(f"/a.Service/Method{number}", status, 1.0)
+        told.metrics.calls.following(f"/a.Service/Watch{number}", 1)
+
+
+def test_no_node_has_more_series_than_the_docs_say() -> None:
+    told = Measures()
+    flood(told, devices=256, tenants=64)
+    once = told.series()
+    assert once <= bound(256)
+    flood(told, devices=256, tenants=64)
+    assert told.series() == once
+
+
+def test_what_is_kept_of_devices_that_are_gone_is_bounded() -> None:
+    told = Measures()
+    for number in range(3000):
+        told.metrics.scrubbed(scrub(memory(), device=f"GPU-{number}"))
+    told.show(*(shown(f"GPU-{number}") for number in range(3000)))
+    assert len(told.labels("scrubber_last_scrub_step_duration_seconds")) == 1024
+
+
+ANYTHING = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.just(10**400)
+NEVER = Measures()
+
+
+@settings(max_examples=60)
+@given(
+    st.sampled_from(list(Step)),
+    st.sampled_from(list(Verdict)),
+    st.floats(),
+    st.dictionaries(
+        st.sampled_from(["total_bytes", "verified_bytes", "cleared_bytes", "clear_seconds", "method"]), ANYTHING
+    ),
+    st.lists(st.text(max_size=20), max_size=3),
+    st.text(max_size=200),
+)
+def test_whatever_a_record_says_it_is_counted_and_written(
+    step: Step,
+    verdict: Verdict,
+    seconds: float,
+    measured: dict[str, str | int | float | bool | None],
+    codes: list[str],
+    id: str,
+) -> None:
+    result = StepResult(step, verdict, seconds, tuple(finding(step, code) for code in codes), measured)
+    NEVER.show(shown("GPU-a"))
+    NEVER.metrics.scrubbed(ScrubRecord(id, "GPU-a", Path.SLOW, Occasion.VOID, NOON, steps=(result,)))
+    assert NEVER.page(OPENMETRICS).endswith("# EOF\n")
+
+
+def test_the_page_is_an_application_of_its_own() -> None:
+    said: list[str] = []
+    told = Measures()
+
+    def start(status: str, headers: object) -> None:
+        said.append(status)
+
+    environ = {"REQUEST_METHOD": "GET", "PATH_INFO": "/metrics", "HTTP_ACCEPT": OPENMETRICS}
+    assert b"".join(told.metrics.page(environ, start)).endswith(b"# EOF\n")
+    assert b"".join(told.metrics.page({**environ, "REQUEST_METHOD": "HEAD"}, start)) == b""
+    assert b"".join(told.metrics.page({**environ, "REQUEST_METHOD": "POST"}, start)) == b""
+    assert said == ["200 OK", "200 OK", "405 Method Not Allowed"]

@@ -1,0 +1,520 @@
+"""The plugin's metrics tell what happened: read from its own page, while a kubelet, a service and a cluster do things."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import socket
+import sys
+import time
+import urllib.request
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from plugin.api import deviceplugin_pb2 as api
+from plugin.api import deviceplugin_pb2_grpc as rpc
+from plugin.api import pluginregistration_pb2 as registration
+from plugin.api import pluginregistration_pb2_grpc as registration_rpc
+from plugin.availability import Offer, Word
+from plugin.board import Board
+from plugin.cluster.counting import Counted
+from plugin.cluster.errors import Busy, ClusterError, Denied, Exists, Later, Missing, Rejected
+from plugin.cluster.port import EventText, NodeSeen, Regarding
+from plugin.cluster.telling import ClusterTimes, Telling
+from plugin.cluster.view import AWAY
+from plugin.endpoint import Endpoint
+from plugin.kubelet import KubeletPlaces, Registrar, Registration, RegistrationTimes
+from plugin.logs import logger
+from plugin.metrics import Metrics
+from plugin.server import DevicePlugin, Streams
+from scrubber.domain.errors import NotReady
+from tests.emulation import TinyPlugin
+from tests.plugin_collaborators import PATIENCE, FakeKubelet, FakeService, allocation, device, snapshot, start
+
+SIM = "scrubber.dev/gpu"
+VENDORS = "vendor.example/gpu"
+QUICK = RegistrationTimes(
+    poll=0.01, idle_poll=0.01, patience=0.1, probe=0.02, stream=0.3, retry=0.02, steady=60.0, back_off=0.01
+)
+
+
+class Page:
+    """The plugin's own page, at an address."""
+
+    def __init__(self, address: str) -> None:
+        self._url = f"http://{address}/metrics"
+
+    def __call__(self, name: str, **labels: str) -> float | None:
+        with urllib.request.urlopen(self._url, timeout=PATIENCE) as answer:
+            page = answer.read().decode()
+        for family in text_string_to_metric_families(page):
+            for sample in family.samples:
+                if sample.name == name and sample.labels == labels:
+                    return float(sample.value)
+        return None
+
+    async def shows(self, wanted: float, name: str, **labels: str) -> None:
+        """Once it does."""
+        found: list[float | None] = []
+
+        async def shown() -> bool:
+            found.append(await asyncio.to_thread(self, name, **labels))
+            return found[-1] == wanted
+
+        try:
+            await until(shown)
+        except TimeoutError:
+            raise AssertionError(f"{name}{labels} is {found[-1]}, and not {wanted}") from None
+
+
+async def until(holds: Callable[[], Awaitable[bool]]) -> None:
+    """Look at another process until it holds; it rings no bell of ours."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            if await holds():
+                return
+            await asyncio.sleep(0.01)
+
+
+async def said(process: Process, event: str) -> dict[str, Any]:
+    """The next line of the log with this event."""
+    assert process.stderr is not None
+    async with asyncio.timeout(PATIENCE):
+        while line := await process.stderr.readline():
+            told: dict[str, Any] = json.loads(line)
+            if told["event"] == event:
+                return told
+    raise AssertionError(f"the plugin ended without saying {event!r}")
+
+
+@asynccontextmanager
+async def plugin(directory: Path, *flags: str) -> AsyncIterator[Process]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "scrubber.cli.main", "plugin", "--registration", "classic", "--log-format", "json"),
+        *(
+            "--kubelet-dir",
+            str(directory),
+            "--socket",
+            str(directory / "s"),
+            "--metrics-address",
+            "127.0.0.1:0",
+            *flags,
+        ),
+        stderr=PIPE,
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def page_of(process: Process) -> Page:
+    return Page((await said(process, "Metrics are served"))["address"])
+
+
+async def test_a_day_of_the_plugin_stands_on_its_page(short_tmp: Path) -> None:
+    async def scrubbing(request: object) -> None:
+        raise NotReady("It is being scrubbed.", code="scrubbing")
+
+    async def granted(request: object) -> None:
+        return
+
+    async with FakeKubelet(short_tmp) as kubelet, plugin(short_tmp) as process:
+        shows = (await page_of(process)).shows
+        await shows(0, "scrubber_plugin_service_up")
+        service = FakeService(short_tmp / "s", snapshot(device(0), device(1, advertised=False)))
+        async with service:
+            first = await kubelet.new_registration()
+            await shows(1, "scrubber_plugin_service_up")
+            await shows(1, "scrubber_plugin_registered", resource=SIM)
+            await shows(1, "scrubber_plugin_registrations_total", resource=SIM, way="classic", outcome="ok")
+            await shows(1, "scrubber_plugin_streams", resource=SIM)
+            await shows(1, "scrubber_plugin_lists_sent_total", resource=SIM)
+            await shows(1, "scrubber_plugin_devices", resource=SIM, health="healthy")
+            await shows(1, "scrubber_plugin_devices", resource=SIM, health="unhealthy")
+            service.show(snapshot(device(0), device(1), version=2))
+            await shows(2, "scrubber_plugin_lists_sent_total", resource=SIM)
+            await shows(2, "scrubber_plugin_devices", resource=SIM, health="healthy")
+
+            answered = "scrubber_plugin_rpc_duration_seconds_count"
+            await first.plugin.Allocate(allocation("sim-0"), timeout=PATIENCE)
+            await shows(1, answered, method="Allocate", code="OK")
+            service.on_hand_over = scrubbing
+            with pytest.raises(grpc.aio.AioRpcError):
+                await first.plugin.PreStartContainer(start("sim-0"), timeout=PATIENCE)
+            await shows(1, answered, method="PreStartContainer", code="UNAVAILABLE")
+            await shows(1, "scrubber_plugin_gate_refusals_total", code="scrubbing")
+            service.on_hand_over = granted
+            await first.plugin.PreStartContainer(start("sim-0"), timeout=PATIENCE)
+            await shows(1, answered, method="PreStartContainer", code="OK")
+            with pytest.raises(grpc.aio.AioRpcError):
+                await first.plugin.Allocate(allocation("no-such"), timeout=PATIENCE)
+            await shows(1, answered, method="Allocate", code="INVALID_ARGUMENT")
+            await shows(1, answered, method="GetDevicePluginOptions", code="OK")
+
+            await kubelet.drop(first)
+            await kubelet.new_registration(after=1)
+            await shows(1, "scrubber_plugin_registration_ends_total", resource=SIM, why="stream-ended")
+            await shows(2, "scrubber_plugin_registrations_total", resource=SIM, way="classic", outcome="ok")
+            await shows(1, "scrubber_plugin_streams", resource=SIM)
+        await shows(0, "scrubber_plugin_service_up")
+        await shows(1, "scrubber_plugin_service_outages_total")
+        async with service:
+            await shows(1, "scrubber_plugin_service_up")
+            await shows(1, "scrubber_plugin_service_outages_total")
+
+
+async def test_a_start_that_the_kubelet_gave_up_is_cancelled_and_no_refusal(short_tmp: Path) -> None:
+    async def forever(request: object) -> None:
+        await asyncio.Event().wait()
+
+    async with (
+        FakeKubelet(short_tmp) as kubelet,
+        FakeService(short_tmp / "s", snapshot(device(0))) as service,
+        plugin(short_tmp) as process,
+    ):
+        shows = (await page_of(process)).shows
+        service.on_hand_over = forever
+        registered = await kubelet.new_registration()
+        call = registered.plugin.PreStartContainer(start("sim-0"), timeout=PATIENCE)
+        await service.bell.until(lambda: bool(service.asked))
+        call.cancel()
+        await shows(1, "scrubber_plugin_rpc_duration_seconds_count", method="PreStartContainer", code="CANCELLED")
+        await shows(0, "scrubber_plugin_gate_refusals_total", code="away")
+
+
+async def test_in_front_of_a_vendors_plugin_it_tells_the_same_of_the_vendors_resource(short_tmp: Path) -> None:
+    async with (
+        FakeKubelet(short_tmp) as kubelet,
+        FakeService(short_tmp / "s", snapshot(device(0), device(1, advertised=False))),
+        plugin(short_tmp, "--upstream-dir", str(short_tmp / "u")) as process,
+    ):
+        shows = (await page_of(process)).shows
+        await said(process, "Vendors' plugins may register")
+        vendor = TinyPlugin(("sim-0", "sim-1"))
+        await vendor.serve(short_tmp / "u" / "vendor.sock")
+        try:
+            request = api.RegisterRequest(version="v1beta1", endpoint="vendor.sock", resource_name=VENDORS)
+            async with grpc.aio.insecure_channel(f"unix:{short_tmp / 'u' / 'kubelet.sock'}") as channel:
+                await rpc.RegistrationStub(channel).Register(request, timeout=PATIENCE)
+            await kubelet.new_registration()
+            await shows(1, "scrubber_plugin_registered", resource=VENDORS)
+            await shows(1, "scrubber_plugin_lists_sent_total", resource=VENDORS)
+            await shows(1, "scrubber_plugin_devices", resource=VENDORS, health="healthy")
+            await shows(1, "scrubber_plugin_devices", resource=VENDORS, health="unhealthy")
+        finally:
+            await vendor.stop()
+
+
+async def test_a_port_that_somebody_has_keeps_the_plugin_from_starting_with_a_sentence(short_tmp: Path) -> None:
+    async with (
+        FakeKubelet(short_tmp) as kubelet,
+        FakeService(short_tmp / "s", snapshot(device(0))),
+        plugin(short_tmp) as first,
+    ):
+        taken = (await said(first, "Metrics are served"))["address"]
+        before = (await kubelet.new_registration()).socket
+        async with plugin(short_tmp, "--metrics-address", taken) as second:
+            _, told = await asyncio.wait_for(second.communicate(), PATIENCE)
+        assert second.returncode == 2
+        assert told.decode().splitlines()[-1] == (
+            f"Error: Metrics cannot be served on {taken}: Address already in use. Choose another "
+            "--metrics-address, or off."
+        )
+        assert [each.socket for each in kubelet.registered] == [before]
+
+
+# --- the ways a registration ends, without a process: their times are scaled -----------------------------------------
+
+
+class OpenGate:
+    async def reserve(self, device_ids: object, resource: str) -> None:
+        return
+
+    async def hand_over(self, device_ids: object, resource: str, deadline: object) -> None:
+        return
+
+
+class Told:
+    """Metrics whose values a test can wait for."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.metrics = Metrics(self.registry, dict)
+
+    def __call__(self, name: str, **labels: str) -> float | None:
+        return self.registry.get_sample_value(name, labels)
+
+    async def shows(self, holds: Callable[[float], bool], name: str, **labels: str) -> None:
+        async def shown() -> bool:
+            return holds(self(name, **labels) or 0.0)
+
+        await until(shown)
+
+
+@asynccontextmanager
+async def registrar(directory: Path, mode: Registration, times: RegistrationTimes = QUICK) -> AsyncIterator[Told]:
+    board, told, tokens = Board(), Told(), itertools.count()
+    await board.show((Offer(id="gpu-0", index="0", word=Word.OFFERED, healthy=True),), "one")
+    log = logger("json", "error")
+    task = asyncio.create_task(
+        Registrar(
+            KubeletPlaces(directory, SIM),
+            mode,
+            plugin=lambda streams: DevicePlugin(SIM, board, OpenGate(), streams=streams, log=log),
+            board=board,
+            times=times,
+            token=lambda: f"a{next(tokens)}",
+            log=log,
+            clock=time.monotonic,
+            observer=told.metrics,
+        ).run()
+    )
+    yield told
+    task.cancel()
+    await asyncio.wait({task})
+
+
+def some(value: float) -> bool:
+    return value >= 1
+
+
+async def test_a_kubelet_that_refuses_and_one_that_is_not_there_are_two_things(short_tmp: Path) -> None:
+    attempts = "scrubber_plugin_registrations_total"
+    kubelet = FakeKubelet(short_tmp)
+    kubelet.refuse_with = "no such version"
+    async with kubelet, registrar(short_tmp, Registration.CLASSIC) as told:
+        await told.shows(some, attempts, resource=SIM, way="classic", outcome="refused")
+        assert told(attempts, resource=SIM, way="classic", outcome="failed") == 0
+        assert told("scrubber_plugin_registered", resource=SIM) == 0
+        kubelet.refuse_with = ""
+        await told.shows(some, attempts, resource=SIM, way="classic", outcome="ok")
+    dead = short_tmp / "dead"
+    (dead / "device-plugins").mkdir(parents=True)
+    leave_a_dead_socket(dead / "device-plugins" / "kubelet.sock")
+    async with registrar(dead, Registration.CLASSIC) as told:
+        await told.shows(some, attempts, resource=SIM, way="classic", outcome="failed")
+        assert told(attempts, resource=SIM, way="classic", outcome="refused") == 0
+
+
+def leave_a_dead_socket(path: Path) -> None:
+    """As a kubelet leaves it that was killed."""
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(str(path))
+
+
+async def test_the_watchers_word_is_counted_as_what_it_says(short_tmp: Path) -> None:
+    attempts = "scrubber_plugin_registrations_total"
+    kubelet = FakeKubelet(short_tmp)
+    async with kubelet, registrar(short_tmp, Registration.WATCHER) as told:
+
+        async def there() -> bool:
+            return any(kubelet.registry.glob("*.sock"))
+
+        await until(there)
+        (own,) = kubelet.registry.glob("*.sock")
+        async with grpc.aio.insecure_channel(f"unix:{own}") as channel:
+            stub = registration_rpc.RegistrationStub(channel)
+            no = registration.RegistrationStatus(plugin_registered=False, error="unknown type")
+            await stub.NotifyRegistrationStatus(no, timeout=PATIENCE)
+        await told.shows(some, attempts, resource=SIM, way="watcher", outcome="refused")
+        await kubelet.visit(own)
+        await told.shows(some, attempts, resource=SIM, way="watcher", outcome="ok")
+        await told.shows(
+            some, "scrubber_plugin_rpc_duration_seconds_count", method="NotifyRegistrationStatus", code="OK"
+        )
+        assert told("scrubber_plugin_registered", resource=SIM) == 1
+
+
+async def test_why_a_registration_is_over_is_counted(short_tmp: Path) -> None:
+    ends = "scrubber_plugin_registration_ends_total"
+    kubelet = FakeKubelet(short_tmp)
+    async with kubelet, registrar(short_tmp, Registration.CLASSIC) as told:
+        first = await kubelet.new_registration()
+        await told.shows(lambda value: value == 1, "scrubber_plugin_registered", resource=SIM)
+        first.socket.unlink()
+        await told.shows(some, ends, resource=SIM, why="socket-removed")
+        await kubelet.new_registration(after=1)
+        kubelet.wipes = False
+        (short_tmp / "device-plugins" / "kubelet.sock").unlink()
+        leave_a_dead_socket(short_tmp / "device-plugins" / "kubelet.sock")
+        await told.shows(some, ends, resource=SIM, why="kubelet-anew")
+        await told.shows(lambda value: value == 0, "scrubber_plugin_registered", resource=SIM)
+
+
+async def test_a_kubelet_that_takes_us_and_opens_no_stream_is_counted(short_tmp: Path) -> None:
+    class Deaf(FakeKubelet):
+        async def Register(self, request: api.RegisterRequest, context: Any) -> api.Empty:
+            return api.Empty()
+
+    ends = "scrubber_plugin_registration_ends_total"
+    async with Deaf(short_tmp), registrar(short_tmp, Registration.CLASSIC, replace(QUICK, stream=0.02)) as told:
+        await told.shows(some, ends, resource=SIM, why="no-stream")
+        assert told("scrubber_plugin_registered", resource=SIM) == 0
+
+
+async def test_a_kubelet_that_does_not_come_is_counted_before_the_other_way_is_taken(short_tmp: Path) -> None:
+    ends, attempts = "scrubber_plugin_registration_ends_total", "scrubber_plugin_registrations_total"
+    async with FakeKubelet(short_tmp), registrar(short_tmp, Registration.AUTO) as told:
+        await told.shows(some, attempts, resource=SIM, way="classic", outcome="ok")
+        assert told(ends, resource=SIM, why="unheard") == 1
+
+
+async def test_a_call_that_is_not_served_here_makes_no_series(short_tmp: Path) -> None:
+    told, board = Told(), Board()
+    streams = Streams(board)
+    log = logger("json", "error")
+    servicer = DevicePlugin(SIM, board, OpenGate(), streams=streams, log=log)
+    path = short_tmp / "own.sock"
+    async with (
+        Endpoint(path, plugin=servicer, streams=streams, observer=told.metrics),
+        grpc.aio.insecure_channel(f"unix:{path}") as channel,
+    ):
+        for name in ("/v1beta1.DevicePlugin/Steal", "/elsewhere.Service/Allocate"):
+            ask: Any = channel.unary_unary(name)
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await ask(b"", timeout=PATIENCE)
+            assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert not [
+        sample
+        for family in told.registry.collect()
+        for sample in family.samples
+        if sample.name == "scrubber_plugin_rpc_duration_seconds_count"
+    ]
+
+
+# --- the cluster -----------------------------------------------------------------------------------------------------
+
+
+NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
+NODE = NodeSeen(status=None, since=None, labels={})
+EVENT = EventText("one", Regarding("Pod", "p", "uid", "team-a"), "GpuNotHandedOver", "It waits.", warning=True)
+
+
+class Answering:
+    """A cluster that answers everything with one error, or takes it."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self.error = error
+        self.closed = False
+
+    async def node(self) -> NodeSeen:
+        return NODE
+
+    async def show_condition(self, condition: object, *, since: datetime, now: datetime) -> NodeSeen:
+        return self._answer(NODE)
+
+    async def show_labels(self, labels: object) -> None:
+        self._answer(NODE)
+
+    async def create_event(self, event: object, now: datetime) -> None:
+        self._answer(NODE)
+
+    async def repeat_event(self, event: object, now: datetime, count: int | None) -> int:
+        self._answer(NODE)
+        return 3
+
+    async def evict(self, namespace: str, pod: str, uid: str) -> None:
+        self._answer(NODE)
+
+    async def close(self) -> None:
+        self.closed = True
+
+    def _answer(self, answer: NodeSeen) -> NodeSeen:
+        if self.error is not None:
+            raise self.error
+        return answer
+
+
+WRITES: dict[str, Callable[[Counted], Any]] = {
+    "condition": lambda cluster: cluster.show_condition(AWAY, since=NOON, now=NOON),
+    "label": lambda cluster: cluster.show_labels({"a": "b"}),
+    "event": lambda cluster: cluster.create_event(EVENT, NOON),
+    "event again": lambda cluster: cluster.repeat_event(EVENT, NOON, 2),
+    "eviction": lambda cluster: cluster.evict("team-a", "p", "uid"),
+}
+
+
+def written(told: Told, what: str) -> tuple[float | None, float | None]:
+    """(taken, not taken)"""
+    name = "scrubber_plugin_cluster_writes_total"
+    return told(name, what=what, outcome="ok"), told(name, what=what, outcome="failed")
+
+
+@pytest.mark.parametrize("what", WRITES)
+async def test_what_the_api_server_takes_is_counted_as_what_it_is(what: str) -> None:
+    told, cluster = Told(), Answering()
+    await WRITES[what](Counted(cluster, told.metrics))
+    assert written(told, what.partition(" ")[0]) == (1, 0)
+
+
+@pytest.mark.parametrize("what", WRITES)
+@pytest.mark.parametrize("error", [Later("away"), Busy("later"), Denied("no"), Rejected("what")], ids=repr)
+async def test_what_it_does_not_take_is_counted_and_said_on(what: str, error: ClusterError) -> None:
+    told = Told()
+    with pytest.raises(type(error)):
+        await WRITES[what](Counted(Answering(error), told.metrics))
+    assert written(told, what.partition(" ")[0]) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("what", "error", "failed"),
+    [
+        ("event", Exists("there"), 0),
+        ("event", Missing("no namespace"), 1),
+        ("event again", Missing("gone"), 0),
+        ("eviction", Missing("gone"), 0),
+        ("eviction", Exists("another pod"), 0),
+        ("condition", Missing("no node"), 1),
+        ("label", Missing("no node"), 1),
+        ("eviction", asyncio.CancelledError(), 0),
+    ],
+)
+async def test_an_answer_about_the_object_is_neither(what: str, error: BaseException, failed: int) -> None:
+    told = Told()
+    with pytest.raises(type(error)):
+        await WRITES[what](Counted(Answering(error), told.metrics))
+    assert written(told, what.partition(" ")[0]) == (0, failed)
+
+
+async def test_whoever_tells_the_cluster_has_its_writes_counted() -> None:
+    told = Told()
+    telling = Telling(
+        Answering,
+        "node-1",
+        times=ClusterTimes(settle=PATIENCE),
+        log=logger("json", "error"),
+        clock=time.monotonic,
+        wall=time.time,
+        spread=lambda: 0.5,
+        observer=told.metrics,
+    )
+    telling.start()
+    try:
+        telling.heard(snapshot(device(0)))
+        for what in ("condition", "label"):
+            await told.shows(some, "scrubber_plugin_cluster_writes_total", what=what, outcome="ok")
+    finally:
+        await telling.stop()
+
+
+async def test_what_is_only_asked_is_no_write_and_the_end_is_passed_on() -> None:
+    told, cluster = Told(), Answering()
+    counted = Counted(cluster, told.metrics)
+    assert await counted.node() is NODE
+    await counted.close()
+    assert cluster.closed
+    assert all(written(told, what) == (0, 0) for what in ("event", "condition", "label", "eviction"))

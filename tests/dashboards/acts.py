@@ -1,0 +1,276 @@
+"""What happens on each node of the story. Each act ends when its alert has fired, or should have long ago."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+
+from plugin.emulator.stage import RESOURCE, Daemon, tenant
+from scrubber.adapters.sim import control
+from tests.chaos.children import children_of
+from tests.dashboards.calm import job
+from tests.dashboards.running import Prometheus
+from tests.dashboards.stage import CLEARING, FULL_DISKS, HELD_UP, SOON, Node
+from tests.integration.acting import running, writer
+
+__all__ = ["Acts"]
+
+_LONGEST = 60.0
+"""Seconds after which an alert that does not fire is waited for no longer; the test of it then says so."""
+
+_STORM = """
+import sys
+from pathlib import Path
+from scrubber.adapters.sim.storm import storm
+storm(Path(sys.argv[1]), sys.argv[2], (13, 31, 43, 45), repeat=4000, rate=200.0)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Acts:
+    """Told to one Prometheus."""
+
+    prometheus: Prometheus
+
+    async def fires(self, node: Node, alert: str, *, matcher: str = "") -> bool:
+        """Wait until the alert fires for the node; whether it did."""
+        of = matcher or f'instance="{node.name}"'
+        return await self.seen(f'ALERTS{{alertname="{alert}",alertstate="firing",{of}}}')
+
+    async def ends(self, node: Node, alert: str) -> None:
+        """Wait until the alert fires for the node no more; the test of it says so when it goes on."""
+        query = f'ALERTS{{alertname="{alert}",alertstate="firing",instance="{node.name}"}}'
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LONGEST):
+                while True:
+                    if not await asyncio.to_thread(self.prometheus.now, query):
+                        return
+                    await asyncio.sleep(0.5)
+
+    async def seen(self, series: str) -> bool:
+        """Wait until Prometheus has ``series``; whether it came to have it."""
+        query = f"count_over_time({series}[5s])"
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LONGEST):
+                while True:
+                    if await asyncio.to_thread(self.prometheus.now, query):
+                        return True
+                    await asyncio.sleep(0.5)
+        return False
+
+    # -- devices that fall ill -------------------------------------------------------------------------------------
+
+    async def ill(self, node: Node) -> None:
+        await self._verification_fails(node)
+        await self._tenant_is_rough(node)
+        storm = await asyncio.create_subprocess_exec(sys.executable, "-c", _STORM, str(node.sim), "7")
+        async with asyncio.TaskGroup() as group:
+            for act in (self._driver_is_stuck, self._is_condemned, self._many_are_out, self._glass_is_broken):
+                group.create_task(act(node))
+        assert await storm.wait() == 0
+        await self._children_die(node)  # after the driver is stuck: who dies while he asks it says something else
+
+    async def _verification_fails(self, node: Node) -> None:
+        pod = await running(node, writer("last", "team-a", "--leave-child"))
+        (device,) = pod.device_ids
+        control.fault(node.sim, device, wont_clear=True)
+        await node.kubelet.delete(pod, grace=0)
+        await self.fires(node, "ScrubberVerificationFailed")
+        control.clear(node.sim, device, ["wont-clear"])
+        if (await node.becomes(device, "healthy", "condemned")).health == "condemned":
+            await node.order("unquarantine", device, "--yes", "--reason", "it clears again")
+        await node.at_rest()
+        await node.order("reset", device, "--yes", "--reason", "to be sure")
+
+    async def _driver_is_stuck(self, node: Node) -> None:
+        control.fault(node.sim, "0", stuck=True)
+        await self.fires(node, "ScrubberDriverStuck")
+        control.clear(node.sim, "0", ["stuck"])
+
+    async def _is_condemned(self, node: Node) -> None:
+        control.fault(node.sim, "1", xid=95, reset="fail")
+        await node.becomes("1", "condemned")
+        await self.fires(node, "ScrubberDeviceCondemned")
+        await node.order("break-glass", "1", "--for", "30m", "--reason", "nothing else is left", "--yes")
+        condemned = await node.becomes("1", "condemned")
+        await self.seen(f'scrubber_break_glass{{device="{condemned.id}"}}')
+        await node.order("break-glass", "1", "--end", "--reason", "something else is", "--yes")
+        control.clear(node.sim, "1", ["xid", "reset"])
+        await node.order("unquarantine", "1", "--yes", "--reason", "seated anew")
+
+    async def _many_are_out(self, node: Node) -> None:
+        for index in ("2", "3", "4"):
+            control.fault(node.sim, index, conditions={"row-remap-failure": "a row could not be remapped"})
+        await self.fires(node, "ScrubberQuarantineShare")
+        for index in ("2", "3", "4"):
+            control.clear(node.sim, index, ["condition"])
+            await node.order("unquarantine", index, "--yes", "--reason", "its memory was changed")
+
+    async def _tenant_is_rough(self, node: Node) -> None:
+        for number in range(3):
+            pod = await running(node, writer(f"rough-{number}", "team-rough"))
+            (device,) = pod.device_ids
+            control.fault(node.sim, device, xid=95)
+            await node.becomes(device, "quarantined")
+            await node.kubelet.delete(pod, grace=0)
+            await node.becomes(device, "healthy")
+        await self.fires(node, "ScrubberTenantCausesQuarantines", matcher='tenant_namespace="team-rough"')
+
+    async def _glass_is_broken(self, node: Node) -> None:
+        await node.order("break-glass", "5", "--for", "30m", "--reason", "an outage", "--yes")
+        await self.fires(node, "ScrubberBreakGlassOpen")
+        await node.order("break-glass", "5", "--end", "--reason", "it is over", "--yes")
+        await self.ends(node, "ScrubberBreakGlassOpen")
+
+    async def _children_die(self, node: Node) -> None:
+        async def each_second() -> None:
+            while True:
+                for child in children_of(node.service.pid):
+                    if child.module.endswith(".driver"):
+                        child.signal(signal.SIGKILL)
+                await asyncio.sleep(1.0)
+
+        killing = asyncio.create_task(each_second())
+        await self.fires(node, "ScrubberChildrenRestart")
+        killing.cancel()
+
+    # -- promises and rules ----------------------------------------------------------------------------------------
+
+    async def strict(self, node: Node) -> None:
+        await self._residue_appears(node)
+        await self._somebody_looks_in(node)
+        await self._resets_are_used_up(node)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.fires(node, "ScrubberBreakerOpen"))
+            group.create_task(self._fast_path_falls(node))
+        await self._policy_goes_wrong(node)
+
+    async def _residue_appears(self, node: Node) -> None:
+        """On a device that nobody had: what a certificate said is not so."""
+        with node.memory(5).open("r+b") as memory:
+            memory.write(b"of nobody" * 100)
+        await node.order("scrub", "5")
+        await self.fires(node, "ScrubberResidueAfterCertificate")
+
+    async def _resets_are_used_up(self, node: Node) -> None:
+        """The policy of this node allows one, and a device needs two."""
+        devices = node.kubelet.allocatable(RESOURCE)
+        for _ in range(2):
+            await node.becomes("0", "healthy")
+            control.fault(node.sim, "0", xid=95)
+            await node.becomes("0", "quarantined", "recovering")
+        await node.kubelet.changed(lambda kubelet: kubelet.allocatable(RESOURCE) == devices - 1, SOON)
+
+    async def _somebody_looks_in(self, node: Node) -> None:
+        argv = tenant("--device", str(node.memory(2)), "--hold", "forever")
+        stranger = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.DEVNULL)
+        await self.fires(node, "ScrubberUngrantedUse")
+        stranger.terminate()
+        await stranger.wait()
+
+    async def _fast_path_falls(self, node: Node) -> None:
+        """Starts find clean devices for a while; then clearing takes so long that each next one has to wait."""
+        for number in range(2):
+            await running(node, writer(f"keeper-{number}", "team-b"))
+        for number in range(15):
+            await job(node, f"early-{number}", "team-b")
+            await node.at_rest()
+        for index in range(1, 6):
+            control.fault(node.sim, str(index), slow_clear=0.5)
+
+        async def lane(lane: int) -> None:
+            for number in count():
+                await job(node, f"late-{lane}-{number}", "team-b")
+
+        busy = [asyncio.create_task(lane(each)) for each in range(3)]
+        await self.fires(node, "ScrubberFastPathShareFalls")
+        for each in busy:
+            each.cancel()
+        await asyncio.gather(*busy, return_exceptions=True)
+
+    async def _policy_goes_wrong(self, node: Node) -> None:
+        good = node.policy.read_text()
+        node.follow(good + "sharing: sometime\n")
+        await self.fires(node, "ScrubberPolicyRejected")
+        node.follow(good + "enforcement: observe\n")
+        await self.fires(node, "ScrubberObserveOnly")
+        node.follow(good)
+
+    # -- what takes too long, and the record -----------------------------------------------------------------------
+
+    async def slow(self, node: Node) -> None:
+        for _ in range(3):
+            await node.order("scrub", "4")
+        control.fault(node.sim, "4", slow_clear=8.0)
+        await node.order("scrub", "4")
+        async with asyncio.TaskGroup() as group:
+            for act in (self._clearing_is_slow, self._starts_wait, self._nobody_verifies):
+                group.create_task(act(node))
+        node.rewrite_history()
+        await self.fires(node, "ScrubberAuditBroken")
+        await node.service.stop(SOON)
+        shutil.rmtree(node.state)
+        await node.service.start()
+        await self.fires(node, "ScrubberAuditShortened")
+
+    async def _clearing_is_slow(self, node: Node) -> None:
+        await self.fires(node, "ScrubberScrubSlow")
+
+    async def _starts_wait(self, node: Node) -> None:
+        """Of pods on all devices, one after the other: each waits until its hand-over's time is over, and comes again."""
+        for index in range(4):
+            control.fault(node.sim, str(index), slow_clear=80.0)
+        first = [await running(node, writer(f"first-{number}", "team-c")) for number in range(5)]
+        waiting = []
+        for number, pod in enumerate(first):
+            await node.kubelet.delete(pod, grace=0)
+            waiting.append(await node.kubelet.run(writer(f"waiting-{number}", "team-d")))
+            await asyncio.sleep(3.0)
+        await self.fires(node, "ScrubberHandoverWaits")
+        for index in range(4):
+            control.fault(node.sim, str(index), slow_clear=CLEARING)
+        for pod in waiting:
+            await node.kubelet.delete(pod, grace=0)
+
+    async def _nobody_verifies(self, node: Node) -> None:
+        (node.state / HELD_UP).touch()
+        await self.fires(node, "ScrubberAuditNotVerified")
+        (node.state / HELD_UP).unlink()
+
+    # -- who is away -----------------------------------------------------------------------------------------------
+
+    async def cut(self, node: Node) -> None:
+        if FULL_DISKS:
+            await self._disk_is_full(node)
+        await self._away(node, "ScrubberServiceAway", node.service)
+        await self._away(node, "ScrubberPluginAway", node.plugin)
+        await node.kubelet.stop()
+        await asyncio.gather(
+            self.fires(node, "ScrubberPluginNotRegistered"), self.fires(node, "ScrubberKubeletNotTrusted")
+        )
+        await node.kubelet.start()
+        await self._away(node, "ScrubberNodeAway", node.service, node.plugin)
+
+    async def _away(self, node: Node, alert: str, *daemons: Daemon) -> None:
+        for daemon in daemons:
+            await daemon.stop(SOON)
+        await self.fires(node, alert)
+        for daemon in daemons:
+            await daemon.start()
+        await node.all_clean(SOON)
+        await self.ends(node, alert)
+
+    async def _disk_is_full(self, node: Node) -> None:
+        ballast = node.state / "ballast"
+        with ballast.open("wb", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(b"\0" * 4096)
+        pod = await node.kubelet.run(writer("before", "team-e"))
+        await self.fires(node, "ScrubberLedgerFailing")
+        ballast.unlink()
+        await node.kubelet.delete(pod, grace=0)

@@ -1,0 +1,69 @@
+"""A node in health: pods come and go on it, and its daemons are restarted as an upgrade restarts them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from itertools import count
+from typing import Final
+
+from plugin.emulator.pods import Phase
+from plugin.emulator.stage import RESOURCE, Daemon, gpu_pod, tenant
+from tests.dashboards.stage import SOON, Node
+
+__all__ = ["churn", "job"]
+
+_PAUSE: Final = 12.0
+"""Seconds between two restarts."""
+
+
+async def job(node: Node, name: str, namespace: str, *options: str) -> None:
+    """A pod that is placed when there is room, writes all over its device, stays for a moment, ends, and is taken away."""
+    await node.kubelet.changed(lambda kubelet: kubelet.running and kubelet.schedulable(RESOURCE) > 0, SOON)
+    pod = await node.kubelet.run(gpu_pod(name, namespace, tenant("--write", namespace, "--hold", "0.3", *options)))
+    if pod.admitted:
+        await pod.wait(lambda status: status.phase in (Phase.SUCCEEDED, Phase.FAILED), SOON)
+    await node.kubelet.delete(pod, grace=0)
+
+
+async def churn(node: Node, enough: asyncio.Event) -> None:
+    """Until ``enough``: at most half of the devices in use, and a restart every now and then."""
+    restarting = asyncio.create_task(_restarts(node, enough))
+    async with asyncio.TaskGroup() as group:
+        for lane in range(2):
+            group.create_task(_lane(node, lane, enough))
+    await restarting
+    await node.all_clean(SOON)
+
+
+async def _lane(node: Node, lane: int, enough: asyncio.Event) -> None:
+    for number in count():
+        if enough.is_set():
+            return
+        await job(node, f"train-{lane}-{number}", f"team-{lane}")
+        await node.all_clean(SOON)
+
+
+async def _restarts(node: Node, enough: asyncio.Event) -> None:
+    async def anew(daemon: Daemon) -> None:
+        await daemon.stop(SOON)
+        await daemon.start()
+
+    async def killed(daemon: Daemon) -> None:
+        await daemon.kill()
+        await daemon.start()
+
+    acts: list[Callable[[], Awaitable[object]]] = [
+        lambda: anew(node.service),
+        lambda: anew(node.plugin),
+        lambda: killed(node.service),
+        lambda: killed(node.plugin),
+        node.kubelet.restart,
+    ]
+    for act in acts:
+        try:
+            async with asyncio.timeout(_PAUSE):
+                await enough.wait()
+            return
+        except TimeoutError:
+            await act()

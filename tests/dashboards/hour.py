@@ -1,0 +1,207 @@
+"""An hour of a node in health, in virtual time: what a scraper would have seen of it every 15 seconds.
+
+Engine, decisions and metrics are the real ones; devices, pods, kubelet and ledger are those of ``tests/world``. Pods come
+and go all the time, an application fails now and then by its own fault, the service is restarted as an upgrade restarts it,
+and killed once, and the kubelet is restarted. What the world does not have (the plugin, and whether a scrape succeeds) is
+said of it here.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Final
+
+from prometheus_client import CollectorRegistry
+
+from scrubber.adapters.journal import StructlogJournal, configure_logging
+from scrubber.adapters.journal.facts import Facts, Shown
+from scrubber.domain.assignment import Trust
+from scrubber.domain.evidence import ScrubRecord
+from scrubber.engine.instruments import Instruments
+from scrubber.ports import Event, Journal
+from scrubber.ports.trail import Head
+from tests.world.kubelet import Tenant
+from tests.world.life import Life
+from tests.world.service import Pace
+from tests.world.world import DEFAULT, World
+
+__all__ = ["SCRAPE", "Recorded", "an_hour"]
+
+SCRAPE: Final = 15.0
+"""Seconds between two scrapes."""
+
+_HOUR: Final = 3_600.0
+_AWAY: Final = 45.0
+"""Seconds for which a restart leaves no service; the alert of one that is away waits for two minutes."""
+_DEVICES: Final = 4
+_NAMESPACES: Final = ("acme-space", "umbrella-space")
+_APPLICATION: Final = 31
+_SERVICE: Final = 'job="scrubber",instance="node-1"'
+_PLUGIN: Final = 'job="scrubber-plugin",instance="node-1"'
+
+
+@dataclass(slots=True)
+class Recorded:
+    """Series (``name{labels}``) → its value at each scrape; None where it was not there.
+
+    Times are seconds since the first scrape.
+
+    Attributes:
+        grants: hand-overs that were granted within the hour.
+        restarts: of the service.
+    """
+
+    series: dict[str, list[float | None]] = field(default_factory=dict)
+    scrapes: int = 0
+    grants: int = 0
+    restarts: int = 0
+
+    def add(self, samples: Iterable[tuple[str, float]]) -> None:
+        """What one scrape brought."""
+        for name, value in samples:
+            values = self.series.setdefault(name, [])
+            values += [None] * (self.scrapes - len(values)) + [value]
+        self.scrapes += 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Both(Journal):
+    """The world's journal, which the laws read, and the service's own."""
+
+    world: Journal
+    service: StructlogJournal
+    life: Life
+
+    def tell(self, events: Sequence[Event]) -> None:
+        self.world.tell(events)
+        if self.life.alive:
+            self.service.tell(events)
+
+    def scrubbed(self, record: ScrubRecord) -> None:
+        self.world.scrubbed(record)
+        if self.life.alive:
+            self.service.scrubbed(record)
+
+
+class _Metered(World):
+    """A world whose services have metrics: each its own, as each is a process of its own."""
+
+    shown: StructlogJournal
+
+    def _instruments(self, life: Life) -> Instruments:
+        tools = super()._instruments(life)
+        logger = configure_logging("json", "error", io.StringIO())
+        self.shown = StructlogJournal(registry=CollectorRegistry(), logger=logger)
+        self.shown.metrics.ask = self._facts
+        self.shown.metrics.service.runs(version="0", backend="world", driver="driver-1")
+        return replace(tools, journal=_Both(tools.journal, self.shown, life))
+
+    def _facts(self) -> Facts:
+        view = self.node.view()
+        return Facts(
+            devices=tuple(
+                Shown(each.device, each.record, each.offered, each.policy.enforcement) for each in view.devices
+            ),
+            handovers_waiting=self.node.waiting,
+            ledger_ok=self.vault.ledger.health() == "ok",
+            audit_head=Head(len(self.vault.events), ""),
+            kubelet_trusted=self.kubelet.trust is Trust.TRUSTED,
+            kubelet_restarts=self.node.kubelet_restarts,
+            policy=(self.policy.name, self.policy.digest),
+        )
+
+
+async def an_hour(seed: int) -> Recorded:
+    """Run it in virtual time (:func:`tests.world.timeline.in_virtual_time`)."""
+    world = _Metered(_DEVICES, DEFAULT, pace=Pace(watch=2.0, health=5.0))
+    try:
+        await world.start_service()
+        await world.until(world.settled)
+        recorded = Recorded()
+        began = world.clock.wall()
+        churn = _Churn(world, Random(seed))
+        restarts = {600.0: "stop", 1_500.0: "kill", 2_400.0: "kubelet", 3_000.0: "stop"}
+        back = 0.0
+        for scrape in range(int(_HOUR / SCRAPE) + 1):
+            now = scrape * SCRAPE
+            recorded.add(_scraped(world, began))
+            what = restarts.get(now)
+            if what == "kubelet":
+                world.kubelet.starts += 1
+            elif what is not None:
+                recorded.restarts += 1
+                back = now + _AWAY
+                if what == "kill":
+                    world.kill()
+                else:
+                    assert world.service is not None
+                    await world.service.stop()
+            if not world.serving and now >= back:
+                await world.start_service()
+            for _ in range(3):
+                await churn.act()
+                await world.run(SCRAPE / 3)
+            world.look()
+        assert world.laws.breaches == []
+        recorded.grants = len(world.vault.grants)
+        return recorded
+    finally:
+        await world.end()
+
+
+def _scraped(world: _Metered, began: float) -> Iterator[tuple[str, float]]:
+    """What both daemons' pages hold now; times since the epoch are those since ``began``."""
+    yield f"up{{{_SERVICE}}}", float(world.serving)
+    yield f"up{{{_PLUGIN}}}", 1.0
+    yield f"scrubber_plugin_service_up{{{_PLUGIN}}}", float(world.serving)
+    yield f'scrubber_plugin_registered{{{_PLUGIN},resource="scrubber.dev/gpu"}}', 1.0
+    if world.serving:
+        _, page = world.shown.metrics.page.written()
+        for line in page.decode().splitlines():
+            if not line.startswith("#"):
+                series, _, value = line.rpartition(" ")
+                name, _, labels = series.partition("{")
+                since = began if name.endswith("_timestamp_seconds") else 0.0
+                yield f"{name}{{{_SERVICE}{',' if labels else '}'}{labels}", float(value) - since
+
+
+class _Churn:
+    """Jobs of two tenants, each on a device for a minute or so."""
+
+    def __init__(self, world: World, random: Random) -> None:
+        self._world, self._random = world, random
+        self._until: dict[str, float] = {}
+        self._jobs = 0
+
+    async def act(self) -> None:
+        world, random = self._world, self._random
+        for tenant in self._running():
+            if world.clock.monotonic() >= self._until[tenant.uid]:
+                world.write_all(tenant)
+                world.kubelet.delete(tenant)
+            elif random.random() < 0.02:
+                self._fails(tenant)
+        if not world.serving:
+            return
+        free = [each for each in world.kubelet.free() if world.node.keepers[each].offered]
+        if free and random.random() < 0.4:
+            number = list(world.matter.gpus).index(random.choice(free))
+            self._jobs += 1
+            job = await world.admit(random.choice(_NAMESPACES), f"job-{self._jobs}", [number])
+            if job is not None:
+                self._until[job.uid] = world.clock.monotonic() + random.uniform(20.0, 120.0)
+
+    def _running(self) -> list[Tenant]:
+        return [
+            each for each in self._world.kubelet.tenants if each.listed and each.running and each.uid in self._until
+        ]
+
+    def _fails(self, tenant: Tenant) -> None:
+        """An application makes a mistake of its own, and its container starts again."""
+        world = self._world
+        world.matter.gpus[tenant.devices[0]].came(_APPLICATION)
+        world.signal(list(world.matter.gpus).index(tenant.devices[0]))
+        world.kubelet.exit(tenant, again=True)

@@ -1,0 +1,185 @@
+"""A real Prometheus as a process of its own, and the questions that a board asks it.
+
+It listens on loopback only, keeps what it scraped in a directory of the caller's, and is gone when it is closed.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import socket
+import subprocess
+import time
+import urllib.parse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import yaml
+
+from tests.dashboards.prometheus import binaries
+
+__all__ = ["SCRAPE", "Prometheus", "Series", "free_port"]
+
+SCRAPE: Final = 2
+"""Seconds between two scrapes; the rules are evaluated each second."""
+
+_HOST: Final = "127.0.0.1"
+_PATIENCE: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One series of an answer: its labels, and (time, value) of each point, oldest first."""
+
+    labels: Mapping[str, str]
+    points: Sequence[tuple[float, float]]
+
+
+def free_port() -> int:
+    """A port that nobody has, and that no outgoing connection is given: a daemon finds it again after its restart."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind((_HOST, port))
+            except OSError:
+                continue
+        return port
+
+
+class Prometheus:
+    """Runs within a ``with``; :meth:`start` and :meth:`close` do the same by hand.
+
+    Args:
+        directory: for its configuration and what it scrapes.
+        targets: job → instance → port on loopback.
+        rules: files of rules.
+        listening: the port that it answers on; any free one when None.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        targets: Mapping[str, Mapping[str, int]],
+        rules: Sequence[Path],
+        *,
+        listening: int | None = None,
+    ) -> None:
+        self._directory, self._targets, self._rules = directory, targets, rules
+        self.port = listening or free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://{_HOST}:{self.port}"
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Start it and wait until it answers.
+
+        Raises:
+            RuntimeError: it ended or does not answer; its log is part of the message.
+        """
+        self._directory.mkdir(parents=True, exist_ok=True)
+        configuration = self._directory / "prometheus.yml"
+        configuration.write_text(yaml.safe_dump(self._configuration()))
+        log = self._directory / "prometheus.log"
+        with log.open("ab") as out:
+            self._process = subprocess.Popen(
+                [
+                    binaries().prometheus,
+                    *(f"--config.file={configuration}", f"--storage.tsdb.path={self._directory / 'data'}"),
+                    *(f"--web.listen-address={_HOST}:{self.port}", "--enable-feature=exemplar-storage"),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+            )
+        end = time.monotonic() + _PATIENCE
+        while not self._ready():
+            if self._process.poll() is not None or time.monotonic() > end:
+                self.close()
+                raise RuntimeError(f"Prometheus does not answer:\n{log.read_text()}")
+            time.sleep(0.05)
+
+    def close(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.terminate()
+            process.wait(_PATIENCE)
+
+    # -- questions -------------------------------------------------------------------------------------------------
+
+    def range(self, query: str, start: float, end: float, step: float = SCRAPE) -> list[Series]:
+        """What ``query`` was from ``start`` to ``end`` (seconds since the epoch); series without a point are left out.
+
+        Raises:
+            ValueError: Prometheus refuses the query; what it says.
+        """
+        data = self._ask("query_range", query=query, start=start, end=end, step=step)
+        return [Series(each["metric"], [(at, float(value)) for at, value in each["values"]]) for each in data["result"]]
+
+    def at(self, query: str, moment: float) -> list[Series]:
+        """What ``query`` was at one moment. Raises as :meth:`range` does."""
+        data = self._ask("query", query=query, time=moment)
+        return [Series(each["metric"], [(each["value"][0], float(each["value"][1]))]) for each in data["result"]]
+
+    def now(self, query: str) -> list[Series]:
+        """What ``query`` is. Raises as :meth:`range` does."""
+        return self.at(query, time.time())
+
+    def exemplars(self, query: str, start: float, end: float) -> list[Mapping[str, str]]:
+        """The labels of every exemplar of the series that ``query`` names."""
+        data = self._ask("query_exemplars", query=query, start=start, end=end)
+        return [exemplar["labels"] for series in data for exemplar in series["exemplars"]]
+
+    def _ask(self, what: str, **parameters: object) -> Any:
+        _, document = self._get(f"/api/v1/{what}?{urllib.parse.urlencode(parameters)}")
+        answer = json.loads(document)
+        if answer["status"] != "success":
+            raise ValueError(f"{parameters['query']}: {answer['error']}")
+        return answer["data"]
+
+    def _ready(self) -> bool:
+        try:
+            return self._get("/-/ready")[0] == http.HTTPStatus.OK
+        except OSError:
+            return False
+
+    def _get(self, path: str) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection(_HOST, self.port, timeout=_PATIENCE)
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        finally:
+            connection.close()
+
+    def _configuration(self) -> dict[str, Any]:
+        jobs = [
+            {
+                "job_name": job,
+                "static_configs": [
+                    {"targets": [f"{_HOST}:{port}"], "labels": {"instance": instance}}
+                    for instance, port in instances.items()
+                ],
+            }
+            for job, instances in self._targets.items()
+        ]
+        return {
+            "global": {"scrape_interval": f"{SCRAPE}s", "scrape_timeout": f"{SCRAPE}s", "evaluation_interval": "1s"},
+            "rule_files": [str(each) for each in self._rules],
+            "scrape_configs": jobs,
+        }

@@ -1,0 +1,207 @@
+"""Nodes that a real Prometheus looks at: the shipped daemons on simulated devices, their metrics on loopback.
+
+The daemons are those that an operator starts. One thing of the service is changed from outside, by a hook that Python runs
+at its start: the hourly look at the audit trail comes every two seconds, and can be held up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any, Final
+from urllib.request import Request, urlopen
+
+import plugin
+import scrubber
+from plugin.emulator.stage import Command, Stage
+from scrubber.adapters.sim import control
+from scrubber.api import scrubber_pb2 as pb
+from tests.chaos.staging import TIMINGS
+from tests.dashboards.running import free_port
+
+__all__ = [
+    "CLEARING",
+    "FULL_DISKS",
+    "HELD_UP",
+    "OPENMETRICS",
+    "PLUGIN",
+    "SERVICE",
+    "SOON",
+    "TEXT",
+    "Node",
+    "little_disk",
+    "nodes",
+]
+
+SERVICE: Final = "scrubber"
+PLUGIN: Final = "scrubber-plugin"
+"""The jobs."""
+
+SOON: Final = 60.0
+"""Seconds within which what must happen happens, on a busy machine too; nothing is measured by it."""
+
+TEXT: Final = "text/plain"
+OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0"
+
+CLEARING: Final = 0.3
+"""Seconds that clearing any device takes at least, so that its rate is the device's and not the busy machine's."""
+
+HELD_UP: Final = "the-look-is-held-up"
+"""A file in the directory of the ledger: while it is there, no look at the trail comes to its end."""
+
+_HOOK = f"""
+import asyncio, sys
+if "serve" in sys.orig_argv:
+    from scrubber import daemon
+    from scrubber.adapters.ledger.sqlite import SqliteLedger
+
+    async def pages(ledger, *arguments, _pages=SqliteLedger.pages, **named):
+        while (ledger._place.directory / "{HELD_UP}").exists():
+            await asyncio.sleep(0.1)
+        async for page in _pages(ledger, *arguments, **named):
+            yield page
+
+    SqliteLedger.pages = pages
+    daemon._EXAMINE_EVERY = 2.0
+"""
+
+
+class Node(Stage):
+    """One node of the fleet.
+
+    Args:
+        name: its name for the scraper, too.
+        policy: text of its policy file, which :meth:`follow` replaces.
+        records: directory for the policy, the hook and the logs.
+        environment: of the plugin.
+    """
+
+    def __init__(
+        self, name: str, policy: str, records: Path, *, environment: Mapping[str, str] | None = None, **options: Any
+    ) -> None:
+        self.name = name
+        self.policy = records / f"{name}.yaml"
+        self.policy.write_text(policy)
+        self.ports = {SERVICE: free_port(), PLUGIN: free_port()}
+        super().__init__(policy=str(self.policy), timings=TIMINGS, **options)
+        (records / "sitecustomize.py").write_text(_HOOK)
+        packages = {str(Path(each.__file__ or "").parents[1]) for each in (scrubber, plugin)}
+        self.service.environment = {"PYTHONPATH": ":".join([str(records), *sorted(packages)])}
+        self.plugin.environment = environment or {}
+        for daemon, job in ((self.service, SERVICE), (self.plugin, PLUGIN)):
+            daemon.log = records / f"{name}-{job}.log"
+            daemon.arguments = [
+                *daemon.arguments,
+                *("--metrics-address", f"127.0.0.1:{self.ports[job]}", "--node-name", name),
+            ]
+
+    @property
+    def state(self) -> Path:
+        """The directory of the ledger."""
+        return self.directory / "state"
+
+    def memory(self, index: int) -> Path:
+        """The file that is a device's memory."""
+        return self.sim / "devices" / str(index) / "memory"
+
+    def follow(self, policy: str) -> None:
+        """Replace the policy's file and have the service read it."""
+        self.policy.write_text(policy)
+        os.kill(self.service.pid, signal.SIGHUP)
+
+    def rewrite_history(self) -> None:
+        """What a disk, or whoever may write to it, can do to a ledger that is locked."""
+        for name in ("ledger.db", "ledger.db-wal"):
+            with (self.state / name).open("r+b") as file:
+                for row in re.finditer(rb"certificate\.issued", file.read()):
+                    file.seek(row.start())
+                    file.write(b"certificate.ISSUED")
+
+    async def order(self, *arguments: str) -> Command:
+        """``scrubber ARGUMENTS``, which has to succeed."""
+        done = await self.command(*arguments)
+        assert done.status == 0, f"{self.name}: scrubber {' '.join(arguments)}: {done.err}"
+        return done
+
+    async def becomes(self, device: str, *healths: str) -> pb.Device:
+        """The device (index or UUID) once its health is one of ``healths``."""
+
+        def it(devices: Sequence[pb.Device]) -> pb.Device | None:
+            return next((each for each in devices if device in (each.index, each.id) and each.health in healths), None)
+
+        found = it(await self.devices_are(lambda devices: it(devices) is not None, SOON))
+        assert found is not None
+        return found
+
+    async def at_rest(self) -> None:
+        """Wait until every device is clean, in use, or out of service."""
+
+        def it(devices: Sequence[pb.Device]) -> bool:
+            return all(each.state in ("clean", "in-use", "quarantined", "condemned") for each in devices)
+
+        await self.devices_are(it, SOON)
+
+    def page(self, job: str, form: str = TEXT) -> str:
+        """What a scraper gets that asks for ``form``.
+
+        Raises:
+            OSError: it gets nothing.
+        """
+        request = Request(f"http://127.0.0.1:{self.ports[job]}/metrics", headers={"Accept": form})
+        with urlopen(request, timeout=SOON) as answer:
+            return str(answer.read().decode())
+
+
+@asynccontextmanager
+async def nodes(*planned: Node) -> AsyncIterator[None]:
+    """All of them, with their daemons running and every device clean."""
+    async with AsyncExitStack() as stack:
+        async with asyncio.TaskGroup() as group:
+            for node in planned:
+                group.create_task(_up(node, stack))
+        yield
+
+
+async def _up(node: Node, stack: AsyncExitStack) -> None:
+    await stack.enter_async_context(node)
+    for index in range(len(node.device_files())):
+        control.fault(node.sim, str(index), slow_clear=CLEARING)
+    await node.start_daemons(SOON)
+    await node.all_clean(SOON)
+
+
+def _mounted(directory: Path) -> bool:
+    """Whether a file system of a few MiB in memory is at ``directory`` now, which is made."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    command = ["mount", "-t", "tmpfs", "-o", "size=8m,mode=0700", "tmpfs", str(directory)]
+    return os.geteuid() == 0 and subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+@contextmanager
+def little_disk(directory: Path) -> Iterator[bool]:
+    """``directory`` as a small disk; an ordinary directory, and False, where nobody may mount one."""
+    mounted = _mounted(directory)
+    try:
+        yield mounted
+    finally:
+        if mounted:
+            subprocess.run(["umount", str(directory)], check=True)
+
+
+def _can_mount() -> bool:
+    with tempfile.TemporaryDirectory(prefix="gs-mount-") as probe, little_disk(Path(probe)) as mounted:
+        return mounted
+
+
+FULL_DISKS: Final = _can_mount()
+"""Whether a disk can be made full here."""
+if not FULL_DISKS:
+    print("NOT TESTED HERE: the alert of a ledger on a full disk (nobody may mount a tmpfs)", file=sys.__stderr__)

@@ -1,0 +1,119 @@
+"""Every alert fires for what it is for, on the node where it happened, and nobody is woken for anything else.
+
+The story holds each fault until its alert fires. What an alert's own time is, when it is silent and when it resolves are
+promtool's to try (``test_rules.py``); here the metrics are the daemons' own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import pytest
+import yaml
+
+from tests.dashboards.faster import SECONDS, faster
+from tests.dashboards.prometheus import POSSIBLE
+from tests.dashboards.stage import FULL_DISKS
+from tests.dashboards.story import RULES, Told
+from tests.pods import only_with
+
+pytestmark = pytest.mark.timeout(420)
+
+HAPPENS_ON: Final[Mapping[str, str]] = {
+    "ScrubberVerificationFailed": "ill",
+    "ScrubberDriverStuck": "ill",
+    "ScrubberDeviceCondemned": "ill",
+    "ScrubberQuarantineShare": "ill",
+    "ScrubberTenantCausesQuarantines": "",  # of all nodes
+    "ScrubberResidueAfterCertificate": "strict",
+    "ScrubberUngrantedUse": "strict",
+    "ScrubberBreakerOpen": "strict",
+    "ScrubberBreakGlassOpen": "ill",
+    "ScrubberChildrenRestart": "ill",
+    "ScrubberFastPathShareFalls": "strict",
+    "ScrubberPolicyRejected": "strict",
+    "ScrubberObserveOnly": "strict",
+    "ScrubberScrubSlow": "slow",
+    "ScrubberHandoverWaits": "slow",
+    "ScrubberAuditNotVerified": "slow",
+    "ScrubberAuditBroken": "slow",
+    "ScrubberAuditShortened": "slow",
+    "ScrubberLedgerFailing": "cut",
+    "ScrubberServiceAway": "cut",
+    "ScrubberPluginAway": "cut",
+    "ScrubberPluginNotRegistered": "cut",
+    "ScrubberKubeletNotTrusted": "cut",
+    "ScrubberNodeAway": "cut",
+}
+"""Alert → the node of the story on which what it is for happens."""
+
+
+BESIDES: Final = {("ScrubberScrubSlow", "strict")}
+"""What else is true: clearing is made slow there, so that starts have to wait for it."""
+
+MENDED: Final = (
+    *("ScrubberBreakGlassOpen", "ScrubberDeviceCondemned", "ScrubberDriverStuck", "ScrubberQuarantineShare"),
+    *("ScrubberServiceAway", "ScrubberPluginAway", "ScrubberNodeAway", "ScrubberPluginNotRegistered"),
+    *("ScrubberKubeletNotTrusted", "ScrubberLedgerFailing", "ScrubberAuditNotVerified"),
+)
+"""What the story mends long before it ends. Others tell of what happened within an hour or a day, or last."""
+
+
+def firing(story: Told, *, at_the_end: bool = False) -> set[tuple[str, str]]:
+    """(alert, node) of every alert that fired in the story, or that fires at its end."""
+    window = f"[{story.ended - story.began:.0f}s]"
+    firing = 'ALERTS{alertstate="firing"}'
+    query = f"group by (alertname, instance) ({firing if at_the_end else f'count_over_time({firing}{window})'})"
+    found = story.prometheus.at(query, story.ended)
+    return {(each.labels["alertname"], each.labels.get("instance", "")) for each in found}
+
+
+def alerts() -> list[str]:
+    """Every alert of the rules, but what cannot be brought about on this machine, which says so aloud."""
+    groups = yaml.safe_load(RULES[-1].read_text())["groups"]
+    names = [rule["alert"] for group in groups for rule in group["rules"]]
+    return [name for name in names if FULL_DISKS or name != "ScrubberLedgerFailing"]
+
+
+@only_with(POSSIBLE)
+@pytest.mark.parametrize("alert", alerts())
+def test_an_alert_fires_for_the_node_on_which_it_happens(alert: str, story: Told) -> None:
+    assert (alert, HAPPENS_ON[alert]) in firing(story)
+
+
+@only_with(POSSIBLE)
+def test_nobody_is_woken_for_a_node_that_works_while_its_daemons_are_restarted(story: Told) -> None:
+    assert {alert for alert, node in firing(story) if node == "calm"} == set()
+    granted = story.prometheus.at('sum(scrubber_handovers_total{instance="calm",outcome="granted"})', story.ended)
+    assert granted[0].points[0][1] > 0
+
+
+@only_with(POSSIBLE)
+def test_no_alert_fires_for_anything_but_what_it_is_for(story: Told) -> None:
+    assert firing(story) <= {*HAPPENS_ON.items()} | BESIDES
+
+
+@only_with(POSSIBLE)
+@pytest.mark.parametrize("alert", MENDED)
+def test_an_alert_ends_when_what_it_is_for_is_mended(alert: str, story: Told) -> None:
+    assert (alert, HAPPENS_ON[alert]) not in firing(story, at_the_end=True)
+
+
+def test_the_faster_rules_are_the_rules_with_shorter_times_in_the_same_order(tmp_path: Path) -> None:
+    assert sorted(SECONDS.values()) == list(SECONDS.values())
+    for rules in RULES:
+        quick = yaml.safe_load(faster(rules, tmp_path).read_text())
+        for group, was in zip(quick["groups"], yaml.safe_load(rules.read_text())["groups"], strict=True):
+            for rule, before in zip(group["rules"], was["rules"], strict=True):
+                kept = {key: value for key, value in before.items() if key not in ("expr", "for")}
+                assert {key: value for key, value in rule.items() if key not in ("expr", "for")} == kept
+
+
+def test_a_duration_for_which_no_shorter_one_stands_is_refused(tmp_path: Path) -> None:
+    odd = tmp_path / "odd.yaml"
+    odd.write_text("groups:\n- name: odd\n  rules:\n  - record: a:b\n    expr: rate(x_total[47m])\n")
+    (tmp_path / "into").mkdir()
+    with pytest.raises(ValueError, match="47m"):
+        faster(odd, tmp_path / "into")

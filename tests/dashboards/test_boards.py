@@ -1,0 +1,369 @@
+"""The boards as files: they are what the code says, Grafana can import them, and each panel says what it answers."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from itertools import combinations, pairwise
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import parse_qsl, urlsplit
+
+import promql_parser as promql
+import pytest
+import yaml
+
+from dashboards.boards import BOARDS
+from dashboards.frame import Board, json_of
+from dashboards.meaning import HEALTH, HYGIENE, OFFERED, STATE_COLOURS, STATES
+from scrubber.domain.evidence import Severity, Step, Verdict
+from scrubber.domain.handover import HandOver
+from scrubber.domain.health import ADVERTISED, Health
+from scrubber.domain.hygiene import Hygiene
+
+_ROOT: Final = Path(__file__).resolve().parents[2]
+_DIRECTORY: Final = _ROOT / "dashboards"
+
+_OURS: Final = re.compile(r"(?:[a-z_]+:)?scrubber_[a-z0-9_]+(?::[a-z0-9_]+)?")
+_OF_A_HISTOGRAM: Final = re.compile(r"_(?:bucket|count|sum)$")
+_OUR_VARIABLES: Final = frozenset({"datasource", "job", "instance", "device"})
+
+Json = dict[str, Any]
+
+
+@pytest.fixture(params=list(Board), name="which")
+def _which(request: pytest.FixtureRequest) -> Board:
+    which: Board = request.param
+    return which
+
+
+@pytest.fixture(name="board")
+def _board(which: Board) -> Json:
+    return _committed(which)
+
+
+def _committed(which: Board) -> Json:
+    made: Json = json.loads((_DIRECTORY / f"{which}.json").read_text(encoding="utf-8"))
+    return made
+
+
+def _panels(board: Json) -> list[Json]:
+    return [panel for panel in board["panels"] if panel["type"] != "row"]
+
+
+def _queries(board: Json) -> list[str]:
+    return [target["expr"] for panel in _panels(board) for target in panel["targets"]]
+
+
+def _links(board: Json) -> Iterator[str]:
+    for link in board["links"]:
+        yield link["url"]
+    for panel in _panels(board):
+        config = panel["fieldConfig"]
+        for link in config["defaults"].get("links", ()):
+            yield link["url"]
+        for override in config["overrides"]:
+            for each in override["properties"]:
+                if each["id"] == "links":
+                    yield from (link["url"] for link in each["value"])
+
+
+def _properties(panel: Json, column: str) -> Json:
+    return {
+        each["id"]: each["value"]
+        for override in panel["fieldConfig"]["overrides"]
+        if override["matcher"] == {"id": "byName", "options": column}
+        for each in override["properties"]
+    }
+
+
+def _tables(board: Json) -> list[Json]:
+    return [panel for panel in _panels(board) if panel["type"] == "table"]
+
+
+def _titles(table: Json) -> dict[str, str]:
+    """Of a table's columns: from label or value to the title."""
+    titles: dict[str, str] = table["transformations"][-1]["options"]["renameByName"]
+    return titles
+
+
+# --- the files -----------------------------------------------------------------------------------------------------
+
+
+def test_the_committed_board_is_what_the_code_says(which: Board) -> None:
+    committed = (_DIRECTORY / f"{which}.json").read_text(encoding="utf-8")
+    assert committed == json_of(BOARDS[which]()), "run `make boards`"
+
+
+def test_there_is_a_file_for_each_board_and_no_other() -> None:
+    assert {path.stem for path in _DIRECTORY.glob("*.json")} == {str(each) for each in BOARDS}
+
+
+def test_a_board_can_be_imported_and_is_found_again_by_its_name(board: Json, which: Board) -> None:
+    assert board["uid"] == f"scrubber-{which}"
+    assert board.get("id") is None  # one of another Grafana would clash
+    assert 39 <= board["schemaVersion"] <= 42
+    assert "gpu-scrubber" in board["tags"]
+    assert board["description"].endswith("?")
+    assert board["refresh"]
+
+
+def test_panels_have_ids_and_titles_of_their_own(board: Json) -> None:
+    ids = [panel["id"] for panel in board["panels"]]
+    titles = [panel["title"] for panel in _panels(board)]
+    assert len(set(ids)) == len(ids)
+    assert len(set(titles)) == len(titles)
+
+
+def test_panels_lie_beside_each_other_and_fill_the_width(board: Json) -> None:
+    places = [panel["gridPos"] for panel in board["panels"]]
+    for one, other in combinations(places, 2):
+        beside = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
+        below = one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
+        assert beside or below, (one, other)
+    lines = sorted({place["y"] for place in places})
+    for line in lines:
+        assert sum(place["w"] for place in places if place["y"] == line) == 24, line
+    for above, line in pairwise(lines):
+        assert {place["y"] + place["h"] for place in places if place["y"] == above} == {line}, (
+            "panels of unequal height"
+        )
+
+
+# --- what a reader is told -----------------------------------------------------------------------------------------
+
+
+def test_every_panel_says_which_question_it_answers(board: Json) -> None:
+    for panel in _panels(board):
+        assert re.match(r"[A-Z][^?]+\?", panel["description"]), panel["title"]
+
+
+def test_every_series_has_a_name(board: Json) -> None:
+    for panel in _panels(board):
+        if panel["type"] in {"timeseries", "state-timeline"}:
+            assert all(target.get("legendFormat") for target in panel["targets"]), panel["title"]
+
+
+def test_a_name_of_a_series_is_made_of_labels_that_the_query_keeps(board: Json) -> None:
+    for panel in _panels(board):
+        for target in panel["targets"]:
+            for label in re.findall(r"{{(\w+)}}", target.get("legendFormat", "")):
+                assert label in _kept(target["expr"]), (panel["title"], label)
+
+
+def _kept(text: str) -> set[str]:
+    """The labels that a query's result can have: those of its outermost aggregations, and of what joins labels."""
+    kept = set(re.findall(r'label_join\(.*?"(\w+)", " / "', text))
+
+    def outermost(node: promql.Expr) -> bool:
+        if isinstance(node, promql.AggregateExpr):
+            if node.modifier is not None:
+                kept.update(node.modifier.labels)
+            return False
+        return True
+
+    # A traversal ends at the first aggregation; the other side of a binary expression has the same labels.
+    promql.walk(_parsed(text), outermost)
+    return kept
+
+
+def test_tables_show_the_present_and_graphs_the_past(board: Json) -> None:
+    for panel in _panels(board):
+        for target in panel["targets"]:
+            if panel["type"] in {"table", "stat"}:
+                assert (target["instant"], target["range"]) == (True, False), panel["title"]
+            else:
+                assert (target["instant"], target["range"]) == (False, True), panel["title"]
+        formats = {target.get("format") for target in panel["targets"]}
+        assert formats == ({"table"} if panel["type"] == "table" else {None}), panel["title"]
+
+
+def test_a_table_has_a_column_for_each_label_and_no_other(board: Json) -> None:
+    for table in _tables(board):
+        labels = {label for target in table["targets"] for label in _kept(target["expr"])}
+        columns = {source for source in _titles(table) if not source.startswith("Value")}
+        assert columns == labels, table["title"]
+
+
+def test_a_table_shows_or_hides_each_of_its_values(board: Json) -> None:
+    for table in _tables(board):
+        several = len(table["targets"]) > 1
+        values = {f"Value #{target['refId']}" for target in table["targets"]} if several else {"Value"}
+        shown = {source for source in _titles(table) if source.startswith("Value")}
+        hidden = set(table["transformations"][-1]["options"]["excludeByName"]) - {"Time"}
+        assert shown | hidden == values, table["title"]
+        assert not shown & hidden, table["title"]
+        assert [each["id"] for each in table["transformations"]] == ["merge"] * several + ["organize"], table["title"]
+
+
+def test_every_value_in_a_table_has_a_unit_of_its_own(board: Json) -> None:
+    for table in _tables(board):
+        for source, title in _titles(table).items():
+            if source.startswith("Value"):
+                assert "unit" in _properties(table, title), (table["title"], title)
+
+
+def test_a_table_is_sorted_by_a_column_that_it_has(board: Json) -> None:
+    for table in _tables(board):
+        for each in table["options"].get("sortBy", ()):
+            assert each["displayName"] in _titles(table).values(), table["title"]
+
+
+def test_what_is_counted_by_the_minute_says_so_in_its_title(board: Json) -> None:
+    for panel in _panels(board):
+        by_the_minute = any(target["expr"].startswith("60 * ") for target in panel["targets"])
+        assert by_the_minute == ("per minute" in panel["title"]), panel["title"]
+        if by_the_minute:
+            assert all(target["expr"].startswith("60 * ") for target in panel["targets"]), panel["title"]
+
+
+# --- links ---------------------------------------------------------------------------------------------------------
+
+
+def test_each_board_leads_to_both_others_with_what_is_picked_and_the_time(board: Json, which: Board) -> None:
+    assert {link["url"] for link in board["links"]} == {f"/d/{other.uid}" for other in Board if other is not which}
+    assert all(link["includeVars"] and link["keepTime"] for link in board["links"])
+
+
+def test_a_link_leads_to_a_board_that_is_there_and_sets_variables_that_it_has(board: Json) -> None:
+    for url in _links(board):
+        split = urlsplit(url)
+        target = next(each for each in Board if split.path == f"/d/{each.uid}")
+        variables = {each["name"] for each in _committed(target)["templating"]["list"]}
+        passed = {name.removeprefix("var-") for name, _ in parse_qsl(split.query) if name.startswith("var-")}
+        passed |= set(re.findall(r"\${(\w+):queryparam}", split.query))
+        assert passed <= variables, url
+
+
+def test_a_link_takes_its_values_from_columns_that_the_table_has(board: Json) -> None:
+    for table in _tables(board):
+        asked = set(re.findall(r"__data\.fields\.(\w+)", json.dumps(table["fieldConfig"])))
+        assert asked <= set(_titles(table).values()), table["title"]
+
+
+def test_the_way_down_leads_from_the_fleet_to_a_node_and_from_both_to_a_device() -> None:
+    below = {which: {urlsplit(url).path for url in _links(_committed(which)) if "?" in url} for which in Board}
+    assert below[Board.FLEET] == {f"/d/{Board.NODE.uid}", f"/d/{Board.DEVICE.uid}"}
+    assert below[Board.NODE] == {f"/d/{Board.NODE.uid}", f"/d/{Board.DEVICE.uid}"}  # to one of several nodes
+
+
+def test_a_query_uses_the_variables_that_its_board_has_and_no_others(board: Json) -> None:
+    variables = {each["name"] for each in board["templating"]["list"]}
+    assert variables <= _OUR_VARIABLES
+    for query in _queries(board):
+        assert set(re.findall(r"\$(\w+)", query)) <= variables | {"__rate_interval", "__range"}, query
+
+
+def test_every_query_of_the_device_board_is_about_the_one_device() -> None:
+    for query in _queries(_committed(Board.DEVICE)):
+        assert query.count("{") == query.count('device="$device"'), query
+
+
+# --- what it rests on ----------------------------------------------------------------------------------------------
+
+
+def test_every_state_that_the_code_knows_has_a_number_a_word_and_a_colour() -> None:
+    expected = {(hygiene, health) for hygiene in Hygiene for health in ADVERTISED}
+    combined = {_hygiene_and_health(each.matchers) for each in STATES}
+    assert combined == expected | {(None, health) for health in set(Health) - ADVERTISED}
+    assert {_hygiene_and_health(each.matchers)[0] for each in HYGIENE} == set(Hygiene)
+    assert {_hygiene_and_health(each.matchers)[1] for each in HEALTH} == set(Health)
+    assert set(STATE_COLOURS) == set(Hygiene) | (set(Health) - ADVERTISED)
+
+
+def _hygiene_and_health(matchers: tuple[str, ...]) -> tuple[str | None, str | None]:
+    said = dict(re.findall(r'(\w+)="([\w-]+)"', " ".join(matchers)))
+    return said.get("hygiene"), said.get("health")
+
+
+def test_numbers_that_are_shown_together_mean_one_state_each() -> None:
+    for together in (STATES, (*HYGIENE, *HEALTH, *OFFERED)):
+        numbers = [each.number for each in together]
+        assert len(set(numbers)) == len(numbers)
+
+
+@pytest.mark.parametrize("values", [Severity, Verdict], ids=["severities", "verdicts"])
+def test_every_word_that_a_table_colours_has_its_colour(values: type[Severity] | type[Verdict]) -> None:
+    coloured = {
+        frozenset(mapping["options"])
+        for which in Board
+        for table in _tables(_committed(which))
+        for title in _titles(table).values()
+        for mapping in _properties(table, title).get("mappings", ())
+    }
+    assert frozenset(values) in coloured
+
+
+def _coloured(which: Board, title: str) -> set[str]:
+    """The series of a graph that have a colour of their own."""
+    graph = next(each for each in _panels(_committed(which)) if each["title"] == title)
+    matchers = [each["matcher"] for each in graph["fieldConfig"]["overrides"]]
+    return {each["options"] for each in matchers if each["id"] == "byName"}
+
+
+def test_every_step_and_every_kind_of_hand_over_has_its_colour() -> None:
+    assert _coloured(Board.DEVICE, "Slow paths, step by step") == set(Step)
+    assert _coloured(Board.NODE, "Steps of slow paths, p95") == set(Step)
+    assert _coloured(Board.NODE, "Hand-overs per minute, by kind") == set(HandOver)
+
+
+def _asked() -> set[str]:
+    """The names of ours that the boards ask for, a histogram by its own name."""
+    texts = [query for which in Board for query in _queries(_committed(which))]
+    texts += [each["query"] for which in Board for each in _committed(which)["templating"]["list"]]
+    return {_OF_A_HISTOGRAM.sub("", name) for text in texts for name in _OURS.findall(text)}
+
+
+def _recorded() -> set[str]:
+    rules = yaml.safe_load((_DIRECTORY / "rules" / "recording.yaml").read_text(encoding="utf-8"))
+    return {rule["record"] for group in rules["groups"] for rule in group["rules"]}
+
+
+def _documented() -> dict[str, set[str]]:
+    """The labels of each metric, by its name."""
+    page = (_ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    rows = [line.split("|") for line in page.splitlines() if line.startswith("| `scrubber_")]
+    return {row[1].strip(" `"): set(re.findall(r"`(\w+)`", row[3])) for row in rows}
+
+
+def test_every_recorded_series_that_a_board_asks_for_is_recorded() -> None:
+    assert {name for name in _asked() if ":" in name} <= _recorded()
+
+
+def test_every_metric_that_a_board_asks_for_is_documented() -> None:
+    assert {name for name in _asked() if ":" not in name} <= _documented().keys()
+
+
+def test_every_metric_is_shown_on_a_board() -> None:
+    by_rules = set(_OURS.findall((_DIRECTORY / "rules" / "recording.yaml").read_text(encoding="utf-8")))
+    assert _documented().keys() <= _asked() | {_OF_A_HISTOGRAM.sub("", name) for name in by_rules}
+
+
+def test_a_query_matches_and_groups_by_labels_that_its_metrics_have(board: Json) -> None:
+    documented = _documented()
+    for query in _queries(board):
+        nodes = _nodes(query)
+        selectors = [node for node in nodes if isinstance(node, promql.VectorSelector)]
+        own = {str(node.name): documented.get(_OF_A_HISTOGRAM.sub("", str(node.name))) for node in selectors}
+        for selector in selectors:
+            labels = own[str(selector.name)]
+            matched = {each.name for each in selector.matchers.matchers} - {"job", "instance"}
+            assert labels is None or matched <= labels, (selector.name, matched)
+        if None in own.values():  # a recorded series, an alert: what it has is said by its rule
+            continue
+        for node in nodes:
+            if isinstance(node, promql.AggregateExpr) and node.modifier is not None:
+                known = {label for labels in own.values() for label in labels or ()}
+                assert set(node.modifier.labels) <= known | {"job", "instance", "le"}, query
+
+
+def _nodes(text: str) -> list[promql.Expr]:
+    found: list[promql.Expr] = []
+    promql.walk(_parsed(text), found.append)
+    return found
+
+
+def _parsed(text: str) -> promql.Expr:
+    tree: promql.Expr = promql.parse(text.replace("$__rate_interval", "5m").replace("$__range", "6h"))
+    return tree

@@ -1,0 +1,339 @@
+"""The rules that Grafana's own linter for boards has, on the committed files. There are no exclusions.
+
+Each rule has its name from there. Two of its rules are for logs, which no board shows. Each rule is tried on a board that
+breaks it, too: a rule that finds nothing anywhere would be no rule.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import promql_parser as promql
+import pytest
+
+_DIRECTORY: Final = Path(__file__).resolve().parents[2] / "dashboards"
+_BOARDS: Final = ("fleet", "node", "device")
+
+_DATASOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
+_RATE_INTERVAL: Final = timedelta(seconds=4321)
+"""Stands for ``$__rate_interval`` while a query is parsed: no query says it by itself."""
+_VARIABLES: Final = {"$__rate_interval": f"{int(_RATE_INTERVAL.total_seconds())}s", "$__range": "6h"}
+
+_UNITS: Final = frozenset({"none", "short", "percentunit", "s", "bytes", "binBps", "opm", "locale", "hex"})
+"""Those of Grafana's units that mean something here: base units, shares of one, counts, events a minute."""
+
+_PER_SECOND: Final = frozenset({"rate", "irate"})
+_OF_COUNTERS: Final = _PER_SECOND | {"increase"}
+
+Json = dict[str, Any]
+Rule = Callable[[Json], Iterator[str]]
+
+
+def _committed(name: str) -> Json:
+    made: Json = json.loads((_DIRECTORY / f"{name}.json").read_text(encoding="utf-8"))
+    return made
+
+
+def _panels(board: Json) -> list[Json]:
+    return [panel for panel in board["panels"] if panel["type"] != "row"]
+
+
+def _targets(board: Json) -> Iterator[tuple[str, Json]]:
+    for panel in _panels(board):
+        for target in panel.get("targets", ()):
+            yield f"{panel['title']}, {target['refId']}", target
+
+
+def _parsed(text: str) -> promql.Expr:
+    for name, value in _VARIABLES.items():
+        text = text.replace(name, value)
+    tree: promql.Expr = promql.parse(text)
+    return tree
+
+
+def _trees(board: Json) -> Iterator[tuple[str, promql.Expr]]:
+    for where, target in _targets(board):
+        try:
+            yield where, _parsed(target["expr"])
+        except ValueError:
+            continue  # what does not parse is another rule's
+
+
+def _nodes(tree: promql.Expr) -> list[promql.Expr]:
+    """All nodes in order; a range's own selector, which the walk gives right after the range, is no node of its own."""
+    found: list[promql.Expr] = []
+    ranges: list[promql.Expr] = []
+
+    def keep(node: promql.Expr) -> bool:
+        if isinstance(node, promql.VectorSelector) and ranges:
+            ranges.clear()
+            return True
+        if isinstance(node, promql.MatrixSelector):
+            ranges.append(node)
+        found.append(node)
+        return True
+
+    promql.walk(tree, keep)
+    return found
+
+
+def _selectors(tree: promql.Expr) -> Iterator[promql.VectorSelector]:
+    for node in _nodes(tree):
+        if isinstance(node, promql.VectorSelector):
+            yield node
+        elif isinstance(node, promql.MatrixSelector):
+            yield node.vector_selector
+
+
+def _variable(board: Json, name: str) -> Json | None:
+    return next((each for each in board["templating"]["list"] if each["name"] == name), None)
+
+
+def template_datasource(board: Json) -> Iterator[str]:
+    sources = [each for each in board["templating"]["list"] if each["type"] == "datasource"]
+    if [(each["name"], each["label"], each["query"]) for each in sources] != [
+        ("datasource", "Data source", "prometheus")
+    ]:
+        yield "there has to be one variable for the data source, named and labelled as everywhere"
+
+
+def _template(name: str) -> Rule:
+    def rule(board: Json) -> Iterator[str]:
+        variable = _variable(board, name)
+        if variable is None:
+            yield f"there is no variable {name}"
+            return
+        expected = {
+            "type": "query",
+            "label": name.capitalize(),
+            "datasource": _DATASOURCE,
+            "multi": True,
+            "includeAll": True,
+            "allValue": ".+",
+        }
+        for key, value in expected.items():
+            if variable.get(key) != value:
+                yield f"variable {name}: {key} has to be {value!r}"
+
+    return rule
+
+
+def template_label_promql(board: Json) -> Iterator[str]:
+    for variable in board["templating"]["list"]:
+        if variable["type"] != "query":
+            continue
+        asked = re.fullmatch(r"label_values\((.+), ([a-z_]+)\)", variable["query"])
+        if asked is None:
+            yield f"variable {variable['name']} asks for no label's values"
+            continue
+        try:
+            _parsed(asked[1])
+        except ValueError as exc:
+            yield f"variable {variable['name']}: {exc}"
+
+
+def template_on_time_change_reload(board: Json) -> Iterator[str]:
+    for variable in board["templating"]["list"]:
+        if variable["type"] == "query" and variable.get("refresh") != 2:
+            yield f"variable {variable['name']} is not asked for anew when the time range changes"
+
+
+def panel_datasource(board: Json) -> Iterator[str]:
+    for panel in _panels(board):
+        if panel.get("datasource") != _DATASOURCE:
+            yield f"{panel['title']} does not ask the data source of the variable"
+    for where, target in _targets(board):
+        if target.get("datasource") != _DATASOURCE:
+            yield f"{where} does not ask the data source of the variable"
+
+
+def panel_title_description(board: Json) -> Iterator[str]:
+    for panel in _panels(board):
+        if not panel.get("title") or not panel.get("description"):
+            yield f"panel {panel['id']} lacks its title or its description"
+
+
+def panel_units(board: Json) -> Iterator[str]:
+    for panel in _panels(board):
+        config = panel["fieldConfig"]
+        overridden = [each for override in config["overrides"] for each in override["properties"]]
+        units = [config["defaults"].get("unit"), *(each["value"] for each in overridden if each["id"] == "unit")]
+        for unit in units:
+            if unit not in _UNITS:
+                yield f"{panel['title']} has no unit that means something here: {unit}"
+
+
+def panel_no_targets(board: Json) -> Iterator[str]:
+    for panel in _panels(board):
+        if not panel.get("targets"):
+            yield f"{panel['title']} asks nothing"
+
+
+def target_promql(board: Json) -> Iterator[str]:
+    for where, target in _targets(board):
+        try:
+            tree = _parsed(target["expr"])
+        except ValueError as exc:
+            yield f"{where}: {exc}"
+            continue
+        if not any(_selectors(tree)):
+            yield f"{where} asks for no series"
+
+
+def target_rate_interval(board: Json) -> Iterator[str]:
+    for where, tree in _trees(board):
+        for node in _nodes(tree):
+            if isinstance(node, promql.Call) and node.func.name in _PER_SECOND:
+                (series,) = node.args
+                if not isinstance(series, promql.MatrixSelector) or series.range != _RATE_INTERVAL:
+                    yield f"{where}: {node.func.name} is not over $__rate_interval"
+
+
+def _target_matcher(label: str) -> Rule:
+    def rule(board: Json) -> Iterator[str]:
+        for where, tree in _trees(board):
+            for selector in _selectors(tree):
+                wanted = [
+                    each
+                    for each in selector.matchers.matchers
+                    if each.name == label and each.op == promql.MatchOp.Re and each.value == f"${label}"
+                ]
+                if len(wanted) != 1:
+                    yield f'{where}: {selector.name} is not matched by {label}=~"${label}"'
+
+    return rule
+
+
+def target_counter_agg(board: Json) -> Iterator[str]:
+    for where, tree in _trees(board):
+        nodes = _nodes(tree)
+        moved = [
+            str(argument)
+            for node in nodes
+            if isinstance(node, promql.Call) and node.func.name in _OF_COUNTERS
+            for argument in node.args
+            if isinstance(argument, promql.MatrixSelector)
+        ]
+        for node in nodes:
+            if isinstance(node, promql.VectorSelector) and _is_counter(node):
+                yield f"{where}: {node.name} is a counter and stands for itself"
+            elif isinstance(node, promql.MatrixSelector) and _is_counter(node.vector_selector):
+                if str(node) in moved:
+                    moved.remove(str(node))
+                else:
+                    yield f"{where}: {node.vector_selector.name} is a counter and is asked for anything but its movement"
+
+
+def _is_counter(selector: promql.VectorSelector) -> bool:
+    return (selector.name or "").endswith(("_total", "_count", "_sum", "_bucket"))
+
+
+def uneditable_dashboard(board: Json) -> Iterator[str]:
+    if board.get("editable") is not False:
+        yield "what is changed in Grafana would be lost with the next import: editable has to be false"
+
+
+RULES: Final[Mapping[str, Rule]] = {
+    "template-datasource-rule": template_datasource,
+    "template-job-rule": _template("job"),
+    "template-instance-rule": _template("instance"),
+    "template-label-promql-rule": template_label_promql,
+    "template-on-time-change-reload-rule": template_on_time_change_reload,
+    "panel-datasource-rule": panel_datasource,
+    "panel-title-description-rule": panel_title_description,
+    "panel-units-rule": panel_units,
+    "panel-no-targets-rule": panel_no_targets,
+    "target-promql-rule": target_promql,
+    "target-rate-interval-rule": target_rate_interval,
+    "target-job-rule": _target_matcher("job"),
+    "target-instance-rule": _target_matcher("instance"),
+    "target-counter-agg-rule": target_counter_agg,
+    "uneditable-dashboard": uneditable_dashboard,
+}
+
+
+@pytest.mark.parametrize("name", _BOARDS)
+@pytest.mark.parametrize("rule", RULES)
+def test_a_committed_board_keeps_every_rule_of_the_linter(rule: str, name: str) -> None:
+    assert list(RULES[rule](_committed(name))) == []
+
+
+def _asking(text: str) -> Callable[[Json], None]:
+    """Breaks a board by another query in its first panel."""
+
+    def break_it(board: Json) -> None:
+        _panels(board)[0]["targets"][0]["expr"] = text
+
+    return break_it
+
+
+def _first(change: Callable[[Json], object]) -> Callable[[Json], None]:
+    return lambda board: (change(_panels(board)[0]), None)[1]
+
+
+def _in_variable(which: str, **changed: object) -> Callable[[Json], None]:
+    def break_it(board: Json) -> None:
+        variable = _variable(board, which)
+        assert variable is not None
+        variable.update(changed)
+
+    return break_it
+
+
+_PICKED: Final = 'job=~"$job", instance=~"$instance"'
+
+BROKEN: Final[Mapping[str, tuple[str, Callable[[Json], None]]]] = {
+    "a data source of another name": ("template-datasource-rule", _in_variable("datasource", name="prometheus")),
+    "one job only": ("template-job-rule", _in_variable("job", multi=False)),
+    "all instances by another word": ("template-instance-rule", _in_variable("instance", allValue=".*")),
+    "a variable that asks nothing": ("template-label-promql-rule", _in_variable("job", query="label_values(up{, job)")),
+    "a variable that is asked for once": ("template-on-time-change-reload-rule", _in_variable("job", refresh=1)),
+    "a data source by its id": (
+        "panel-datasource-rule",
+        _first(lambda panel: panel.update(datasource={"type": "prometheus", "uid": "P18"})),
+    ),
+    "no description": ("panel-title-description-rule", _first(lambda panel: panel.pop("description"))),
+    "no unit": ("panel-units-rule", _first(lambda panel: panel["fieldConfig"]["defaults"].pop("unit"))),
+    "a unit of another scale": (
+        "panel-units-rule",
+        _first(lambda panel: panel["fieldConfig"]["defaults"].update(unit="ms")),
+    ),
+    "no query": ("panel-no-targets-rule", _first(lambda panel: panel.update(targets=[]))),
+    "a query that does not parse": ("target-promql-rule", _asking(f"sum (up{{{_PICKED}}}")),
+    "a query for no series": ("target-promql-rule", _asking("vector(0)")),
+    "a rate over a fixed time": ("target-rate-interval-rule", _asking(f"sum (rate(a_total{{{_PICKED}}}[5m]))")),
+    "a query of all jobs": ("target-job-rule", _asking('up{instance=~"$instance"}')),
+    "a second selector of all instances": (
+        "target-instance-rule",
+        _asking(f'up{{{_PICKED}}} and on (job) up{{job=~"$job"}}'),
+    ),
+    "an instance that is not a choice": ("target-instance-rule", _asking('up{job=~"$job", instance="$instance"}')),
+    "a counter as it stands": ("target-counter-agg-rule", _asking(f"sum (scrubber_scrubs_total{{{_PICKED}}})")),
+    "a counter beside its own rate": (
+        "target-counter-agg-rule",
+        _asking(f"rate(a_total{{{_PICKED}}}[$__rate_interval]) / a_total{{{_PICKED}}}"),
+    ),
+    "a counter's maximum": (
+        "target-counter-agg-rule",
+        _asking(f"max_over_time(scrubber_scrubs_total{{{_PICKED}}}[$__range])"),
+    ),
+    "a board that can be edited": ("uneditable-dashboard", lambda board: board.update(editable=True)),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_board_that_breaks_a_rule_is_found_by_that_rule(case: str) -> None:
+    rule, break_it = BROKEN[case]
+    board = copy.deepcopy(_committed("node"))
+    break_it(board)
+    assert list(RULES[rule](board)) != []
+
+
+def test_every_rule_is_tried_on_a_board_that_breaks_it() -> None:
+    assert {rule for rule, _ in BROKEN.values()} == set(RULES)

@@ -1,0 +1,82 @@
+"""Every panel of the committed boards has something to show after a story that uses everything."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.dashboards.prometheus import POSSIBLE
+from tests.dashboards.running import SCRAPE
+from tests.dashboards.story import Told
+from tests.pods import only_with
+
+BOARDS: Final = Path(__file__).parents[2] / "dashboards"
+NAMES: Final = ("fleet", "node", "device")
+EVERYTHING: Final = ".+"
+"""What a variable with All stands for."""
+
+pytestmark = pytest.mark.timeout(420)
+
+
+def board(name: str) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((BOARDS / f"{name}.json").read_text())
+    return document
+
+
+def _panels(panels: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for panel in panels:
+        yield panel
+        yield from _panels(panel.get("panels", []))
+
+
+def _queries() -> Iterator[Any]:
+    for name in NAMES:
+        for panel in _panels(board(name)["panels"]):
+            for number, target in enumerate(panel.get("targets", [])):
+                yield pytest.param(target["expr"], id=f"{name}: {panel['title']} {'ABCDEFGHIJ'[number]}")
+
+
+QUERIES: Final = tuple(_queries())
+
+
+def asked(query: str, story: Told) -> str:
+    """``query`` as Grafana would send it, with All picked, the story's device, and its whole time."""
+    values = {
+        "job": EVERYTHING,
+        "instance": EVERYTHING,
+        "device": story.device,
+        "__rate_interval": f"{4 * SCRAPE}s",
+        "__range": f"{story.ended - story.began:.0f}s",
+    }
+    return re.sub(r"\$\{?(\w+)(?::\w+)?\}?", lambda found: values[found[1]], query)
+
+
+@only_with(POSSIBLE)
+@pytest.mark.parametrize("query", QUERIES)
+def test_every_query_of_every_panel_returns_series(query: str, story: Told) -> None:
+    found = story.prometheus.range(asked(query, story), story.began, story.ended)
+    assert any(not math.isnan(value) for series in found for _, value in series.points), asked(query, story)
+
+
+def _variables() -> Iterator[Any]:
+    for name in NAMES:
+        for variable in board(name)["templating"]["list"]:
+            if variable["type"] == "query":
+                yield pytest.param(variable["query"], id=f"{name}: {variable['name']}")
+
+
+@only_with(POSSIBLE)
+@pytest.mark.parametrize("query", tuple(_variables()))
+def test_every_variable_has_something_to_choose_from(query: Any, story: Told) -> None:
+    text = query["query"] if isinstance(query, dict) else query
+    asks = re.fullmatch(r"label_values\((.+), *(\w+)\)", text)
+    assert asks, text
+    found = story.prometheus.range(f"group by ({asks[2]}) ({asked(asks[1], story)})", story.began, story.ended)
+    assert all(series.labels[asks[2]] for series in found)
+    assert found

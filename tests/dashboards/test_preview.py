@@ -1,0 +1,139 @@
+"""The preview's own promises: nothing but loopback and files, one version of Grafana, variables as Grafana puts them in."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dashboards.preview.record import Prometheus, panels_of, record, unanswered
+from dashboards.preview.variables import Chosen, UnknownVariable, choose, put_in
+
+PREVIEW = Path(__file__).parents[2] / "dashboards" / "preview"
+NODES = {"node-a": 1.0, "node-b": float("nan")}
+
+
+class Answering(Prometheus):
+    """A Prometheus of two nodes that remembers what it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__("http://127.0.0.1:1")
+        self.asked: list[str] = []
+
+    def range(self, query: str, start: float, end: float, step: float) -> list[dict[str, Any]]:
+        self.asked.append(query)
+        return [{"metric": {"instance": name}, "values": [[start + step, str(value)]]} for name, value in NODES.items()]
+
+    def instant(self, query: str, at: float) -> list[dict[str, Any]]:
+        self.asked.append(query)
+        return [{"metric": {"instance": name}, "value": [at, str(value)]} for name, value in NODES.items()]
+
+    def label_values(self, selector: str | None, label: str, start: float, end: float) -> list[str]:
+        self.asked.append(selector or "")
+        return list(NODES)
+
+
+def board(*targets: dict[str, Any], **variable: Any) -> dict[str, Any]:
+    query = {"name": "instance", "type": "query", "query": "label_values(up, instance)", "multi": True}
+    panel = {"id": 7, "type": "timeseries", "title": "Panel", "targets": list(targets)}
+    return {"uid": "board", "templating": {"list": [query | variable]}, "panels": [panel]}
+
+
+def names(_: str | None, __: str) -> list[str]:
+    return ["node-a.rack", "node-b"]
+
+
+def test_no_address_of_a_registry_is_in_the_lock_file() -> None:
+    packages = json.loads((PREVIEW / "package-lock.json").read_text())["packages"]
+    assert not [name for name, package in packages.items() if "resolved" in package]
+    assert all("integrity" in package for name, package in packages.items() if name)
+
+
+def test_every_package_of_grafana_has_the_same_version() -> None:
+    packages = json.loads((PREVIEW / "package-lock.json").read_text())["packages"]
+    found = {
+        name: package["version"]
+        for name, package in packages.items()
+        if name.removeprefix("node_modules/") in {f"@grafana/{each}" for each in ("data", "ui", "schema", "i18n")}
+    }
+    assert len(found) == 4
+    assert len(set(found.values())) == 1
+
+
+@pytest.mark.parametrize("form", ["$instance", "${instance}", "${instance:regex}", "[[instance]]"])
+def test_a_variable_is_put_in_however_it_is_written(form: str) -> None:
+    assert put_in(f'up{{instance=~"{form}"}}', {"instance": Chosen("All", ".+")}) == 'up{instance=~".+"}'
+
+
+def test_a_variable_that_the_board_does_not_have_is_refused() -> None:
+    with pytest.raises(UnknownVariable, match="nowhere"):
+        put_in("up{instance=~'$nowhere'}", {})
+
+
+@pytest.mark.parametrize(
+    ("variable", "wanted", "query"),
+    [
+        ({"includeAll": True, "allValue": ".+"}, {}, ".+"),
+        ({"includeAll": True}, {}, r"node-a\\.rack|node-b"),
+        ({}, {}, "node-a.rack"),
+        ({}, {"instance": "node-a.rack"}, r"node-a\\.rack"),
+        ({"multi": False}, {"instance": "node-a.rack"}, "node-a.rack"),
+        ({"regex": "/b$/"}, {}, "node-b"),
+    ],
+)
+def test_a_variable_is_chosen_as_grafana_chooses_it(variable: Any, wanted: dict[str, str], query: str) -> None:
+    assert choose(board(**variable), wanted, names)["instance"].query == query
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        lambda: choose(board(), {"nowhere": "x"}, names),
+        lambda: choose(board(type="adhoc"), {}, names),
+        lambda: choose(board(query="query_result(up)"), {}, names),
+        lambda: choose(board(), {}, lambda _, __: []),
+    ],
+)
+def test_a_variable_that_cannot_be_chosen_is_refused(broken: Callable[[], object]) -> None:
+    with pytest.raises(UnknownVariable):
+        broken()
+
+
+def test_a_recording_has_a_value_or_none_for_every_step() -> None:
+    prometheus = Answering()
+    target = {"refId": "A", "expr": 'rate(x{instance=~"$instance"}[$__rate_interval])'}
+    answer = record(prometheus, board(target, includeAll=True, allValue=".+"), 90.0, 150.0, scrape=15.0)
+    assert prometheus.asked == ["up", 'rate(x{instance=~".+"}[60s])']
+    assert answer["variables"] == {"instance": {"text": "All"}}
+    a, b = answer["panels"]["7"]["A"]["series"]
+    assert a == {"labels": {"instance": "node-a"}, "values": [None, 1, None, None, None]}
+    assert b["values"][1] == "nan"
+
+
+def test_a_query_of_now_is_asked_at_the_end_of_the_range() -> None:
+    target = {"refId": "A", "expr": "up", "instant": True}
+    answer = record(Answering(), board(target), 90.0, 150.0)["panels"]["7"]["A"]
+    assert (answer["start"], answer["series"][0]["values"]) == (150.0, [1])
+
+
+def test_a_hidden_query_is_not_asked_and_panels_of_a_closed_row_are() -> None:
+    inner = {"id": 8, "type": "stat", "targets": [{"refId": "A", "expr": "up"}]}
+    whole = board({"refId": "A", "expr": "hidden", "hide": True})
+    whole["panels"].append({"id": 9, "type": "row", "panels": [inner]})
+    prometheus = Answering()
+    assert [panel["id"] for panel in panels_of(whole)] == [7, 8]
+    assert set(record(prometheus, whole, 90.0, 150.0)["panels"]) == {"8"}
+    assert "hidden" not in prometheus.asked
+
+
+def test_only_a_prometheus_that_is_spoken_to_in_the_clear_is_known() -> None:
+    with pytest.raises(ValueError, match="https"):
+        Prometheus("https://example.org")
+
+
+def test_a_query_that_has_changed_since_is_not_drawn_with_the_old_answer() -> None:
+    before, after = board({"refId": "A", "expr": "up"}), board({"refId": "A", "expr": "up == 1"})
+    recorded = record(Answering(), before, 90.0, 150.0)
+    assert unanswered(before, recorded) == []
+    assert unanswered(after, recorded) == ["Panel, A"]

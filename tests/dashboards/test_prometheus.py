@@ -1,0 +1,83 @@
+"""How the real Prometheus is fetched: what is not the archive's own package is not unpacked."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from tests.dashboards.prometheus import POSSIBLE, Unfetched, binaries, fetch, promtool
+from tests.pods import only_with
+
+_PACKAGE = b"the package"
+
+
+class Archive:
+    """Programs in the place of apt's, first on the PATH."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._directory = directory
+        directory.mkdir()
+        monkeypatch.setenv("PATH", f"{directory}:/usr/bin:/bin")
+        self.program("apt-get", "printf 'the package' > prometheus_1.deb")
+        self.index(_PACKAGE)
+        self.program("dpkg-deb", 'mkdir -p "$3/usr/bin"; touch "$3/usr/bin/prometheus" "$3/usr/bin/promtool"')
+
+    def program(self, name: str, script: str) -> None:
+        path = self._directory / name
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+
+    def index(self, package: bytes) -> None:
+        digest = hashlib.sha256(package).hexdigest()
+        self.program("apt-cache", f"printf 'Package: prometheus\\nVersion: 1\\nSHA256: {digest}\\n'")
+
+
+@pytest.fixture
+def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Archive:
+    return Archive(tmp_path / "bin", monkeypatch)
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    (tmp_path / "work").mkdir()
+    return tmp_path / "work"
+
+
+def test_the_archives_package_is_unpacked(archive: Archive, work: Path) -> None:
+    fetch(work)
+    assert {path.name for path in (work / "unpacked/usr/bin").iterdir()} == {"prometheus", "promtool"}
+
+
+def test_another_package_than_the_archives_index_names_is_not_unpacked(archive: Archive, work: Path) -> None:
+    archive.index(b"another")
+    with pytest.raises(Unfetched, match=r"prometheus_1\.deb has the SHA-256 \w+, and the archive's index says"):
+        fetch(work)
+    assert not (work / "unpacked").exists()
+
+
+def test_a_package_without_the_programs_is_refused(archive: Archive, work: Path) -> None:
+    archive.program("dpkg-deb", 'mkdir -p "$3/usr/bin"; touch "$3/usr/bin/prometheus"')
+    with pytest.raises(Unfetched, match="holds no prometheus or promtool"):
+        fetch(work)
+
+
+def test_an_archive_that_does_not_answer_is_named_with_what_it_said(archive: Archive, work: Path) -> None:
+    archive.program("apt-get", "echo 'E: no route to the archive' >&2; exit 100")
+    with pytest.raises(Unfetched, match="E: no route to the archive"):
+        fetch(work)
+
+
+def test_where_apt_knows_no_such_package_its_lists_are_asked_for_and_kept_apart(archive: Archive, work: Path) -> None:
+    archive.program("apt-cache", "exit 100")
+    archive.program("apt-get", 'echo "$@" >> asked')
+    with pytest.raises(Unfetched, match="knows no package prometheus: put prometheus and promtool on the PATH"):
+        fetch(work)
+    assert f"Dir::State::lists={work}/lists" in (work / "asked").read_text()
+
+
+@only_with(POSSIBLE)
+def test_what_was_fetched_runs() -> None:
+    assert binaries().prometheus.is_file()
+    assert promtool("--version").stdout.startswith("promtool, version")

@@ -1,0 +1,307 @@
+"""The rules as Prometheus itself judges them, and a page for each alert that whoever it wakes can use.
+
+What the rules compute is tried by ``promtool test rules`` with the files in ``dashboards/rules/tests``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from scripts.gen_rules import PROMETHEUS_RULE, RULES, main, prometheus_files, prometheus_rule
+from scrubber.adapters.journal.findings import KNOWN
+from scrubber.adapters.journal.labels import CAUSES, REFUSALS
+from scrubber.cli.history import moment_of
+from scrubber.cli.main import app
+from scrubber.domain.evidence import Path as ScrubPath
+from scrubber.domain.health import ADVERTISED, Health
+from scrubber.domain.hygiene import Hygiene
+from scrubber.domain.policy import Enforcement
+from tests.dashboards.prometheus import POSSIBLE, promtool
+from tests.pods import only_with
+
+ROOT = Path(__file__).parents[2]
+RUNBOOKS = ROOT / "docs" / "runbooks"
+TRIALS = sorted((RULES / "tests").glob("*.yaml"))
+SEVERITIES = {"critical", "warning", "info"}
+SECTIONS = (
+    "What it means",
+    "See it",
+    "What to do",
+    "What not to do",
+    "When to call hardware service",
+    "A false alarm",
+    "Why this threshold",
+)
+"""Of every page, in this order: at three in the morning a reader knows where to look."""
+
+_METRIC = re.compile(r"(?<![:\w])scrubber_[a-z0-9_]+")
+_ADDRESS = "https://pages.example/runbooks"
+
+
+def rules_of(name: str) -> list[dict[str, Any]]:
+    (group,) = yaml.safe_load((RULES / name).read_text())["groups"]
+    return list(group["rules"])
+
+
+RECORDED: Mapping[str, str] = {rule["record"]: rule["expr"] for rule in rules_of("recording.yaml")}
+ALERTS: Mapping[str, dict[str, Any]] = {rule["alert"]: rule for rule in rules_of("alerts.yaml")}
+PAGES: Mapping[str, str] = {path.stem: path.read_text() for path in RUNBOOKS.glob("*.md") if path.stem != "README"}
+INDEX = (RUNBOOKS / "README.md").read_text()
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^ *```{language}\n(.*?)^ *```$", page, re.MULTILINE | re.DOTALL)
+
+
+def queries(page: str) -> list[str]:
+    """Each query of a page: they stand in blocks, apart by an empty line."""
+    return [query.strip() for block in blocks(page, "promql") for query in block.split("\n\n")]
+
+
+def metrics_in(text: str) -> set[str]:
+    """Names of metrics, as they are on a metrics page; ``_bucket`` and ``_count`` are of their histogram."""
+    return {re.sub(r"_(bucket|count|sum)$", "", name) for name in _METRIC.findall(text)}
+
+
+def documented() -> set[str]:
+    return metrics_in((ROOT / "docs" / "metrics.md").read_text())
+
+
+def labels_of(expression: str) -> set[str]:
+    """The labels that an expression leaves, as far as it says so: those it groups by, of the series it is made of too."""
+    texts = [expression, *(RECORDED[name] for name in RECORDED if name in expression)]
+    groups = [group for text in texts for group in re.findall(r"\bby \(([^)]*)\)", text)]
+    return {label.strip() for group in groups for label in group.split(",")} - {"le"}
+
+
+# -- as Prometheus judges them ---------------------------------------------------------------------------------------------
+
+
+@only_with(POSSIBLE)
+def test_prometheus_takes_the_rules_in_the_tree_and_those_with_addresses(tmp_path: Path) -> None:
+    for runbooks in (None, _ADDRESS):
+        for name, text in prometheus_files(runbooks).items():
+            (tmp_path / name).write_text(text)
+            done = promtool("check", "rules", "--lint=all", "--lint-fatal", tmp_path / name)
+            assert done.returncode == 0, done.stdout
+
+
+@only_with(POSSIBLE)
+@pytest.mark.parametrize("trial", TRIALS, ids=lambda path: path.stem)
+def test_the_rules_compute_what_their_trials_say(trial: Path) -> None:
+    done = promtool("test", "rules", trial)
+    assert done.returncode == 0, done.stdout
+
+
+@only_with(POSSIBLE)
+def test_prometheus_takes_every_query_of_every_page(tmp_path: Path) -> None:
+    rules = [
+        {"record": f"q:{page}:{number}", "expr": query}
+        for page, text in sorted({**PAGES, "README": INDEX}.items())
+        for number, query in enumerate(queries(text))
+    ]
+    assert len(rules) > len(PAGES)
+    (tmp_path / "queries.yaml").write_text(yaml.safe_dump({"groups": [{"name": "pages", "rules": rules}]}))
+    done = promtool("check", "rules", tmp_path / "queries.yaml")
+    assert done.returncode == 0, done.stdout
+
+
+# -- what an alert says ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_an_alert_says_how_bad_how_long_what_and_where_to_read_on(name: str) -> None:
+    alert = ALERTS[name]
+    assert alert.keys() == {"alert", "expr", "for", "labels", "annotations"}
+    assert alert["labels"].keys() == {"severity"}
+    assert alert["labels"]["severity"] in SEVERITIES
+    assert alert["annotations"].keys() == {"summary", "description", "runbook_url"}
+    assert len(alert["annotations"]["summary"]) < 120
+    assert alert["annotations"]["runbook_url"] == f"docs/runbooks/{name}.md"
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_what_an_alert_says_of_its_labels_is_on_its_series(name: str) -> None:
+    alert = ALERTS[name]
+    said = set(re.findall(r"\$labels\.(\w+)", json.dumps(alert["annotations"])))
+    assert said <= labels_of(alert["expr"])
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_an_alert_is_tried_as_firing_and_as_silent(name: str) -> None:
+    tried: dict[bool, int] = {True: 0, False: 0}
+    for path in TRIALS:
+        for each in yaml.safe_load(path.read_text())["tests"]:
+            for case in each.get("promql_expr_test", []):
+                told = name in case["expr"] or any(name in sample["labels"] for sample in case["exp_samples"])
+                tried[bool(case["exp_samples"])] += told
+            for case in each.get("alert_rule_test", []):
+                tried[bool(case["exp_alerts"])] += case["alertname"] == name
+    assert all(tried.values()), tried
+
+
+def test_a_recorded_series_is_named_by_its_level_and_keeps_its_node() -> None:
+    for name, expression in RECORDED.items():
+        level, metric, operations = name.split(":")
+        assert metric.startswith("scrubber_"), name
+        assert operations, name
+        assert "job" in labels_of(expression), name
+        assert level == "tenant" or "instance" in labels_of(expression), name
+
+
+def test_rules_and_pages_know_no_metric_that_does_not_exist() -> None:
+    expressions = [*RECORDED.values(), *(alert["expr"] for alert in ALERTS.values())]
+    pages = [query for page in (*PAGES.values(), INDEX) for query in queries(page)]
+    assert metrics_in("\n".join([*expressions, *pages])) <= documented()
+
+
+def test_rules_and_pages_know_no_recorded_series_that_does_not_exist() -> None:
+    texts = [*(alert["expr"] for alert in ALERTS.values()), *PAGES.values(), INDEX]
+    recorded = re.findall(r"\b[a-z_]+:scrubber_[a-z0-9_]+:[a-z0-9_]+", "\n".join(texts))
+    assert recorded
+    assert set(recorded) <= RECORDED.keys()
+
+
+def test_what_rules_select_by_is_what_the_code_says() -> None:
+    """A code that is renamed would else silence its alert."""
+    selected: dict[str, set[str]] = {}
+    for expression in (*RECORDED.values(), *(alert["expr"] for alert in ALERTS.values())):
+        for label, words in re.findall(r'(\w+)(?:=~|!~|=)"([^"]+)"', expression):
+            selected.setdefault(label, set()).update(words.split("|"))
+    assert selected.pop("job") == {"scrubber", "scrubber-plugin"}
+    assert selected.pop("child") == {"driver", "events", "walker", "zygote"}
+    assert all(
+        list(ROOT.glob(f"scrubber/adapters/**/{module}.py")) for module in ("driver", "events", "walker", "zygote")
+    )
+    assert selected.pop("code") <= {code for _, _, code in KNOWN}
+    assert selected.pop("cause_class") <= CAUSES
+    assert selected.pop("health") <= {each.value for each in Health}
+    assert selected.pop("mode") <= {each.value for each in Enforcement}
+    assert selected.pop("path") <= {each.value for each in ScrubPath}
+    assert selected.pop("outcome") == {"granted"}
+    assert not selected
+
+
+def test_the_states_that_are_counted_are_all_that_there_are() -> None:
+    shown = set(re.findall(r'"state", "([a-z-]+)", "", ""', RECORDED["instance:scrubber_devices:by_state"]))
+    out = {each.value for each in Health if each not in ADVERTISED}
+    assert shown == {each.value for each in Hygiene} | out
+
+
+def test_the_page_on_waiting_knows_every_code_that_it_tells_by() -> None:
+    codes = re.findall(r"^\d\. (`[^:]+):", PAGES["ScrubberHandoverWaits"], re.MULTILINE)
+    told = {code for line in codes for code in re.findall(r"`([a-z-]+)`", line)}
+    assert len(told) > 5
+    assert told <= REFUSALS | {"granted"}
+
+
+# -- the other form --------------------------------------------------------------------------------------------------------
+
+
+def test_the_object_of_prometheus_operator_holds_the_same_rules() -> None:
+    assert PROMETHEUS_RULE.read_text() == prometheus_rule()
+    groups = yaml.safe_load(prometheus_rule())["spec"]["groups"]
+    assert [each["rules"] for each in groups] == [rules_of("recording.yaml"), rules_of("alerts.yaml")]
+
+
+def test_whoever_keeps_the_pages_elsewhere_gets_rules_with_addresses(tmp_path: Path) -> None:
+    assert main(["--runbooks", f"{_ADDRESS}/", "--out", str(tmp_path)]) == 0
+    for text in ((tmp_path / "alerts.yaml").read_text(), (tmp_path / PROMETHEUS_RULE.name).read_text()):
+        assert re.findall(r"runbook_url: (\S+)", text) == [f"{_ADDRESS}/{name}.md" for name in ALERTS]
+
+
+def test_the_rules_in_the_tree_are_never_written_with_somebodys_addresses() -> None:
+    for arguments in (["--runbooks", _ADDRESS], ["--out", "."]):
+        done = subprocess.run(
+            [sys.executable, ROOT / "scripts" / "gen_rules.py", *arguments], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 2
+        assert "go together" in done.stderr
+
+
+# -- the pages -------------------------------------------------------------------------------------------------------------
+
+
+def test_every_alert_has_a_page_and_every_page_an_alert() -> None:
+    assert PAGES.keys() == ALERTS.keys()
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_a_page_has_every_section_and_says_what_the_rule_says(name: str) -> None:
+    alert, lines = ALERTS[name], PAGES[name].splitlines()
+    assert lines[0] == f"# {name}"
+    assert lines[2].startswith(f"**{alert['labels']['severity']}**, for {alert['for']}")
+    parts = re.split(r"^## (.+)$", PAGES[name], flags=re.MULTILINE)[1:]
+    assert tuple(parts[::2]) == SECTIONS
+    assert all(text.strip() for text in parts[1::2])
+    assert queries(PAGES[name])
+
+
+def test_the_index_lists_every_alert_with_its_severity_in_the_order_of_the_rules() -> None:
+    rows = re.findall(r"^\| \[(\w+)\]\((\w+)\.md\) \| (\w+) \| (\w+) \|", INDEX, re.MULTILINE)
+    assert rows == [(name, name, alert["labels"]["severity"], alert["for"]) for name, alert in ALERTS.items()]
+
+
+def commands_in(page: str) -> Iterator[str]:
+    """Every command of ours that a page tells somebody to type, in its blocks and in its text."""
+    yield from re.findall(r"`(scrubber [^`]+)`", page)
+    for block in (*blocks(page, "sh"), *blocks(page, "console")):
+        for line in block.splitlines():
+            typed = line.strip().removeprefix("$ ").partition("  #")[0].strip()
+            if typed.startswith("scrubber "):
+                yield typed
+
+
+@pytest.mark.parametrize("name", [*ALERTS, "README"])
+def test_every_command_of_a_page_exists_with_its_flags(name: str) -> None:
+    page = INDEX if name == "README" else PAGES[name]
+    typed = list(commands_in(page))
+    assert typed
+    for line in typed:
+        words = shlex.split(re.split(r" [|>]", line)[0])[1:]
+        command: Any = typer.main.get_command(app)
+        while hasattr(command, "get_command"):
+            command = command.get_command(typer.Context(command), words.pop(0))
+            assert command is not None, line
+        if words or f"`{line}`" not in page:  # a command that is only named lacks what it needs
+            with command.make_context("scrubber", words):  # whatever is wrong with a value, or missing, is said here
+                pass
+        for since in re.findall(r"--since (\S+)", line):
+            moment_of(since, now=0.0)
+
+
+def test_links_of_the_pages_lead_somewhere() -> None:
+    for name, page in {**PAGES, "README": INDEX}.items():
+        for target, _, anchor in (link.partition("#") for link in re.findall(r"\]\(([^)]+)\)", page)):
+            found = (RUNBOOKS / target) if target else RUNBOOKS / f"{name}.md"
+            assert found.exists(), (name, target)
+            if anchor:
+                heads = re.findall(r"^#+ (.+)$", found.read_text(), re.MULTILINE)
+                assert anchor in {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}, (
+                    name,
+                    anchor,
+                )
+
+
+def test_no_page_is_longer_than_somebody_reads_at_night() -> None:
+    for name, page in PAGES.items():
+        assert len(page.splitlines()) <= 110, name
+
+
+def test_the_order_of_severities_is_the_order_of_the_rules() -> None:
+    rank = ["critical", "warning", "info"]
+    assert all(
+        rank.index(a) <= rank.index(b) for a, b in pairwise(each["labels"]["severity"] for each in ALERTS.values())
+    )

@@ -1,0 +1,79 @@
+"""Metrics of the service in a registry of their own, and records to tell them of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from prometheus_client import CollectorRegistry
+
+from scrubber.adapters.journal.facts import Facts, Shown
+from scrubber.adapters.journal.metrics import Metrics
+from scrubber.domain.device import Device
+from scrubber.domain.evidence import Finding, Occasion, Outcome, Path, ScrubRecord, Severity, Step, StepResult, Verdict
+from scrubber.domain.policy import Enforcement
+from scrubber.domain.record import DeviceRecord
+from scrubber.ports import Event
+
+__all__ = ["NOON", "Measures", "event", "finding", "memory", "scrub", "shown"]
+
+NOON = 1_767_182_400.25
+Value = str | int | float | bool | None
+
+
+class Measures:
+    """The metrics, and what they show."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.metrics = Metrics(self.registry)
+        self.facts = Facts()
+        self.metrics.ask = lambda: self.facts
+
+    def __call__(self, *events: Event) -> None:
+        for each in events:
+            self.metrics.count(each)
+
+    def show(self, *devices: Shown, **facts: object) -> None:
+        """These devices are all that there are, and these are the other facts."""
+        self.facts = replace(self.facts, devices=devices, **facts)  # type: ignore[arg-type]
+
+    def value(self, name: str, **labels: str) -> float | None:
+        """None where there is no such series."""
+        return self.registry.get_sample_value(name, labels)
+
+    def labels(self, name: str) -> list[dict[str, str]]:
+        """Of every series of the sample ``name``."""
+        samples = (sample for family in self.registry.collect() for sample in family.samples)
+        return [dict(sample.labels) for sample in samples if sample.name == name]
+
+    def page(self, accept: str = "") -> str:
+        """What Prometheus reads."""
+        return self.metrics.page.written(accept)[1].decode()
+
+    def series(self) -> int:
+        """Lines of the page that are a series each."""
+        return sum(not line.startswith("#") for line in self.page().splitlines())
+
+
+def event(name: str, **fields: Value) -> Event:
+    return Event(name, NOON, "GPU-a", "S-1", fields=fields)
+
+
+def shown(
+    device: str = "GPU-a", record: DeviceRecord | None = None, *, offered: bool = True, observed: bool = False
+) -> Shown:
+    described = Device(device, "0", "A model", 1024)
+    mode = Enforcement.OBSERVE if observed else Enforcement.ENFORCE
+    return Shown(described, record or DeviceRecord(device), offered, mode)
+
+
+def finding(step: Step, code: str, severity: Severity = Severity.FAULT) -> Finding:
+    return Finding(step, code, severity, "A sentence.")
+
+
+def memory(seconds: float = 1.0, **measured: Value) -> StepResult:
+    return StepResult(Step.MEMORY, Verdict.PASSED, seconds, measured=measured)
+
+
+def scrub(*steps: StepResult, device: str = "GPU-a", path: Path = Path.SLOW, id: str = "scrub-1") -> ScrubRecord:
+    return ScrubRecord(id, device, path, Occasion.RELEASE, NOON, NOON + 1, Outcome.PASSED, tuple(steps))

@@ -1,0 +1,153 @@
+"""What the engine lets others count: records of scrubs, who waits, and residue that nobody can explain."""
+
+from __future__ import annotations
+
+import pytest
+
+from scrubber.domain.evidence import Certificate, Occasion, Outcome, Path, ScrubRecord, Step, StepResult, Verdict
+from scrubber.domain.hygiene import Hygiene
+from scrubber.engine import narrate
+from scrubber.ports import Event
+from tests.world.asking import admitted, answered, ask, started
+from tests.world.timeline import in_virtual_time
+from tests.world.world import World, a_world
+
+
+def told(world: World, name: str = "residue.unexplained") -> list[Event]:
+    """What the audit has."""
+    return [event for event in world.vault.events if event.name == name]
+
+
+def records(world: World, path: Path) -> list[ScrubRecord]:
+    assert world.journal is not None
+    return [each for each in world.journal.scrubs if each.path is path]
+
+
+# -- residue -----------------------------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_residue_on_a_device_that_nobody_was_granted_since_it_was_proved_clean_is_told_of() -> None:
+    async with a_world(1) as world:
+        proved = world.record().certificate
+        assert proved is not None
+        world.gpu().cells[0] = "nobody's"
+        async for _ in world.node.scrub(world.gpu().id, Path.SLOW, "uid:0"):
+            pass
+        (event,) = told(world)
+        assert event.device == world.gpu().id
+        assert event.fields["certificate"] == proved.id
+        assert event.fields["residue_bytes"]
+        assert event.scrub == records(world, Path.SLOW)[-1].id
+        assert world.journal is not None
+        assert event in world.journal.events
+
+
+@in_virtual_time
+async def test_residue_of_a_tenant_is_what_a_scrub_is_for() -> None:
+    async with a_world(1) as world:
+        tenant = await started(world)
+        world.kubelet.delete(tenant)
+        await world.until(lambda: world.record().hygiene is Hygiene.CLEAN)
+        assert any(each.measured(Step.MEMORY, "residue_bytes") for each in records(world, Path.SLOW))
+        assert told(world) == []
+
+
+@in_virtual_time
+async def test_a_clean_device_on_which_nothing_is_found_is_nothing_to_tell_of() -> None:
+    async with a_world(1) as world:
+        async for _ in world.node.scrub(world.gpu().id, Path.SLOW, "uid:0"):
+            pass
+        assert told(world) == []
+
+
+CERTIFICATE = Certificate(
+    *("cert-1", "node", "boot", "driver", "GPU-a", 1, 0, Path.SLOW, "scrub-0", (), (), "default", "digest"),
+    issued_at=1.0,
+)
+RESIDUE = StepResult(Step.MEMORY, Verdict.PASSED, 1.0, measured={"residue_bytes": 512})
+
+
+def of_steps(*steps: StepResult) -> ScrubRecord:
+    return ScrubRecord("scrub-1", "GPU-a", Path.SLOW, Occasion.SCHEDULE, 1.0, 2.0, Outcome.PASSED, steps)
+
+
+@pytest.mark.parametrize("writer", [Step.RESET, Step.DIAGNOSTICS])
+def test_residue_after_a_step_that_writes_itself_is_explained(writer: Step) -> None:
+    assert narrate.residue_unexplained(of_steps(StepResult(writer, Verdict.PASSED, 1.0), RESIDUE), CERTIFICATE) == ()
+    untouched = StepResult(writer, Verdict.NOT_COVERED, 1.0)
+    assert len(narrate.residue_unexplained(of_steps(untouched, RESIDUE), CERTIFICATE)) == 1
+
+
+def test_residue_on_a_device_without_a_certificate_is_explained() -> None:
+    assert narrate.residue_unexplained(of_steps(RESIDUE), None) == ()
+
+
+# -- records -----------------------------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_every_scrub_is_told_once_it_is_stored_and_so_is_the_check_of_a_hand_over() -> None:
+    async with a_world(1) as world:
+        (first,) = records(world, Path.SLOW)
+        assert first.outcome is Outcome.PASSED
+        assert first.steps[0].step is Step.HOLDERS
+        await started(world)
+        (check,) = records(world, Path.FAST)
+        assert {step.step for step in check.steps} == {Step.HOLDERS, Step.SETTINGS, Step.HEALTH}
+        (granted,) = told(world, "handover.granted")
+        assert granted.scrub == check.id
+
+
+@in_virtual_time
+async def test_a_reset_says_by_what_it_was_done() -> None:
+    async with a_world(1) as world:
+        async for _ in world.node.reset("0", "hangs", "uid:0"):
+            pass
+        (step,) = (step for step in records(world, Path.SLOW)[-1].steps if step.step is Step.RESET)
+        assert step.measured["method"]
+
+
+# -- what waits --------------------------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_starts_are_counted_while_they_wait_however_they_end() -> None:
+    async with a_world(1) as world:
+        await started(world)
+        assert world.node.waiting == 0
+        call = ask(world, await admitted(world), wait=5.0)
+        await world.run(1.0)
+        assert world.node.waiting == 1
+        await answered(call)
+        assert world.node.waiting == 0
+        given_up = ask(world, await admitted(world, name="serve-1"), wait=5.0)
+        await world.run(1.0)
+        given_up.cancel()
+        await world.run(0.1)
+        assert world.node.waiting == 0
+
+
+@in_virtual_time
+async def test_restarts_of_the_kubelet_are_counted() -> None:
+    async with a_world(1) as world:
+        assert world.node.kubelet_restarts == 0
+        for times in (1, 2):
+            world.kubelet.starts += 1
+            await world.until(lambda times=times: world.node.kubelet_restarts == times, within=30.0)  # type: ignore[misc]
+
+
+@in_virtual_time
+async def test_slots_say_how_many_are_busy_and_who_waits() -> None:
+    async with a_world(4) as world:
+        slots = world.keeper()._instruments.slots
+        size = slots.free
+        assert (slots.busy, slots.waiting) == (0, 0)
+        for each in world.matter.gpus.values():
+            each.slow = 100.0
+        for number in range(4):
+            await world.keeper(number).start_scrub(Occasion.ON_DEMAND)
+        await world.until(lambda: slots.busy == size and slots.waiting == 4 - size)
+        assert slots.free == 0
+        for each in world.matter.gpus.values():
+            each.slow = 1.0
