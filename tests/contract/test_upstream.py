@@ -313,6 +313,8 @@ async def test_no_certificate_is_spent_on_a_start_that_the_vendor_cannot_be_aske
         await here.vendor(vendor)
         registered = await here.registered()
         await vendor.stop()
+        # From its refusal on it is known that the vendor is away.
+        await fails(registered.plugin.Allocate(allocation("sim-0"), timeout=30))
         refusal = await fails(registered.plugin.PreStartContainer(start("sim-0"), timeout=30))
         assert (refusal.code(), "is away" in (refusal.details() or "")) == (grpc.StatusCode.UNAVAILABLE, True)
         assert here.service.asked == []
