@@ -22,6 +22,7 @@ LATEST = BENCH / "results" / "latest.json"
 PROMISED = {
     *("hand-over.same-container", "hand-over.certificate", "growth.devices", "allocate", "fault"),
     *("growth.processes.same-container", "growth.processes.certificate", "idle.cpu", "idle.pss", "storm", "storm.rows"),
+    *("command", "scrape"),
 }
 
 
