@@ -388,6 +388,7 @@ def test_a_scrub_is_shown_with_its_evidence() -> None:
             DeviceView(device(0), replace(CLEAN, glass=Glass(1.0, NOT_TEXT, "uid:7")), policy=Policy())
         ),
         lambda: messages.device_message(DeviceView(device(0), CLEAN, waits=NOT_TEXT)),
+        lambda: messages.device_message(DeviceView(device(0), CLEAN, strangers=(NOT_TEXT,))),
         lambda: messages.device_message(
             DeviceView(
                 replace(device(0), model=NOT_TEXT),

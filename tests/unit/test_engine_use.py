@@ -66,6 +66,28 @@ async def test_a_stranger_beside_a_rightful_tenant_is_found_within_two_seconds()
 
 
 @in_virtual_time
+async def test_who_uses_a_device_without_a_grant_is_shown_for_as_long_as_he_does() -> None:
+    async with a_world() as world:
+        assert world.keeper().view.strangers == ()
+        proc = intruder(world)
+        await world.run(2.0)
+        (sentence,) = world.keeper().view.strangers
+        assert sentence == f"PID {proc.pid} ({proc.command}) of no pod uses it without a grant."
+        assert world.keeper(1).view.strangers == ()
+        world.matter.end(proc)
+        await world.run(2.0)
+        assert world.keeper().view.strangers == ()
+
+
+@in_virtual_time
+async def test_a_rightful_tenant_is_nobody_to_be_shown_as_a_stranger() -> None:
+    async with a_world() as world:
+        await running(world)
+        await world.run(5.0)
+        assert world.keeper().view.strangers == ()
+
+
+@in_virtual_time
 async def test_use_is_seen_while_the_kubelet_does_not_answer() -> None:
     async with a_world() as world:
         await running(world)
