@@ -7,6 +7,8 @@ line or any other word, and where nobody is there to be asked the command says s
 from __future__ import annotations
 
 import os
+import select
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -107,12 +109,29 @@ def ask(what: str, *, yes: bool, no_input: bool) -> None:
 
 def _line() -> str:
     try:
+        _until_something_is_typed()
         answered = sys.stdin.readline()
     except UnicodeDecodeError:
         return ""
     if not answered.endswith("\n"):
         print(file=sys.stderr)  # the end of input leaves the cursor behind the question
     return answered
+
+
+def _until_something_is_typed() -> None:
+    """Wait for a line, or raise for an interrupt.
+
+    Reading alone may lose the interrupt: one that arrives just before the kernel is asked is only noted, and the read then
+    waits for a key. A signal that is also a byte on a socket is never between two looks.
+    """
+    told, heard = socket.socketpair()
+    with told, heard:
+        told.setblocking(False)
+        before = signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
+        try:
+            select.select([sys.stdin, heard], [], [])
+        finally:
+            signal.set_wakeup_fd(before)
 
 
 def _terminal(stream: TextIO | None) -> bool:

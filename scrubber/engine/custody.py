@@ -103,12 +103,6 @@ class Custody:
         """Whether the device is gone: nothing is granted or scrubbed any more."""
         return self._retired
 
-    async def retire(self) -> DeviceRecord:
-        """No change after this one; answers the last record."""
-        async with self._lock:
-            self._retired = True
-            return self._record
-
     # -- committing ------------------------------------------------------------------------------------------------
 
     def deciding(self) -> asyncio.Lock:

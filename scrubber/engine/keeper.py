@@ -117,6 +117,18 @@ class Keeper(Possession):
             self._record.ordered_out_by_person or self.policy.enforcement is not Enforcement.OBSERVE
         )
 
+    async def retire(self) -> DeviceRecord:
+        """No change after this one; answers the last record.
+
+        Raises:
+            Held: it is in use, or being scrubbed.
+        """
+        async with self._lock:
+            if self._job is not None or self._record.hygiene is Hygiene.IN_USE:
+                raise Held(f"Device {self.device.id} is {self._record.state}.")
+            self._retired = True
+            return self._record
+
     # -- scrubbing -------------------------------------------------------------------------------------------------
 
     async def obstacle(self, asking: Pod | None = None) -> NotReady | None:

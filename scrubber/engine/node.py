@@ -15,6 +15,7 @@ from typing import TypeAlias
 from scrubber.domain.assignment import Pod, Reading, Trust
 from scrubber.domain.device import Device
 from scrubber.domain.errors import (
+    Held,
     InvalidRequest,
     LedgerFailure,
     NotReady,
@@ -156,7 +157,11 @@ class Node(Orders):
         self._show()
 
     async def remove(self, device: str) -> None:
-        """Forget a device that is gone; its record stays in the ledger, and with us in case it comes back."""
+        """Forget a device that is gone; its record stays in the ledger, and with us in case it comes back.
+
+        Raises:
+            Held: it is in use, or being scrubbed.
+        """
         keeper = self._keepers[device]
         self.gone[device] = await keeper.retire()
         del self._keepers[device]
@@ -402,13 +407,14 @@ class Node(Orders):
     async def lost(self, device: str) -> None:
         """The inventory lists the device no longer, or somewhere else. One that is in use is looked for once it is free."""
         keeper = self._keepers[device]
-        if keeper.record.hygiene is not Hygiene.IN_USE and keeper.job is None:
-            self._leaving.discard(device)
+        try:
             await self.remove(device)
-            return
-        self._leaving.add(device)
-        sentence = "The device is no longer in the inventory, or is somewhere else now."
-        await keeper.report([Finding(Step.HEALTH, "lost", Severity.FAULT, sentence)])
+        except Held:
+            self._leaving.add(device)
+            sentence = "The device is no longer in the inventory, or is somewhere else now."
+            await keeper.report([Finding(Step.HEALTH, "lost", Severity.FAULT, sentence)])
+        else:
+            self._leaving.discard(device)
 
     async def drain(self) -> None:
         """Stop all scrubs; what they worked on is dirty."""

@@ -9,7 +9,7 @@ from functools import partial
 
 from scrubber.domain.assignment import Pod, Reading, Trust, presumed_sandbox
 from scrubber.domain.device import Device
-from scrubber.domain.errors import DeviceFault, LedgerFailure, ScrubberError, Unreadable
+from scrubber.domain.errors import DeviceFault, InvalidRequest, LedgerFailure, ScrubberError, Unreadable
 from scrubber.domain.evidence import Step
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.leftover import PodState
@@ -259,6 +259,9 @@ async def quarantine_unreadable(keeper: Keeper, fault: DeviceFault) -> None:
         await keeper.report([fault_finding(Step.HOLDERS, fault)])
     except LedgerFailure:
         # Every hand-over is refused while the ledger fails; the next look finds the same fault.
+        return
+    except InvalidRequest:
+        # The device left the node meanwhile, which is why it answered nothing.
         return
 
 
