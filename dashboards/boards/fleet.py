@@ -21,7 +21,7 @@ from dashboards.boards.glance import (
 from dashboards.frame import TO_DEVICE, TO_NODE, Board, Row, board
 from dashboards.meaning import STATE_COLOURS, Colour, State, hygiene_and_health, mapping, said, severities, yes_or_no
 from dashboards.panels import Column, Query, graph, listing, number
-from dashboards.queries import count, fold, increase, of, or_zero, per_minute, quantile, rate, ratio
+from dashboards.queries import count, fold, of, or_zero, per_minute, quantile, rate, ratio, times
 
 __all__ = ["fleet"]
 
@@ -73,14 +73,14 @@ def _glance() -> list[model.Panel]:
         number(
             "Unexplained residue",
             "How many bytes were found where nobody had been since the device was proved clean? Any is an incident.",
-            increase("scrubber_unexplained_residue_bytes_total"),
+            times("scrubber_unexplained_residue_bytes_total"),
             unit="bytes",
             steps=_NONE_IS_GOOD,
         ),
         number(
             "Ungranted uses",
             "How often was a device used by somebody to whom it was not granted, within the time range?",
-            increase("scrubber_ungranted_uses_total"),
+            times("scrubber_ungranted_uses_total"),
             unit="none",
             decimals=0,
             steps=_NONE_IS_GOOD,
@@ -236,14 +236,13 @@ def _found() -> list[model.Panel]:
             "Scrubs per minute",
             "How do scrubs end?",
             Query(per_minute("scrubber_scrubs_total", by=("outcome",)), "{{outcome}}"),
-            seen=True,
             unit="short",
             stacked=True,
         ),
         listing(
             "Why devices went out of service",
             "For which reasons were devices taken out within the time range, and how often?",
-            f"{increase('scrubber_quarantines_total', by=('cause_class',))} > 0",
+            f"{times('scrubber_quarantines_total', by=('cause_class',))} > 0",
             columns=[Column("cause_class", "Cause"), Column("Value", "Times", unit="none", decimals=0, width=100)],
             span=8,
             height=7,
@@ -253,7 +252,7 @@ def _found() -> list[model.Panel]:
         listing(
             "Findings",
             "What did scrubs and checks find within the time range?",
-            f"{increase('scrubber_findings_total', by=('severity', 'step', 'code'))} > 0",
+            f"{times('scrubber_findings_total', by=('severity', 'step', 'code'))} > 0",
             columns=[
                 Column("severity", "Severity", width=110, mappings=[severities()]),
                 Column("step", "Step", width=120),
@@ -268,7 +267,7 @@ def _found() -> list[model.Panel]:
         listing(
             "Tenants whose devices went out",
             "In whose hands do devices go out of service, again and again? (A tenant's first time is not counted.)",
-            f"{increase('scrubber_tenant_quarantines_total', by=('tenant_namespace',))} > 0",
+            f"{times('scrubber_tenant_quarantines_total', by=('tenant_namespace',))} > 0",
             columns=[
                 Column("tenant_namespace", "Tenant's namespace"),
                 Column("Value", "Times", unit="none", decimals=0, width=80),
@@ -281,7 +280,7 @@ def _found() -> list[model.Panel]:
         listing(
             "Ungranted uses, by node",
             "On which nodes were devices used without a grant within the time range, and how?",
-            f"{increase('scrubber_ungranted_uses_total', by=('instance', 'use'))} > 0",
+            f"{times('scrubber_ungranted_uses_total', by=('instance', 'use'))} > 0",
             columns=[
                 Column("instance", "Node", link=TO_NODE),
                 Column("use", "Use", width=150),

@@ -73,7 +73,8 @@ class Handing:
         while True:
             ready = await self._together([each.reached() for each in self._devices])
             try:
-                granted = await self._grant(ready)
+                with self._instruments.tracer.span("grant"):
+                    granted = await self._grant(ready)
             except DeviceFault:
                 granted = None  # the next round meets it again, and takes the device out of service
             if granted is not None:

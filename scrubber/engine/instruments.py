@@ -13,6 +13,7 @@ from scrubber.engine.pods import PodWatch
 from scrubber.engine.slots import Slots
 from scrubber.engine.strangers import Strangers
 from scrubber.ports import (
+    UNTRACED,
     AuditTrail,
     Certificates,
     Clock,
@@ -27,6 +28,7 @@ from scrubber.ports import (
     Settings,
     Signer,
     Telemetry,
+    Tracer,
 )
 
 __all__ = ["Instruments"]
@@ -62,6 +64,7 @@ class Instruments:
     identity: NodeIdentity
     policy: Callable[[], Policy]
     new_id: Callable[[str], str]
+    tracer: Tracer = UNTRACED
     spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]] = lambda work, name: asyncio.create_task(
         work, name=name
     )

@@ -8,7 +8,7 @@ for a scrub.
 from __future__ import annotations
 
 import asyncio
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from scrubber.domain.assignment import Pod, Trust
@@ -35,7 +35,7 @@ from scrubber.engine.scrub import ScrubResult
 from scrubber.engine.sealing import sealed
 from scrubber.engine.steps.work import Work
 from scrubber.engine.views import DeviceView
-from scrubber.ports import Change, Event
+from scrubber.ports import Change, Event, Span
 
 __all__ = ["Keeper"]
 
@@ -202,7 +202,7 @@ class Keeper(Possession):
             after = replace(record.scrub_started(), version=self._record.version + 1)
             started = ScrubRecord(instruments.new_id("scrub"), self.device.id, Path.SLOW, occasion, now, actor=actor)
             orders = [Event("operator.reset", now, self.device.id, started.id, actor, {"reason": ordered})]
-            told = (*(orders if ordered else ()), narrate.scrub_started(started))
+            told = (*(orders if ordered else ()), narrate.scrub_started(started, record.tenant))
             events = (*self._health_events(self._record, after, now), *told)
 
             async def store_and_begin() -> ScrubJob:
@@ -254,20 +254,32 @@ class Keeper(Possession):
         result = ScrubResult(Outcome.ABANDONED, ())
         finished, certificate = job.record, None
         began = self._instruments.clock.monotonic()
-        try:
+        with self._span("scrub", job.record, work.record.tenant) as span:
             try:
-                result = await scrub.run(work, job.begin)
+                try:
+                    result = await scrub.run(work, job.begin)
+                finally:
+                    finished, certificate = await to_the_end(self._conclude(job, work, result, began))
+            except LedgerFailure:
+                # The record still says "scrubbing": tending settles it once the ledger can be written again.
+                finished = replace(job.record, ended=self._instruments.clock.wall(), outcome=Outcome.ABANDONED)
+                self._unrecorded = finished
             finally:
-                finished, certificate = await to_the_end(self._conclude(job, work, result, began))
-        except LedgerFailure:
-            # The record still says "scrubbing": tending settles it once the ledger can be written again.
-            finished = replace(job.record, ended=self._instruments.clock.wall(), outcome=Outcome.ABANDONED)
-            self._unrecorded = finished
-        finally:
-            self._job = None
-            job.end(finished, certificate)
-            self.wake.set()
-            self._changed()
+                self._job = None
+                job.end(finished, certificate)
+                span.note(outcome=None if finished.outcome is None else finished.outcome.value)
+                self.wake.set()
+                self._changed()
+
+    def _span(self, name: str, scrub: ScrubRecord, tenant: str | None) -> AbstractContextManager[Span]:
+        return self._instruments.tracer.span(
+            name,
+            device=self.device.id,
+            scrub_id=scrub.id,
+            tenant=tenant,
+            path=scrub.path.value,
+            occasion=scrub.occasion.value,
+        )
 
     async def _conclude(
         self, job: ScrubJob, work: Work, result: ScrubResult, began: float
@@ -320,7 +332,9 @@ class Keeper(Possession):
         )
         job = ScrubJob(record)
         work = self._work(job, plan=policy.plan(Path.FAST, occasion), record=self._record, asking=None)
-        result = await scrub.run(work, lambda _: None)
+        with self._span("check", record, self._record.tenant) as span:
+            result = await scrub.run(work, lambda _: None)
+            span.note(outcome=result.outcome.value)
         if result.steps and any(finding.code == "held" for finding in result.steps[0].findings):
             self._lookout.saw(held=True)
         now = instruments.clock.wall()

@@ -49,8 +49,8 @@ def signal(finding: Finding, tenant: str | None, device: str, now: float) -> Eve
     )
 
 
-def scrub_started(scrub: ScrubRecord) -> Event:
-    fields = {"path": scrub.path.value, "occasion": scrub.occasion.value}
+def scrub_started(scrub: ScrubRecord, tenant: str | None) -> Event:
+    fields = {"path": scrub.path.value, "occasion": scrub.occasion.value, "tenant_namespace": tenant}
     return Event("scrub.started", scrub.started, scrub.device, scrub.id, scrub.actor, fields)
 
 

@@ -38,7 +38,7 @@ from scrubber.engine.notices import Refusals, out_of_service
 from scrubber.engine.orders import Orders
 from scrubber.engine.readiness import Wanted
 from scrubber.engine.views import CertificateView, Granted, HandOverCall, NodeView, ServiceView, Standing
-from scrubber.ports import Event, HistoryEntry, HistoryQuery
+from scrubber.ports import Event, HistoryEntry, HistoryQuery, Span
 from scrubber.ports.trail import TrailPage
 
 __all__ = ["Node"]
@@ -257,17 +257,25 @@ class Node(Orders):
             self.policy_changed()
 
     async def reserve(self, devices: Sequence[str], resource: str = "") -> tuple[str, ...]:
-        self._be_ready()
-        keepers = [each.keeper for each in self._resolve(resource, devices)]
-        for keeper in keepers:
-            if keeper.withheld:
-                raise Quarantined(f"Device {keeper.device.id}: out of service.", public=keeper.view.refusal)
-        for keeper in keepers:
-            keeper.note_allocated()
-        self.notice.set()
-        return tuple(keeper.job.id for keeper in keepers if keeper.job is not None)
+        with self._instruments.tracer.span("reserve", resource=resource, devices=len(devices)):
+            self._be_ready()
+            keepers = [each.keeper for each in self._resolve(resource, devices)]
+            for keeper in keepers:
+                if keeper.withheld:
+                    raise Quarantined(f"Device {keeper.device.id}: out of service.", public=keeper.view.refusal)
+            for keeper in keepers:
+                keeper.note_allocated()
+            self.notice.set()
+            return tuple(keeper.job.id for keeper in keepers if keeper.job is not None)
 
     async def hand_over(self, call: HandOverCall) -> tuple[Granted, ...]:
+        with self._instruments.tracer.span("hand-over", resource=call.resource, devices=len(call.devices)) as span:
+            granted = await self._hand_over(call, span)
+            for name in ("kind", "path"):
+                span.note(**{name: " ".join(sorted({getattr(each, name).value for each in granted}))})
+            return granted
+
+    async def _hand_over(self, call: HandOverCall, span: Span) -> tuple[Granted, ...]:
         instruments = self._instruments
         began = instruments.clock.monotonic()
         limit = instruments.policy().limits.hand_over
@@ -301,13 +309,16 @@ class Node(Orders):
                     self._undelivered[_key(wanted)] = _Unheard(handing.granted, handing.versions)
                 raise
             except ScrubberError as refusal:
-                self._refusals.refused(self._asking(wanted, call.resource), [each.device for each in wanted], refusal)
+                asking = self._asking(wanted, call.resource)
+                span.note(tenant=next(iter(asking)).tenant if asking else None)
+                self._refusals.refused(asking, [each.device for each in wanted], refusal)
                 raise
             finally:
                 self.track()
             self._waits_no_more(wanted, call.resource)
             return granted
         except ScrubberError as refusal:
+            span.note(refused=refusal.code)
             self._show()
             seconds = round(instruments.clock.monotonic() - began, 6)
             fields: dict[str, str | int | float | bool | None] = {

@@ -20,7 +20,7 @@ from scrubber.domain.using import Use
 from scrubber.engine.instruments import Instruments
 from scrubber.engine.joining import Company, check_beside, company_of, foreign_refusal, must_wait
 from scrubber.engine.keeper import Keeper
-from scrubber.ports import Event
+from scrubber.ports import Event, Span
 
 __all__ = ["Readiness", "Ready", "Wanted"]
 
@@ -101,11 +101,17 @@ class Readiness:
         Raises:
             Quarantined, NotReady, LedgerFailure: it is not, and the time is up; or it will not be.
         """
+        with self._instruments.tracer.span("device", device=self._wanted.device, tenant=None) as span:
+            ready = await self._reached(span)
+            span.note(kind=ready.kind.value, exception=ready.decision.exception)
+            return ready
+
+    async def _reached(self, span: Span) -> Ready:
         pause, keeper = _POLL_FIRST, self._wanted.keeper
         while True:
             reading = await self._instruments.pods.refresh()
             await keeper.void_if_unwatched()
-            outcome = await self._look(reading)
+            outcome = await self._look(reading, span)
             if isinstance(outcome, Ready):
                 return outcome
             left = self._left()
@@ -115,10 +121,10 @@ class Readiness:
                 await self._instruments.clock.sleep(min(pause, left))
                 pause = min(_POLL_LAST, pause * 2)
 
-    async def _look(self, reading: Reading) -> Ready | ScrubberError | None:
+    async def _look(self, reading: Reading, span: Span) -> Ready | ScrubberError | None:
         """One round; a device that cannot be looked at is out of service."""
         try:
-            return await self._try(reading)
+            return await self._try(reading, span)
         except DeviceFault as fault:
             await self._wanted.keeper.report([fault_finding(Step.HOLDERS, fault)])
             device = self._wanted.device
@@ -128,7 +134,7 @@ class Readiness:
                 code=fault.code,
             )
 
-    async def _try(self, reading: Reading) -> Ready | ScrubberError | None:
+    async def _try(self, reading: Reading, span: Span) -> Ready | ScrubberError | None:
         """One round: ready, the refusal to give if time is up now, or None when something moved: look again at once."""
         policy, wanted = self._wanted.keeper.policy, self._wanted
         keeper, device, share = wanted.keeper, wanted.device, wanted.shares
@@ -136,6 +142,7 @@ class Readiness:
         certain = reading.assignment_of(device, share, resource=self._resource)
         following = certain or reading.hint_of(device, share)
         asking = None if following is None else following.pod
+        span.note(tenant=None if asking is None else asking.tenant)
         kind = judge(
             record.previous,
             certain,
@@ -275,7 +282,8 @@ class Readiness:
             return _being_scrubbed(keeper)
         try:
             async with self._instruments.clock.timeout(left):
-                finished = await job.wait()
+                with self._instruments.tracer.span("wait", scrub_id=job.id):
+                    finished = await job.wait()
         except TimeoutError:
             return _being_scrubbed(keeper)
         if finished.outcome in (Outcome.PASSED, Outcome.FAILED):

@@ -77,23 +77,25 @@ async def run(work: Work, begin: Callable[[Step], None]) -> ScrubResult:
     left = work.plan.deadline
     for step in work.plan.steps:
         begin(step)
-        start = clock.monotonic()
-        try:
-            if step in _TIMED_BY_THEMSELVES:
-                result = await functions[step](work)
-            else:
-                async with clock.timeout(left):
+        with work.instruments.tracer.span(f"step {step.value}") as span:
+            start = clock.monotonic()
+            try:
+                if step in _TIMED_BY_THEMSELVES:
                     result = await functions[step](work)
-                left -= clock.monotonic() - start
-        except TimeoutError:
-            sentence = f"The plan was not through with {step.value} when its {work.plan.deadline:g} s were over."
-            finding = Finding(step, "scrub-overdue", Severity.FAULT, sentence)
-            result = StepResult(step, Verdict.FAILED, clock.monotonic() - start, (finding,))
-        except Retry as away:
-            finding = work.dirty(step, away.code, str(away))
-            result = StepResult(step, Verdict.FAILED, clock.monotonic() - start, (finding,))
-        except DeviceFault as fault:
-            result = StepResult(step, Verdict.FAILED, clock.monotonic() - start, (fault_finding(step, fault),))
+                else:
+                    async with clock.timeout(left):
+                        result = await functions[step](work)
+                    left -= clock.monotonic() - start
+            except TimeoutError:
+                sentence = f"The plan was not through with {step.value} when its {work.plan.deadline:g} s were over."
+                finding = Finding(step, "scrub-overdue", Severity.FAULT, sentence)
+                result = StepResult(step, Verdict.FAILED, clock.monotonic() - start, (finding,))
+            except Retry as away:
+                finding = work.dirty(step, away.code, str(away))
+                result = StepResult(step, Verdict.FAILED, clock.monotonic() - start, (finding,))
+            except DeviceFault as fault:
+                result = StepResult(step, Verdict.FAILED, clock.monotonic() - start, (fault_finding(step, fault),))
+            span.note(verdict=result.verdict.value, findings=" ".join(each.code for each in result.findings) or None)
         results.append(result)
         if any(finding.severity is Severity.FAULT for finding in result.findings):
             return ScrubResult(Outcome.FAILED, tuple(results))

@@ -28,9 +28,12 @@ from scrubber.ports.resetter import Resetter
 from scrubber.ports.settings import Settings
 from scrubber.ports.signer import Signer
 from scrubber.ports.telemetry import Telemetry
+from scrubber.ports.tracer import UNTRACED, Attribute, Span, Tracer
 
 __all__ = [
+    "UNTRACED",
     "Assignments",
+    "Attribute",
     "AuditTrail",
     "Certificates",
     "Change",
@@ -54,5 +57,7 @@ __all__ = [
     "Resetter",
     "Settings",
     "Signer",
+    "Span",
     "Telemetry",
+    "Tracer",
 ]
