@@ -26,7 +26,7 @@ from scrubber.engine.pods import PodWatch
 from scrubber.engine.slots import Slots
 from scrubber.engine.strangers import Strangers
 from scrubber.engine.views import HandOverCall
-from scrubber.ports import Change
+from scrubber.ports import UNTRACED, Change, Tracer
 from tests.world.erasing import EraserOfLife, Erasers, Erasing
 from tests.world.kubelet import START_SECONDS, Gone, Kubelet, Tenant
 from tests.world.laws import Laws
@@ -72,6 +72,8 @@ class World:
         self.boots = 1
         self.unreadable: set[str] = set()
         """Devices whose holders, and UIDs of pods whose processes, cannot be told."""
+        self.tracer: Tracer = UNTRACED
+        """For services that start from now on."""
         self.service: Service | None = None
         self.telemetry: TelemetryOfLife | None = None
         self.journal: JournalOfLife | None = None
@@ -152,6 +154,7 @@ class World:
             identity=self.identity,
             policy=lambda: self.policy,
             new_id=lambda kind: f"{kind}-{life.number}.{next(numbers)}",
+            tracer=self.tracer,
         )
 
     @property

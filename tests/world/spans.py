@@ -1,0 +1,69 @@
+"""A tracer that remembers: what was done inside what, with what was noted of it, and how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Self
+
+from scrubber.ports import Attribute, Span
+
+__all__ = ["Recorder", "Told"]
+
+_current: ContextVar[Told | None] = ContextVar("span", default=None)
+
+
+@dataclass(eq=False)
+class Told:
+    """One span. ``ended``: by which exception it was left, ``""`` for none; None while it is open."""
+
+    name: str
+    attributes: dict[str, Attribute]
+    inside: list[Self] = field(default_factory=list)
+    ended: str | None = None
+
+    def note(self, **attributes: Attribute) -> None:
+        self.attributes.update(attributes)
+
+    def find(self, name: str) -> list[Told]:
+        """Those of that name, this one and all inside it, in the order in which they began."""
+        found: list[Told] = [self] if self.name == name else []
+        return found + [each for child in self.inside for each in child.find(name)]
+
+    @property
+    def outline(self) -> str:
+        """``hand-over(device(check(step holders)), grant)``."""
+        inside = ", ".join(each.outline for each in self.inside)
+        return f"{self.name}({inside})" if inside else self.name
+
+
+class Recorder:
+    """A :class:`scrubber.ports.Tracer`.
+
+    Attributes:
+        roots: spans that were begun inside no other.
+    """
+
+    def __init__(self) -> None:
+        self.roots: list[Told] = []
+
+    @contextmanager
+    def span(self, name: str, **attributes: Attribute) -> Iterator[Span]:
+        parent = _current.get()
+        span = Told(name, dict(attributes))
+        (self.roots if parent is None else parent.inside).append(span)
+        token = _current.set(span)
+        try:
+            yield span
+        except BaseException as error:
+            span.ended = type(error).__name__
+            raise
+        else:
+            span.ended = ""
+        finally:
+            _current.reset(token)
+
+    def find(self, name: str) -> list[Told]:
+        return [each for root in self.roots for each in root.find(name)]
