@@ -227,6 +227,14 @@ class BackendContract:
         assert (after.xids, after.ecc_uncorrected) == ({}, 0)
         assert b"secret" in rig.content(device)
 
+    async def test_an_xid_that_comes_again_after_a_reset_is_counted_anew(self, rig: Rig) -> None:
+        device, _ = await two(rig)
+        for _ in range(3):
+            await xid(rig, device, 95)
+        await rig.backend.resetter.reset(device, 30.0)
+        await xid(rig, device, 95)
+        assert (await rig.backend.telemetry.snapshot(device)).xids == {95: 1}
+
     async def test_a_reset_that_fails_says_so_and_the_condition_stands(self, rig: Rig) -> None:
         device, _ = await two(rig)
         await xid(rig, device, 95)

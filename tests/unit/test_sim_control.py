@@ -65,11 +65,10 @@ def test_lifting_everything_leaves_a_sound_device_that_remembers_what_it_counted
 @given(FAULTS, FAULTS)
 def test_an_instance_is_never_better_off_than_its_gpu(own: Faults, parent: Faults) -> None:
     both = own.joined(parent)
-    assert both.xids_standing >= parent.xids_standing
     assert both.ecc >= parent.ecc
     for name in ("lost", "stuck", "wont_clear", "reset_fails", "ghost", "unkillable"):
         assert getattr(both, name) >= getattr(parent, name)
-    for mapping in ("conditions", "counters", "xids_seen"):
+    for mapping in ("conditions", "counters", "xids_seen", "xids_standing"):
         assert getattr(both, mapping).keys() >= getattr(parent, mapping).keys()
     assert parent.recovery == "none" or both.recovery != "none"
     assert both.firmware == parent.firmware  # there is one, and it is the GPU's
@@ -79,9 +78,17 @@ def test_an_instance_is_never_better_off_than_its_gpu(own: Faults, parent: Fault
 def test_an_xid_is_counted_for_good_and_stands_until_it_is_lifted(node: Path, place: Path) -> None:
     fault(node, "0", xid=95)
     assert fault(node, "0", xid=95).xids_seen == {95: 2}
-    assert read(place).xids_standing == {95}
+    assert read(place).xids_standing == {95: 2}
     clear(node, "0", ["xid"])
     assert read(place) == Faults(xids_seen={95: 2})
+
+
+def test_an_xid_that_comes_again_is_counted_anew_by_the_driver(node: Path, place: Path) -> None:
+    for _ in range(3):
+        fault(node, "0", xid=95)
+    clear(node, "0", ["xid"])
+    fault(node, "0", xid=95)
+    assert read(place) == Faults(xids_seen={95: 4}, xids_standing={95: 1})
 
 
 def test_ecc_errors_add_up_and_a_reset_lifts_them_with_the_rest(node: Path, place: Path) -> None:
@@ -177,7 +184,7 @@ def test_a_file_of_before_there_were_conditions_and_counters_reads_as_it_did(pla
     flags = dict.fromkeys(["lost", "reset_fails", "stuck", "unkillable", "wont_clear"], False)
     said = {"ecc": 2, "ghost": True, "recovery": "reset", "slow_clear": 1.5, "temperature": 50}
     write_json(place / "control.json", {**flags, **said, "xids": {"95": {"seen": 2, "standing": True}}})
-    standing = frozenset({95})
+    standing = {95: 2}
     assert read(place) == Faults(
         xids_seen={95: 2}, xids_standing=standing, ecc=2, ghost=True, recovery="reset", slow_clear=1.5, temperature=50
     )
@@ -202,7 +209,7 @@ def test_a_fault_of_the_gpu_is_one_of_its_instances(node: Path) -> None:
     part, other = split(node, "0", 2)
     fault(node, "0", xid=95)
     fault(node, part.device.id, ecc=1)
-    assert read_all(part.control_directories) == Faults(xids_seen={95: 1}, xids_standing=frozenset({95}), ecc=1)
+    assert read_all(part.control_directories) == Faults(xids_seen={95: 1}, xids_standing={95: 1}, ecc=1)
     assert read_all(other.control_directories).ecc == 0
 
 

@@ -58,7 +58,7 @@ def _ready(node: Path, question: Message) -> tuple[SimDevice, Faults]:
 
 def _snapshot(found: SimDevice, faults: Faults, _: Message) -> Message:
     return {
-        "xids": {str(code): faults.xids_seen[code] for code in sorted(faults.xids_standing)},
+        "xids": {str(code): times for code, times in sorted(faults.xids_standing.items())},
         "ecc_uncorrected": faults.ecc,
         "temperature_celsius": faults.temperature,
         "recovery": None if faults.recovery == ABSENT else faults.recovery,

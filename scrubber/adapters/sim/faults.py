@@ -92,7 +92,7 @@ class Faults:
 
     Attributes:
         xids_seen: XID → how often it was raised since the node was made; never goes down.
-        xids_standing: XIDs whose condition was not lifted yet.
+        xids_standing: XID → how often it was raised since it was last lifted.
         ecc: uncorrected ECC errors.
         lost: the device fell off the bus: every question is answered so.
         stuck: no question about it is ever answered.
@@ -109,7 +109,7 @@ class Faults:
     """
 
     xids_seen: Mapping[int, int] = field(default_factory=dict)
-    xids_standing: frozenset[int] = frozenset()
+    xids_standing: Mapping[int, int] = field(default_factory=dict)
     ecc: int = 0
     lost: bool = False
     stuck: bool = False
@@ -126,8 +126,8 @@ class Faults:
 
     def with_xid(self, code: int) -> Faults:
         """One more of XID ``code``, standing."""
-        seen = {**self.xids_seen, code: self.xids_seen.get(code, 0) + 1}
-        return replace(self, xids_seen=seen, xids_standing=self.xids_standing | {code})
+        once = {code: 1}
+        return replace(self, xids_seen=_added(self.xids_seen, once), xids_standing=_added(self.xids_standing, once))
 
     def after_reset(self) -> Faults:
         """What a successful reset leaves.
@@ -137,7 +137,7 @@ class Faults:
         """
         return replace(
             self,
-            xids_standing=frozenset(),
+            xids_standing={},
             ecc=0,
             recovery="none" if self.recovery in _ENDED_BY_RESET else self.recovery,
             ghost=False,
@@ -167,7 +167,7 @@ class Faults:
         """What an instance suffers: its own faults and those of the GPU that it is cut from."""
         return Faults(
             xids_seen=_added(self.xids_seen, parent.xids_seen),
-            xids_standing=self.xids_standing | parent.xids_standing,
+            xids_standing=_added(self.xids_standing, parent.xids_standing),
             ecc=self.ecc + parent.ecc,
             lost=self.lost or parent.lost,
             stuck=self.stuck or parent.stuck,
@@ -186,7 +186,7 @@ class Faults:
     def to_json(self) -> dict[str, object]:
         document = {name: getattr(self, name) for name in _PLAIN}
         document["xids"] = {
-            str(code): {"seen": seen, "standing": code in self.xids_standing}
+            str(code): {"seen": seen, "standing": self.xids_standing.get(code, 0)}
             for code, seen in sorted(self.xids_seen.items())
         }
         return {**document, "conditions": dict(self.conditions), "counters": dict(self.counters)}
@@ -295,16 +295,23 @@ def _is_word(pattern: re.Pattern[str], word: object) -> bool:
     return isinstance(word, str) and len(word) <= _LONGEST_WORD and pattern.fullmatch(word) is not None
 
 
-def _xids(document: object, where: str) -> tuple[dict[int, int], frozenset[int]]:
-    """How often each XID was seen, and those that stand."""
+def _xids(document: object, where: str) -> tuple[dict[int, int], dict[int, int]]:
+    """How often each XID was seen, and how often each that stands was since it was last lifted."""
     try:
         seen = {int(code): int(each["seen"]) for code, each in document.items()}  # type: ignore[attr-defined]
-        standing = frozenset(int(code) for code, each in document.items() if each["standing"])  # type: ignore[attr-defined]
+        standing = {int(code): _raised(each) for code, each in document.items() if each["standing"]}  # type: ignore[attr-defined]
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise Unreadable(f"{where}: 'xids' makes no sense.") from error
-    if not all(1 <= code <= MOST_XID and 0 <= times <= _MOST_COUNTED for code, times in seen.items()):
+    if not all(
+        1 <= code <= MOST_XID and 0 <= standing.get(code, 0) <= times <= _MOST_COUNTED for code, times in seen.items()
+    ):
         raise Unreadable(f"{where}: 'xids' holds a number out of range.")
     return seen, standing
+
+
+def _raised(xid: Mapping[str, object]) -> int:
+    """How often an XID that stands was raised since it was last lifted; older files say only that it stands."""
+    return int(xid["seen"] if xid["standing"] is True else xid["standing"])  # type: ignore[call-overload,no-any-return]
 
 
 def _asks(recovery: str) -> int:
