@@ -97,6 +97,8 @@ async def test_a_scrub_whose_end_cannot_be_written_down_proves_nothing_and_is_pu
         await world.until(world.settled)
         assert world.record().hygiene is Hygiene.CLEAN
         assert [scrub for scrub in world.vault.scrubs.values() if scrub.ended is None] == []
+        assert world.journal is not None
+        assert sorted(each.id for each in world.journal.scrubs) == sorted(world.vault.scrubs)  # each is counted once
 
 
 @pytest.mark.parametrize("durable", [False, True])
