@@ -63,6 +63,10 @@ ACTS: Mapping[str, tuple[int, Draw]] = {
     "the_kubelet_gives_up_a_call_and_asks_again": (2, _some(choice=range(6))),
     "the_kubelet_can_be_trusted_or_not": (2, _some(trust=("trusted", "trusted", "unreadable", "empty-after-restart"))),
     "a_device_fails": (2, _some(number=range(DEVICES), fault=FAULTS, told=(True, False))),
+    "a_device_leaves_the_node_or_comes_back": (
+        2,
+        _some(number=range(DEVICES), there=(True, False, False), told=(True, True, False)),
+    ),
     "a_device_is_well_again": (1, _some(number=range(DEVICES))),
     "the_machine_fails": (1, _some(choice=range(6), what=("untold", "unkillable", "erasers", "disk"))),
     "a_process_of_the_host_looks_at_a_device": (1, _some(number=range(DEVICES), opens=(True, False))),

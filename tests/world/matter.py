@@ -126,7 +126,7 @@ class Gpu:
         self.ecc = None if self.ecc is None else 0
         self.stuck = self.silent = self.nonsense = self.odd = self.lost = self.wont_clear = self.ghost = False
         self.slow, self.celsius, self.firmware = 1.0, 40, "vbios-1"
-        self.reset_fails = None
+        self.reset_fails, self.listed = None, True
         if self.device.parent is None:
             self.reset_missing = None
 

@@ -241,6 +241,13 @@ class Story:
         if told:
             self.world.signal(number)
 
+    def a_device_leaves_the_node_or_comes_back(self, number: int, there: bool, told: bool) -> None:
+        """As an instance does when its GPU is cut anew, and a GPU that is pulled. ``told``: whether the driver says so."""
+        gpu = self.world.gpu(number)
+        gpu.listed, gpu.lost = there, not there
+        if told and self.world.serving:
+            self.world.node.inventory_changed.set()
+
     def a_device_is_well_again(self, number: int) -> None:
         self.world.gpu(number).mend()
         self.world.unreadable.discard(self.world.gpu(number).id)
@@ -340,6 +347,8 @@ class Story:
             erasing.killable = True
         for gpu in world.matter.gpus.values():
             gpu.mend()
+        if world.serving:
+            world.node.inventory_changed.set()
         self.hosts_leave()
         for proc in world.matter.living():
             proc.killable = True
