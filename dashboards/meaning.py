@@ -26,7 +26,8 @@ __all__ = [
     "STEP_COLOURS",
     "Colour",
     "State",
-    "hygiene_and_health",
+    "health",
+    "hygiene",
     "mapping",
     "numbered",
     "one_number",
@@ -105,16 +106,21 @@ OFFERED: Final[Sequence[State]] = (
     State(41, "offered", Colour.CLEAN),
 )
 
-STATE_COLOURS: Final[Mapping[str, str]] = {
+_HYGIENE_COLOURS: Final[Mapping[str, str]] = {
     "clean": Colour.CLEAN,
     "in-use": Colour.IN_USE,
     "scrubbing": Colour.SCRUBBING,
     "dirty": Colour.DIRTY,
+}
+
+_OUT_COLOURS: Final[Mapping[str, str]] = {
     "recovering": Colour.RETURNING,
     "probation": Colour.PROBATION,
     "quarantined": Colour.QUARANTINED,
     "condemned": Colour.CONDEMNED,
 }
+
+STATE_COLOURS: Final[Mapping[str, str]] = {**_HYGIENE_COLOURS, **_OUT_COLOURS}
 """Of the label ``state`` of the recording rule ``instance:scrubber_devices:by_state``."""
 
 FAMILY_COLOURS: Final[Mapping[str, str]] = {
@@ -133,13 +139,13 @@ FAMILY_COLOURS: Final[Mapping[str, str]] = {
 
 PATH_COLOURS: Final[Mapping[str, str]] = {
     "fast path, median": "light-green",
-    "fast path, p95": "dark-green",
-    "fast path, p99": "dark-green",
+    "fast path, p95": "semi-dark-green",
+    "fast path, p99": "semi-dark-green",
     "slow path, median": "light-blue",
-    "slow path, p95": "dark-blue",
-    "slow path, p99": "dark-blue",
+    "slow path, p95": "semi-dark-blue",
+    "slow path, p99": "semi-dark-blue",
 }
-"""The typical case is light, the slow one dark, of one colour."""
+"""The typical case is light, the slow one darker, of one colour; the darkest are hard to see on a dark ground."""
 
 KIND_COLOURS: Final[Mapping[str, str]] = {
     "same-container": "super-light-blue",
@@ -189,9 +195,14 @@ def yes_or_no(yes: str, no: str, *, bad: str = Colour.QUARANTINED) -> model.Valu
     return mapping((State(1, yes, Colour.CLEAN), State(0, no, bad)))
 
 
-def hygiene_and_health() -> model.ValueMapping:
-    """How the labels ``hygiene`` and ``health`` are coloured in a table."""
-    return words({**STATE_COLOURS, "healthy": Colour.CLEAN, "suspect": Colour.SUSPECT})
+def hygiene() -> model.ValueMapping:
+    """How the label ``hygiene`` is coloured in a table."""
+    return words(_HYGIENE_COLOURS)
+
+
+def health() -> model.ValueMapping:
+    """How cells with the label ``health`` are filled in a table: what is well is not."""
+    return words({"healthy": "transparent", "suspect": Colour.SUSPECT, **_OUT_COLOURS})
 
 
 def severities() -> model.ValueMapping:

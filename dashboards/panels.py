@@ -54,6 +54,7 @@ class Column:
         unit: of a value.
         width: in pixels; None shares what is left.
         mappings: texts and colours for its values; they then colour the cell's text.
+        filled: they colour the cell instead: dark red is no colour for letters.
         steps: (from, colour) in rising order, beginning with that of the lowest values.
         link: where a click leads.
     """
@@ -63,6 +64,7 @@ class Column:
     unit: str | None = None
     width: int | None = None
     mappings: Sequence[model.ValueMapping] = ()
+    filled: bool = False
     steps: Sequence[tuple[float | None, str]] = ()
     link: tuple[str, str] | None = None
     decimals: int | None = None
@@ -81,8 +83,15 @@ def number(
     mappings: Sequence[model.ValueMapping] = (),
     nothing: str | None = None,
     decimals: int | None = None,
+    filled: bool = False,
+    size: int | None = None,
 ) -> model.Panel:
-    """One number as it is now, or over the time range; ``nothing`` is shown where there is none."""
+    """One number as it is now, or over the time range; ``nothing`` is shown where there is none.
+
+    Args:
+        filled: the panel has the colour, not the letters.
+        size: of the letters in pixels, where numbers and words beside each other would else have one each.
+    """
     panel = (
         stat.Panel()
         .title(title)
@@ -94,7 +103,7 @@ def number(
         .mappings(list(mappings))
         .thresholds(_thresholds(steps))
         .color_scheme(build.FieldColor().mode(model.FieldColorModeId.THRESHOLDS))
-        .color_mode(common.BigValueColorMode.VALUE)
+        .color_mode(common.BigValueColorMode.BACKGROUND_SOLID if filled else common.BigValueColorMode.VALUE)
         .graph_mode(common.BigValueGraphMode.NONE)
         .text_mode(common.BigValueTextMode.VALUE)
         .justify_mode(common.BigValueJustifyMode.CENTER)
@@ -103,6 +112,8 @@ def number(
     )
     if decimals is not None:
         panel = panel.decimals(decimals)
+    if size is not None:
+        panel = panel.text(look.VizTextDisplayOptions().value_size(size))
     if nothing is not None:
         panel = panel.no_value(nothing)
     return panel.build()
@@ -122,7 +133,8 @@ def graph(
     steps: Sequence[tuple[float | None, str]] = (),
     hue: str | None = None,
     rare: bool = False,
-    seen: bool = False,
+    points: int | None = None,
+    decimals: int | None = None,
     nothing: str | None = None,
 ) -> model.Panel:
     """Values over time, from zero up.
@@ -132,7 +144,7 @@ def graph(
         steps: draw a line where it becomes bad.
         hue: all other series are shades of this; without it each has a colour of its own, which then means nothing.
         rare: there is a value only now and then; it is drawn through to the next one where that comes soon.
-        seen: leave out what stood at 0 all the time: most codes, outcomes and reasons never come.
+        points: at most so many over the time range, so that a bar is wide enough to be seen.
     """
     panel = (
         timeseries.Panel()
@@ -145,7 +157,7 @@ def graph(
         .min(0)
         .draw_style(common.GraphDrawStyle.BARS if bars else common.GraphDrawStyle.LINE)
         .line_interpolation(common.LineInterpolation.STEP_AFTER if stacked else common.LineInterpolation.LINEAR)
-        .line_width(0 if stacked else 1)
+        .line_width(0 if stacked else 2)
         .fill_opacity(70 if stacked or bars else 0)
         .show_points(common.VisibilityMode.NEVER if stacked or bars else common.VisibilityMode.AUTO)
         .point_size(4)
@@ -167,6 +179,12 @@ def graph(
     )
     if top is not None:
         panel = panel.max(top)
+    if points is not None:
+        panel = panel.max_data_points(points)
+    if decimals is not None:
+        panel = panel.decimals(decimals)
+    if unit == "short":  # a quiet minute is not drawn on a scale of a hundred
+        panel = panel.axis_soft_max(1)
     if hue is not None:
         panel = panel.color_scheme(build.FieldColor().mode(model.FieldColorModeId.SHADES).fixed_color(hue))
     if rare:
@@ -179,11 +197,6 @@ def graph(
         panel = panel.no_value(nothing)
     for name, colour in (FAMILY_COLOURS if colours is None else colours).items():
         panel = panel.override_by_name(name, [_fixed(colour)])
-    if seen:
-        panel = panel.with_override(
-            model.MatcherConfig(id_val="byValue", options={"reducer": "max", "op": "eq", "value": 0}),
-            [model.DynamicConfigValue(id_val="custom.hideFrom", value={"legend": True, "tooltip": True, "viz": True})],
-        )
     return panel.build()
 
 
@@ -310,7 +323,11 @@ def _properties(column: Column) -> list[model.DynamicConfigValue]:
         properties["mappings"] = list(column.mappings)
     if column.steps:
         properties["thresholds"] = _thresholds(column.steps).build()
-    if column.mappings or column.steps:
+    if column.filled:
+        properties["custom.cellOptions"] = common.TableColoredBackgroundCellOptions(
+            mode=common.TableCellBackgroundDisplayMode.BASIC
+        )
+    elif column.mappings or column.steps:
         properties["custom.cellOptions"] = common.TableColorTextCellOptions()
     if column.link is not None:
         properties["links"] = [_link(*column.link).build()]

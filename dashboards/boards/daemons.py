@@ -12,7 +12,7 @@ from dashboards.queries import fold, per_minute, quantile
 
 __all__ = ["plugin", "service"]
 
-_LIGHT_AND_DARK: Final = {"median": "light-blue", "p99": "dark-blue"}
+_LIGHT_AND_DARK: Final = {"median": "light-blue", "p99": "semi-dark-blue"}
 
 _REGISTRATION: Final = (
     State(0, "not registered", Colour.QUARANTINED),
@@ -43,12 +43,14 @@ def service() -> list[model.Panel]:
             unit="short",
             stacked=True,
             colours={"OK": Colour.CLEAN},
+            nothing="No call in this range",
         ),
         graph(
             "Streams",
             "Who watches: is the plugin's stream open?",
             Query(fold("sum", "scrubber_rpc_streams", by=("method",)), "{{method}}"),
             unit="none",
+            decimals=0,
             colours={},
         ),
         graph(
@@ -132,13 +134,14 @@ def plugin() -> list[model.Panel]:
             Query(per_minute("scrubber_plugin_registration_ends_total", by=("why",)), "ended: {{why}}"),
             Query(per_minute("scrubber_plugin_service_outages_total"), "service went away"),
             unit="short",
-            colours={},
+            colours={"service went away": Colour.QUARANTINED},
         ),
         graph(
             "Devices told to the kubelet",
             "How many ids does the kubelet know as healthy? (Each share of a device is one.)",
             Query(fold("sum", "scrubber_plugin_devices", by=("health",)), "{{health}}"),
             unit="none",
+            decimals=0,
             stacked=True,
         ),
         graph(
@@ -155,6 +158,7 @@ def plugin() -> list[model.Panel]:
             "Does the kubelet listen to each resource?",
             Query(fold("sum", "scrubber_plugin_streams", by=("resource",)), "{{resource}}"),
             unit="none",
+            decimals=0,
             colours={},
         ),
         graph(
@@ -163,6 +167,7 @@ def plugin() -> list[model.Panel]:
             Query(per_minute("scrubber_plugin_lists_sent_total", by=("resource",)), "{{resource}}"),
             unit="short",
             colours={},
+            nothing="Nothing new to tell in this range",
         ),
         graph(
             "Words to the cluster, per minute",

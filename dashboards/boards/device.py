@@ -15,16 +15,20 @@ from dashboards.meaning import (
     STEP_COLOURS,
     Colour,
     State,
-    hygiene_and_health,
+    health,
+    hygiene,
     mapping,
     numbered,
     one_number,
     verdicts,
 )
 from dashboards.panels import Column, Query, graph, listing, number, timeline
-from dashboards.queries import ONE_DEVICE, fold, of
+from dashboards.queries import ONE_DEVICE, each_time, fold, of
 
 __all__ = ["device"]
+
+_SLOW_CLEAR: Final = 0.7
+"""Of its own week's rate; the alert speaks below it."""
 
 _GLASS: Final = (State(51, "broken", Colour.CONDEMNED),)
 _SIGNAL: Final = (State(1, "stands", Colour.SCRUBBING),)
@@ -57,6 +61,7 @@ def _glance() -> list[model.Panel]:
             unit="none",
             span=4,
             mappings=[mapping(STATES)],
+            filled=True,
         ),
         number(
             "To the kubelet",
@@ -95,11 +100,11 @@ def _glance() -> list[model.Panel]:
         ),
         number(
             "Clear rate, to its week",
-            "Is it as quick as it was over the last week?",
+            "Is its memory cleared as quickly as over its last week? Below 70 % twice in a row there is an alert.",
             fold("min", "device:scrubber_clear_rate:ratio_to_week", ONE_DEVICE),
             unit="percentunit",
             span=4,
-            steps=((None, Colour.QUARANTINED), (0.5, Colour.SCRUBBING), (0.8, Colour.CLEAN)),
+            steps=((None, Colour.QUARANTINED), (_SLOW_CLEAR, Colour.SCRUBBING), (0.85, Colour.CLEAN)),
             decimals=0,
             nothing="no slow path yet",
         ),
@@ -143,8 +148,8 @@ def _states() -> list[model.Panel]:
                 Column("instance", "Node"),
                 Column("index", "Index", width=60),
                 Column("model", "Model", width=220),
-                Column("hygiene", "Hygiene", width=110, mappings=[hygiene_and_health()]),
-                Column("health", "Health", width=110, mappings=[hygiene_and_health()]),
+                Column("hygiene", "Hygiene", width=110, mappings=[hygiene()]),
+                Column("health", "Health", width=110, mappings=[health()], filled=True),
             ],
             span=12,
             height=5,
@@ -204,7 +209,7 @@ def _scrubs() -> list[model.Panel]:
 
 
 def _health() -> list[model.Panel]:
-    xids = f"sum by (code) (increase({of('scrubber_xids_total', ONE_DEVICE)}[$__rate_interval]))"
+    last = "scrubber_xid_last_seen_timestamp_seconds"
     return [
         timeline(
             "What was off",
@@ -217,10 +222,12 @@ def _health() -> list[model.Panel]:
         ),
         graph(
             "XIDs",
-            "Which XIDs did its driver report, and how many at a time?",
-            Query(xids, "XID {{code}}"),
+            "Which XIDs did its driver report, when, and how many? (Each is in one bar, the first of its number too.)",
+            Query(each_time("scrubber_xids_total", last, ONE_DEVICE, by=("code",)), "XID {{code}}"),
             hue=Colour.QUARANTINED,
+            points=120,
             unit="none",
+            decimals=0,
             bars=True,
             stacked=True,
             span=16,
@@ -230,7 +237,7 @@ def _health() -> list[model.Panel]:
         listing(
             "XIDs, last seen",
             "When was each XID seen for the last time?",
-            f"time() - max by (code) ({of('scrubber_xid_last_seen_timestamp_seconds', ONE_DEVICE)})",
+            f"time() - max by (code) ({of(last, ONE_DEVICE)})",
             columns=[
                 Column("code", "XID"),
                 Column("Value", "Ago", unit="s"),

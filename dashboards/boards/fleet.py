@@ -7,6 +7,7 @@ from typing import Final
 from grafana_foundation_sdk.models import dashboard as model
 
 from dashboards.boards.glance import (
+    ANSWERS,
     DEVICES,
     GRANTED,
     SLOW_WAIT,
@@ -19,7 +20,7 @@ from dashboards.boards.glance import (
     waiting,
 )
 from dashboards.frame import TO_DEVICE, TO_NODE, Board, Row, board
-from dashboards.meaning import STATE_COLOURS, Colour, State, hygiene_and_health, mapping, said, severities, yes_or_no
+from dashboards.meaning import STATE_COLOURS, Colour, State, health, mapping, said, severities, yes_or_no
 from dashboards.panels import Column, Query, graph, listing, number
 from dashboards.queries import count, fold, of, or_zero, per_minute, quantile, rate, ratio, times
 
@@ -28,7 +29,7 @@ __all__ = ["fleet"]
 _NONE_IS_GOOD: Final = ((None, Colour.CLEAN), (1.0, Colour.QUARANTINED))
 _NONE_IS_USUAL: Final = ((None, Colour.CLEAN), (1.0, Colour.SCRUBBING))
 _WAITS: Final = ((None, Colour.CLEAN), (10.0, Colour.SCRUBBING), (SLOW_WAIT, Colour.QUARANTINED))
-_NODE: Final = Column("instance", "Node", width=170, link=TO_NODE)
+_NODE: Final = Column("instance", "Node", width=150, link=TO_NODE)
 _DEVICE: Final = Column("device", "Device", link=TO_DEVICE)
 
 
@@ -131,9 +132,9 @@ def _devices() -> list[model.Panel]:
             columns=[
                 _NODE,
                 _DEVICE,
-                Column("health", "State", width=110, mappings=[hygiene_and_health()]),
+                Column("health", "State", width=110, mappings=[health()], filled=True),
                 Column("cause_class", "Cause", width=170),
-                Column("Value", "For", unit="s", width=130),
+                Column("Value", "For", unit="s", width=110),
                 Column("way_back", "Way back", width=90),
             ],
             span=16,
@@ -148,7 +149,7 @@ def _devices() -> list[model.Panel]:
             or_zero(count(DEVICES, 'hygiene="in-use"', by=("instance",)), count(DEVICES, by=("instance",))),
             fold("max", "instance:scrubber_devices_out:ratio", by=("instance",)),
             fold("sum", "scrubber_handovers_waiting", by=("instance",)),
-            fold("max", "instance:scrubber_handover_wait:p99_5m", by=("instance",)),
+            fold("max", ANSWERS, by=("instance",)),
             fold("min", "instance:scrubber_handovers:fast_ratio5m", by=("instance",)),
             fold("min", "scrubber_ledger_ok", by=("instance",)),
             fold("min", "scrubber_plugin_registered", by=("instance",)),
@@ -166,7 +167,7 @@ def _devices() -> list[model.Panel]:
                 Column("Value #D", "Starts that wait", unit="none"),
                 Column(
                     "Value #E",
-                    "Wait, p99 of 5 min",
+                    "Answers, p99 of 5 min",
                     unit="s",
                     steps=_WAITS,
                 ),
@@ -206,14 +207,20 @@ def _handovers() -> list[model.Panel]:
         ),
         graph(
             "Hand-over wait",
-            "How long do container starts wait for their device?",
+            "How long do container starts wait for their device, or until they are refused? The dashed line is the alert's.",
             Query(quantile(0.5, WAIT, GRANTED), "median"),
             Query(quantile(0.99, WAIT, GRANTED), "p99"),
             Query(fold("max", "instance:scrubber_handover_wait:p99_5m"), "p99 of the slowest node"),
+            Query(fold("max", ANSWERS), "with refusals"),
             rare=True,
             unit="s",
             steps=((None, "transparent"), (SLOW_WAIT, Colour.QUARANTINED)),
-            colours={"median": Colour.CLEAN, "p99": Colour.IN_USE, "p99 of the slowest node": Colour.DIRTY},
+            colours={
+                "median": Colour.CLEAN,
+                "p99": Colour.IN_USE,
+                "p99 of the slowest node": "super-light-blue",
+                "with refusals": Colour.DIRTY,
+            },
             nothing="No hand-over in this range",
         ),
     ]
@@ -238,6 +245,7 @@ def _found() -> list[model.Panel]:
             Query(per_minute("scrubber_scrubs_total", by=("outcome",)), "{{outcome}}"),
             unit="short",
             stacked=True,
+            nothing="No scrub in this range",
         ),
         listing(
             "Why devices went out of service",
@@ -260,20 +268,20 @@ def _found() -> list[model.Panel]:
                 Column("Value", "Times", unit="none", decimals=0, width=100),
             ],
             span=12,
-            height=6,
+            height=8,
             sort="Times",
             nothing="Nothing was found in this range",
         ),
         listing(
             "Tenants whose devices went out",
-            "In whose hands do devices go out of service, again and again? (A tenant's first time is not counted.)",
+            "In whose hands did devices go out of service within the time range, and how often?",
             f"{times('scrubber_tenant_quarantines_total', by=('tenant_namespace',))} > 0",
             columns=[
                 Column("tenant_namespace", "Tenant's namespace"),
                 Column("Value", "Times", unit="none", decimals=0, width=80),
             ],
             span=6,
-            height=6,
+            height=8,
             sort="Times",
             nothing="No tenant in this range",
         ),
@@ -287,7 +295,7 @@ def _found() -> list[model.Panel]:
                 Column("Value", "Times", unit="none", decimals=0, width=80),
             ],
             span=6,
-            height=6,
+            height=8,
             sort="Times",
             nothing="None in this range",
         ),

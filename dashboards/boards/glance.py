@@ -12,6 +12,7 @@ from dashboards.panels import Column, listing, number
 from dashboards.queries import OUT, count, fold, increase, or_zero, quantile_of_range, ratio
 
 __all__ = [
+    "ANSWERS",
     "DEVICES",
     "GRANTED",
     "SLOW_WAIT",
@@ -27,6 +28,9 @@ __all__ = [
 DEVICES: Final = "scrubber_device_state"
 WAIT: Final = "scrubber_handover_duration_seconds"
 GRANTED: Final = 'outcome="granted"'
+
+ANSWERS: Final = "instance:scrubber_handover_answers:p99_5m"
+"""Waits of starts that were refused, too: what the alert looks at. Who waits in vain is not among those that were granted."""
 
 SLOW_WAIT: Final = 20.0
 """Seconds. The kubelet gives a start 30, the gate answers after 25; the alert speaks from here on."""

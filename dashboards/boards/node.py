@@ -8,6 +8,7 @@ from grafana_foundation_sdk.models import dashboard as model
 
 from dashboards.boards.daemons import plugin, service
 from dashboards.boards.glance import (
+    ANSWERS,
     DEVICES,
     GRANTED,
     SLOW_WAIT,
@@ -26,7 +27,8 @@ from dashboards.meaning import (
     STATES,
     STEP_COLOURS,
     Colour,
-    hygiene_and_health,
+    health,
+    hygiene,
     mapping,
     numbered,
     yes_or_no,
@@ -52,7 +54,7 @@ def node() -> model.Dashboard:
         "GPU scrubber / Node",
         "What happened to this node's devices, and are its service and its plugin well?",
         [
-            Row(None, [*_glance(), alerts(24, 4)]),
+            Row(None, [*_glance(), alerts(24, 6)]),
             Row("Devices", _devices()),
             Row("Hand-overs", _handovers()),
             Row("Scrubs", _scrubs()),
@@ -79,7 +81,7 @@ def _glance() -> list[model.Panel]:
 
 def _said(title: str, question: str, name: str, yes: str = "stores", no: str = "fails") -> model.Panel:
     return number(
-        title, question, f"min ({of(f'scrubber_{name}')})", unit="none", span=3, mappings=[yes_or_no(yes, no)]
+        title, question, f"min ({of(f'scrubber_{name}')})", unit="none", span=3, mappings=[yes_or_no(yes, no)], size=30
     )
 
 
@@ -113,10 +115,10 @@ def _devices() -> list[model.Panel]:
             columns=[
                 Column("instance", "Node", width=140),
                 Column("index", "Index", width=70),
-                Column("device", "Device", width=360, link=TO_DEVICE),
+                Column("device", "Device", width=400, link=TO_DEVICE),
                 Column("model", "Model"),
-                Column("hygiene", "Hygiene", width=100, mappings=[hygiene_and_health()]),
-                Column("health", "Health", width=110, mappings=[hygiene_and_health()]),
+                Column("hygiene", "Hygiene", width=100, mappings=[hygiene()]),
+                Column("health", "Health", width=110, mappings=[health()], filled=True),
                 Column("Value #B", "To the kubelet", unit="none", width=120, mappings=[_offered()]),
                 Column("Value #C", "Unused certificate, age", unit="s", width=180),
                 Column("Value #D", "Memory covered", unit="percentunit", width=140),
@@ -137,6 +139,7 @@ def _handovers() -> list[model.Panel]:
             hue=Colour.DIRTY,
             unit="short",
             stacked=True,
+            nothing="No hand-over in this range",
         ),
         graph(
             "Hand-overs per minute, by kind",
@@ -145,16 +148,18 @@ def _handovers() -> list[model.Panel]:
             unit="short",
             stacked=True,
             colours=KIND_COLOURS,
+            nothing="No device was handed over in this range",
         ),
         graph(
             "Hand-over wait",
-            "How long do starts wait for their grant, by the path that it took?",
+            "How long do starts wait for their grant, by its path, or until they are refused? The dashed line is the alert's.",
             Query(quantile(0.5, WAIT, GRANTED, by=("path",)), "{{path}} path, median"),
             Query(quantile(0.99, WAIT, GRANTED, by=("path",)), "{{path}} path, p99"),
+            Query(fold("max", ANSWERS), "with refusals, p99"),
             rare=True,
             unit="s",
             steps=((None, "transparent"), (SLOW_WAIT, Colour.QUARANTINED)),
-            colours=PATH_COLOURS,
+            colours={**PATH_COLOURS, "with refusals, p99": Colour.DIRTY},
             nothing="No hand-over in this range",
         ),
     ]
@@ -179,6 +184,7 @@ def _scrubs() -> list[model.Panel]:
                 "fast, abandoned": "light-orange",
                 "slow, abandoned": "dark-orange",
             },
+            nothing="No scrub in this range",
         ),
         graph(
             "Scrubs, how long",
@@ -224,6 +230,7 @@ def _scrubs() -> list[model.Panel]:
             Query(per_minute("scrubber_resets_total", by=("outcome",)), "reset: {{outcome}}"),
             unit="short",
             colours={},
+            nothing="Nothing had to be ended or reset in this range",
         ),
         graph(
             "Erasers",
@@ -231,6 +238,7 @@ def _scrubs() -> list[model.Panel]:
             Query(fold("sum", "scrubber_eraser_slots", by=("state",)), "{{state}}"),
             Query(fold("sum", "scrubber_erasers_waiting"), "scrubs that wait"),
             unit="none",
+            decimals=0,
             colours={"busy": Colour.IN_USE, "free": Colour.CLEAN, "scrubs that wait": Colour.DIRTY},
         ),
     ]

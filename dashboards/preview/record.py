@@ -1,6 +1,6 @@
 """What a Prometheus answers to every query of a board, written to a file from which the board is drawn later.
 
-The file is a board's own time range in one step per query, so a picture can be drawn again without the story that
+The file is a board's own time range in one step per panel, so a picture can be drawn again without the story that
 made it. Values are numbers, null where there is none, and "NaN", "+Inf", "-Inf", which JSON does not have.
 """
 
@@ -81,21 +81,20 @@ def record(
     `scrape` is how often the Prometheus scrapes, in seconds; `wanted` picks values of variables by name.
     Raises PrometheusError for a query that is refused and UnknownVariable for one that cannot be put together.
     """
-    step = next((step for step in STEPS if step >= max(scrape, (end - start) / POINTS)), STEPS[-1])
     chosen = choose(board, wanted or {}, lambda selector, label: prometheus.label_values(selector, label, start, end))
-    told = chosen | _times(step, scrape, end - start)
-    start = math.ceil(start / step) * step
     panels: dict[str, dict[str, Any]] = {}
     for panel in panels_of(board):
+        step = _step((end - start) / panel.get("maxDataPoints", POINTS), scrape)
+        told = chosen | _times(step, scrape, end - start)
         for target in panel.get("targets", []):
             if not target.get("hide"):
                 query = put_in(target["expr"], told)
                 answers = panels.setdefault(str(panel["id"]), {})
-                answers[target["refId"]] = _answer(prometheus, query, target, start, end, step)
+                answers[target["refId"]] = _answer(prometheus, query, target, _first(start, step), end, step)
     return {
         "format": FORMAT,
         "board": board["uid"],
-        "from": start,
+        "from": _first(start, _step((end - start) / POINTS, scrape)),
         "to": end,
         "variables": {name: {"text": value.text} for name, value in chosen.items()},
         "panels": panels,
@@ -131,12 +130,22 @@ def panels_of(board: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             yield panel
 
 
+def _step(least: float, scrape: float) -> float:
+    return next((step for step in STEPS if step >= max(scrape, least)), STEPS[-1])
+
+
+def _first(start: float, step: float) -> float:
+    """Grafana's points lie on multiples of the step."""
+    return math.ceil(start / step) * step
+
+
 def _times(step: float, scrape: float, length: float) -> dict[str, Chosen]:
     def seconds(value: float) -> Chosen:
         return Chosen(f"{value:g}s", f"{value:g}s")
 
     return {
         "__interval": seconds(step),
+        "__interval_ms": Chosen(f"{step * 1000:g}", f"{step * 1000:g}"),
         "__rate_interval": seconds(max(step + scrape, 4 * scrape)),
         "__range": seconds(math.ceil(length)),
         "__range_s": Chosen(str(math.ceil(length)), str(math.ceil(length))),

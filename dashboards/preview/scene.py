@@ -101,7 +101,8 @@ class Scene:
                     await self.node.kubelet.changed(
                         lambda kubelet: kubelet.running and kubelet.allocatable(RESOURCE) > 0, SOON
                     )
-                    pod = await self.node.kubelet.run(gpu_pod(f"job-{lane}-{number}", team, argv))
+                    spec = gpu_pod(f"job-{lane}-{number}", team, argv, leave_children=bool(leaves))
+                    pod = await self.node.kubelet.run(spec)
                     if pod.admitted:
                         ended = asyncio.create_task(pod.wait(lambda status: status.phase in OVER, LASTS))
                         over = asyncio.create_task(self.over.wait())

@@ -7,7 +7,7 @@ import shutil
 import signal
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 from plugin.emulator.stage import RESOURCE, Daemon, tenant
@@ -16,7 +16,7 @@ from tests.chaos.children import children_of
 from tests.dashboards.calm import job
 from tests.dashboards.running import Prometheus
 from tests.dashboards.stage import CLEARING, FULL_DISKS, HELD_UP, SOON, Node
-from tests.integration.acting import running, writer
+from tests.integration.acting import running, seen_to_run, writer
 
 __all__ = ["Acts"]
 
@@ -76,7 +76,12 @@ class Acts:
         await self._children_die(node)  # after the driver is stuck: who dies while he asks it says something else
 
     async def _verification_fails(self, node: Node) -> None:
-        pod = await running(node, writer("last", "team-a", "--leave-child"))
+        """Of a device on which a process outlived its pod, too: that is ended first. What is over before the first scrape is
+        no step of a counter.
+        """
+        await self.seen(f'scrubber_leftovers_ended_total{{instance="{node.name}"}}')
+        pod = await running(node, replace(writer("last", "team-a", "--leave-child"), leave_children=True))
+        await seen_to_run(node)
         (device,) = pod.device_ids
         control.fault(node.sim, device, wont_clear=True)
         await node.kubelet.delete(pod, grace=0)

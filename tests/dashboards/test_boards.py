@@ -27,6 +27,8 @@ _DIRECTORY: Final = _ROOT / "dashboards"
 
 _OURS: Final = re.compile(r"(?:[a-z_]+:)?scrubber_[a-z0-9_]+(?::[a-z0-9_]+)?")
 _OF_A_HISTOGRAM: Final = re.compile(r"_(?:bucket|count|sum)$")
+_GRAFANAS: Final = frozenset({"__interval", "__interval_ms", "__rate_interval", "__range"})
+"""Variables that Grafana has by itself."""
 _OUR_VARIABLES: Final = frozenset({"datasource", "job", "instance", "device"})
 
 Json = dict[str, Any]
@@ -210,6 +212,17 @@ def test_a_table_is_sorted_by_a_column_that_it_has(board: Json) -> None:
             assert each["displayName"] in _titles(table).values(), table["title"]
 
 
+def test_a_graph_whose_every_series_comes_only_with_what_it_counts_says_in_words_that_there_is_none(
+    board: Json,
+) -> None:
+    graphs = [panel for panel in _panels(board) if panel["type"] == "timeseries"]
+    rare = [graph for graph in graphs if all(" and on (" in target["expr"] for target in graph["targets"])]
+    quantiles = [graph for graph in graphs if all("quantile" in target["expr"] for target in graph["targets"])]
+    for graph in (*rare, *quantiles):
+        assert graph["fieldConfig"]["defaults"].get("noValue"), graph["title"]
+    assert bool(rare) == (board["uid"] != f"scrubber-{Board.DEVICE}")
+
+
 def test_what_is_counted_by_the_minute_says_so_in_its_title(board: Json) -> None:
     for panel in _panels(board):
         by_the_minute = any(target["expr"].startswith("60 * ") for target in panel["targets"])
@@ -252,7 +265,7 @@ def test_a_query_uses_the_variables_that_its_board_has_and_no_others(board: Json
     variables = {each["name"] for each in board["templating"]["list"]}
     assert variables <= _OUR_VARIABLES
     for query in _queries(board):
-        assert set(re.findall(r"\$(\w+)", query)) <= variables | {"__rate_interval", "__range"}, query
+        assert set(re.findall(r"\$(\w+)", query)) <= variables | _GRAFANAS, query
 
 
 def test_every_query_of_the_device_board_is_about_the_one_device() -> None:
@@ -365,5 +378,12 @@ def _nodes(text: str) -> list[promql.Expr]:
 
 
 def _parsed(text: str) -> promql.Expr:
-    tree: promql.Expr = promql.parse(text.replace("$__rate_interval", "5m").replace("$__range", "6h"))
+    for name, value in {
+        "__rate_interval": "5m",
+        "__range": "6h",
+        "__interval_ms": "15000",
+        "__interval": "15s",
+    }.items():
+        text = text.replace(f"${name}", value)
+    tree: promql.Expr = promql.parse(text)
     return tree

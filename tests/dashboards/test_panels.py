@@ -45,12 +45,14 @@ def _queries() -> Iterator[Any]:
 QUERIES: Final = tuple(_queries())
 
 
-def asked(query: str, story: Told) -> str:
-    """``query`` as Grafana would send it, with All picked, the story's device, and its whole time."""
+def asked(query: str, story: Told, device: str | None = None) -> str:
+    """``query`` as Grafana would send it, with All picked, the story's device (or another), and its whole time."""
     values = {
         "job": EVERYTHING,
         "instance": EVERYTHING,
-        "device": story.device,
+        "device": device or story.device,
+        "__interval": f"{SCRAPE}s",
+        "__interval_ms": f"{SCRAPE * 1000}",
         "__rate_interval": f"{4 * SCRAPE}s",
         "__range": f"{story.ended - story.began:.0f}s",
     }
@@ -62,6 +64,24 @@ def asked(query: str, story: Told) -> str:
 def test_every_query_of_every_panel_returns_series(query: str, story: Told) -> None:
     found = story.prometheus.range(asked(query, story), story.began, story.ended)
     assert any(not math.isnan(value) for series in found for _, value in series.points), asked(query, story)
+
+
+@only_with(POSSIBLE)
+def test_the_bars_of_a_devices_xids_add_up_to_what_was_counted_the_first_of_each_number_too(story: Told) -> None:
+    (panel,) = (each for each in _panels(board("device")["panels"]) if each["title"] == "XIDs")
+    (target,) = panel["targets"]
+    counted = {
+        (series.labels["device"], series.labels["code"]): series.points
+        for series in story.prometheus.range('scrubber_xids_total{instance="ill"}', story.began, story.ended)
+    }
+    assert {code for device, code in counted if device == story.device} == {"95"}
+    for device in {device for device, _ in counted}:
+        drawn = story.prometheus.range(asked(target["expr"], story, device), story.began, story.ended)
+        bars = {series.labels["code"]: series.points for series in drawn}
+        for code, points in counted.items():
+            if code[0] == device:
+                assert sum(value for _, value in bars[code[1]]) == points[-1][1]
+                assert bars[code[1]][0] == points[0]
 
 
 def _variables() -> Iterator[Any]:

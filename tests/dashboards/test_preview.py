@@ -111,6 +111,15 @@ def test_a_recording_has_a_value_or_none_for_every_step() -> None:
     assert b["values"][1] == "nan"
 
 
+def test_a_panel_of_few_points_is_asked_in_longer_steps_than_its_board() -> None:
+    few = board({"refId": "A", "expr": "increase(x[$__interval]) / $__interval_ms"})
+    few["panels"][0]["maxDataPoints"] = 2
+    prometheus = Answering()
+    answer = record(prometheus, few, 90.0, 210.0, scrape=15.0)
+    assert prometheus.asked[-1] == "increase(x[60s]) / 60000"
+    assert (answer["from"], answer["panels"]["7"]["A"]["start"], answer["panels"]["7"]["A"]["step"]) == (90, 120, 60)
+
+
 def test_a_query_of_now_is_asked_at_the_end_of_the_range() -> None:
     target = {"refId": "A", "expr": "up", "instant": True}
     answer = record(Answering(), board(target), 90.0, 150.0)["panels"]["7"]["A"]

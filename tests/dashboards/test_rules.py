@@ -19,6 +19,7 @@ import pytest
 import typer
 import yaml
 
+from dashboards.queries import BORN_COUNTING
 from scripts.gen_rules import PROMETHEUS_RULE, RULES, main, prometheus_files, prometheus_rule
 from scrubber.adapters.journal.findings import KNOWN
 from scrubber.adapters.journal.labels import CAUSES, REFUSALS
@@ -280,6 +281,72 @@ def test_every_command_of_a_page_exists_with_its_flags(name: str) -> None:
                 pass
         for since in re.findall(r"--since (\S+)", line):
             moment_of(since, now=0.0)
+
+
+def test_the_index_says_of_every_alert_which_panel_shows_it() -> None:
+    named = re.findall(r"^\| \[(\w+)\].* \| (\w+): ([^|]+) \|$", INDEX, re.MULTILINE)
+    assert [alert for alert, _, _ in named] == list(ALERTS)
+    for alert, board, title in named:
+        panels = json.loads((RULES.parent / f"{board.lower()}.json").read_text())["panels"]
+        assert title in {panel["title"] for panel in panels}, alert
+
+
+def test_metrics_that_pages_speak_of_exist_outside_their_queries_too() -> None:
+    assert metrics_in("\n".join((*PAGES.values(), INDEX))) <= documented()
+
+
+@pytest.mark.parametrize("name", [*ALERTS, "README"])
+def test_a_query_of_a_page_selects_and_groups_by_labels_that_its_metric_has(name: str) -> None:
+    labels = {
+        row[1].strip(" `"): set(re.findall(r"`(\w+)`", row[3]))
+        for row in (line.split("|") for line in (ROOT / "docs" / "metrics.md").read_text().splitlines())
+        if len(row) > 3
+    }
+    for query in queries(INDEX if name == "README" else PAGES[name]):
+        metrics = metrics_in(query)
+        if not metrics or ":" in query:  # a recorded series has what its rule says
+            continue
+        known = {"job", "instance", "le"}.union(*(labels[metric] for metric in metrics))
+        asked = set(re.findall(r"(\w+)(?:=~|!~|!=|=)\"", query)) | {
+            label.strip() for group in re.findall(r"\bby \(([^)]*)\)", query) for label in group.split(",")
+        }
+        assert asked <= known, query
+
+
+def test_no_page_asks_how_often_of_a_counter_whose_first_time_would_not_be_seen() -> None:
+    for page in (*PAGES.values(), INDEX):
+        for query in queries(page):
+            if not query.startswith("histogram_quantile"):
+                counted = re.findall(r"\b(?:rate|increase)\((\w+)\{", query) + re.findall(
+                    r"\b(?:rate|increase)\((\w+)\[", query
+                )
+                assert not BORN_COUNTING & {re.sub(r"_(bucket|count|sum)$", "", each) for each in counted}, query
+
+
+def test_what_a_page_says_to_look_for_in_the_log_and_among_checks_and_settings_is_there() -> None:
+    code = "\n".join(path.read_text() for path in (ROOT / "scrubber").rglob("*.py"))
+    checks = "\n".join(path.read_text() for path in (ROOT / "scrubber" / "cli" / "checks").glob("*.py"))
+    settings = set(dotted(yaml.safe_load((ROOT / "policies" / "default.yaml").read_text())))
+    files = {"ledger.reserve", "trail.jsonl"}
+    seen: set[str] = set()
+    for name, page in {**PAGES, "README": INDEX}.items():
+        words = set(re.findall(r"(?<![\w./-])([a-z]+\.[a-z][a-z-]+)(?![\w/.(-])", re.sub(r"\]\([^)]*\)", "", page)))
+        for word in words - files:
+            assert word in settings or word.endswith(".md") or f'Event("{word}"' in code, (name, word)
+        said = re.findall(r"scrubber doctor +# (?:checks? )?([a-z, -]+)(?=:|$)", page, re.MULTILINE)
+        said += re.findall(r"checks? `([a-z-]+)`", page)
+        for check in {each.strip() for text in said for each in text.split(",")}:
+            assert " " in check or f'"{check}"' in checks, (name, check)
+        seen |= words
+    assert {"audit.broken", "limits.hand-over"} <= seen
+
+
+def dotted(document: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """The settings of a policy, as ``section.key``."""
+    for key, value in document.items():
+        yield f"{above}{key}"
+        if isinstance(value, Mapping):
+            yield from dotted(value, f"{above}{key}.")
 
 
 def test_links_of_the_pages_lead_somewhere() -> None:
