@@ -121,8 +121,8 @@ def _line() -> str:
 def _until_something_is_typed() -> None:
     """Wait for a line, or raise for an interrupt.
 
-    Reading alone may lose the interrupt: one that arrives just before the kernel is asked is only noted, and the read then
-    waits for a key. A signal that is also a byte on a socket is never between two looks.
+    Reading alone may lose the interrupt: one that arrives just before the kernel is asked, or that the kernel gives to a
+    thread of gRPC's, is only noted, and the read then waits for a key. A signal that is also a byte on a socket is seen.
     """
     told, heard = socket.socketpair()
     with told, heard:

@@ -1,7 +1,11 @@
 """Consent, apart from any terminal: who is asked, and what counts as yes."""
 
 import io
+import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
 
 import pytest
 import typer
@@ -9,22 +13,32 @@ import typer
 from scrubber.cli.consent import ask
 
 
-class Keyboard(io.StringIO):
-    """A terminal on which something was typed."""
+class Screen(io.StringIO):
+    """A terminal to be looked at."""
 
     def isatty(self) -> bool:
         return True
 
 
-class Broken(Keyboard):
-    """One that answers with an error."""
+class Keyboard(io.TextIOWrapper):
+    """A terminal on which something was typed, and nothing follows, unless it stays ``open``."""
 
-    def __init__(self, error: BaseException) -> None:
-        super().__init__()
-        self._error = error
+    def __init__(self, typed: str | bytes = "", *, open: bool = False) -> None:
+        ours, theirs = os.pipe()
+        os.write(theirs, typed.encode() if isinstance(typed, str) else typed)
+        self._theirs = theirs if open else None
+        if not open:
+            os.close(theirs)
+        super().__init__(io.FileIO(ours), encoding="utf-8", newline="\n")
 
-    def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
-        raise self._error
+    def isatty(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        super().close()
+        if self._theirs is not None:
+            os.close(self._theirs)
+            self._theirs = None
 
 
 class Desk:
@@ -32,9 +46,11 @@ class Desk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._monkeypatch = monkeypatch
-        self.screen: io.StringIO = Keyboard()
+        self.screen: io.StringIO = Screen()
+        self._keyboards: list[io.TextIOBase] = []
 
-    def agrees(self, keyboard: io.StringIO | None, *, yes: bool = False, no_input: bool = False) -> bool:
+    def agrees(self, keyboard: io.TextIOBase | None, *, yes: bool = False, no_input: bool = False) -> bool:
+        self._keyboards += [] if keyboard is None else [keyboard]
         # In here, because pytest puts its own streams in place before each test.
         self._monkeypatch.setattr(sys, "stdin", keyboard)
         self._monkeypatch.setattr(sys, "stderr", self.screen)
@@ -48,10 +64,16 @@ class Desk:
             self._monkeypatch.undo()
         return True
 
+    def cleared(self) -> None:
+        for keyboard in self._keyboards:
+            keyboard.close()
+
 
 @pytest.fixture
-def desk(monkeypatch: pytest.MonkeyPatch) -> Desk:
-    return Desk(monkeypatch)
+def desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+    desk = Desk(monkeypatch)
+    yield desk
+    desk.cleared()
 
 
 @pytest.mark.parametrize("typed", ["y\n", "Y\n", "yes\n", "  Yes  \n", "y"])
@@ -67,7 +89,7 @@ def test_anything_else_is_no(typed: str, desk: Desk) -> None:
 
 
 def test_what_is_no_text_is_no(desk: Desk) -> None:
-    assert not desk.agrees(Broken(UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")))
+    assert not desk.agrees(Keyboard(b"y\xff\n"))
 
 
 def test_the_end_of_input_leaves_a_line_of_its_own(desk: Desk) -> None:
@@ -75,14 +97,26 @@ def test_the_end_of_input_leaves_a_line_of_its_own(desk: Desk) -> None:
     assert desk.screen.getvalue().endswith("[y/N] \nNothing was changed.\n")
 
 
-def test_an_interrupt_is_said_to_have_changed_nothing(desk: Desk) -> None:
+def test_an_interrupt_is_said_to_have_changed_nothing_whichever_thread_it_comes_to(desk: Desk) -> None:
+    """The kernel may give a signal to any thread, one of gRPC's say; it does not end what the first one reads then."""
+
+    def interrupt() -> None:
+        while "[y/N]" not in desk.screen.getvalue():
+            threading.Event().wait(0.001)
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+    other = threading.Thread(target=interrupt)
+    other.start()
     with pytest.raises(KeyboardInterrupt):
-        desk.agrees(Broken(KeyboardInterrupt()))
+        desk.agrees(Keyboard(open=True))
+    other.join()
     assert desk.screen.getvalue().endswith("\nNothing was changed.\n")
 
 
 def test_yes_on_the_command_line_reads_and_writes_nothing(desk: Desk) -> None:
-    assert desk.agrees(Broken(AssertionError("it was read")), yes=True, no_input=True)
+    keyboard = Keyboard("n\n")
+    assert desk.agrees(keyboard, yes=True, no_input=True)
+    assert keyboard.readline() == "n\n"
     assert desk.screen.getvalue() == ""
 
 
@@ -93,7 +127,7 @@ def closed() -> Keyboard:
 
 
 @pytest.mark.parametrize("keyboard", [None, io.StringIO("y\n"), closed()])
-def test_nobody_is_asked_who_is_not_there(keyboard: io.StringIO | None, desk: Desk) -> None:
+def test_nobody_is_asked_who_is_not_there(keyboard: io.TextIOBase | None, desk: Desk) -> None:
     with pytest.raises(typer.BadParameter, match="say --yes"):
         desk.agrees(keyboard)
     assert desk.screen.getvalue() == ""
