@@ -92,6 +92,8 @@ class Handing:
 
     async def _together(self, waits: Sequence[Awaitable[Ready]]) -> list[Ready]:
         """All results, or the first refusal: it ends the waiting of the others, not the scrubs they wait for."""
+        if len(waits) == 1:
+            return [await waits[0]]  # nobody to wait for beside it: a task for it would be two more turns of the loop
         tasks = [asyncio.ensure_future(wait) for wait in waits]
         try:
             return await asyncio.gather(*tasks)

@@ -9,7 +9,9 @@ import asyncio
 import datetime
 import http.client
 import os
+import selectors
 import socket
+import socketserver
 import ssl
 import sys
 import threading
@@ -181,6 +183,19 @@ class TestPlain:
         with served() as scraping:
             assert scraping.port > 0
             assert scraping.address == f"{HOST}:{scraping.port}"
+
+    def test_nothing_but_a_scrape_and_the_end_wakes_whoever_serves(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        waits: list[float | None] = []
+
+        class Noting(selectors.PollSelector):
+            def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+                waits.append(timeout)
+                return super().select(timeout)
+
+        monkeypatch.setattr(socketserver, "_ServerSelector", Noting)
+        with served() as scraping:
+            assert scrape(scraping)[0] == 200
+        assert set(waits) == {None}
 
     def test_after_the_end_nobody_listens_and_the_port_is_free(self) -> None:
         with served() as scraping:

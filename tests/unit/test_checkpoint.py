@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from scrubber.adapters.kubelet.checkpoint import (
     CHECKPOINT,
     Checkpoint,
     CheckpointEntry,
+    CheckpointFile,
     parse_checkpoint,
     read_checkpoint,
 )
@@ -120,6 +122,30 @@ def test_a_checkpoint_of_another_shape_is_left_aside_whole_and_says_why(text: by
 
 def test_a_checkpoint_that_is_missing_says_that_nothing_was_allocated(tmp_path: Path) -> None:
     assert read_checkpoint(tmp_path) == Checkpoint()
+
+
+def test_a_checkpoint_of_hundreds_of_kilobytes_is_read_whole(tmp_path: Path) -> None:
+    (tmp_path / CHECKPOINT).parent.mkdir()
+    (tmp_path / CHECKPOINT).write_bytes(recorded(*(entry(f"{FIRST}-{n}", "main", "gpu-0") for n in range(3_000))))
+    assert len(read_checkpoint(tmp_path).entries) == 3_000
+
+
+def test_a_checkpoint_that_is_read_again_and_again_is_parsed_when_it_says_something_else(tmp_path: Path) -> None:
+    file, path = CheckpointFile(tmp_path), tmp_path / CHECKPOINT
+    path.parent.mkdir()
+    path.write_bytes(recorded(entry(FIRST, "main", "gpu-0")))
+    times = path.stat()
+    first = file.read()
+    assert file.read() is first
+
+    # The same inode, as many bytes, the same times: what it says is all that counts.
+    path.write_bytes(recorded(entry(SECOND, "main", "gpu-0")))
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert path.stat().st_size == times.st_size
+    assert [each.pod_uid for each in file.read().entries] == [SECOND]
+
+    path.unlink()
+    assert file.read() == Checkpoint()
 
 
 def test_a_checkpoint_that_cannot_be_opened_is_not_an_empty_one(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from scrubber.adapters.sim.inventory import SimInventory
-from scrubber.adapters.sim.layout import load, write_json
+from scrubber.adapters.sim.layout import DRIVER, SimDevice, load, read_device, read_if_there, write_json
 from scrubber.adapters.sim.shape import MIB, create, merge, split
 from scrubber.domain.device import Access, AccessKind
-from scrubber.domain.errors import Away, BadConfiguration, Held, InvalidRequest, Lost
+from scrubber.domain.errors import Away, BadConfiguration, Held, InvalidRequest, Lost, Unreadable
 
 
 @pytest.fixture
@@ -200,6 +200,31 @@ async def test_the_inventory_is_away_without_a_node_and_lost_without_a_device(no
         await inventory.devices()
     with pytest.raises(Lost):
         SimInventory(node).find(device)
+
+
+async def test_which_driver_it_is_is_asked_without_a_look_at_the_devices(
+    node: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[str] = []
+
+    def noting(place: Path, index: str, model: str) -> SimDevice:
+        looked.append(index)
+        return read_device(place, index, model)
+
+    monkeypatch.setattr("scrubber.adapters.sim.layout.read_device", noting)
+    assert (await SimInventory(node).identity()).driver == DRIVER
+    assert looked == []
+    await SimInventory(node).devices()
+    assert looked == ["0", "1"]
+
+
+def test_what_is_not_there_is_told_from_what_cannot_be_read(node: Path) -> None:
+    path = node / "devices" / "0" / "settings.json"
+    path.unlink(missing_ok=True)
+    assert read_if_there(path) is None
+    path.mkdir()
+    with pytest.raises(Unreadable, match="cannot be read"):
+        read_if_there(path)
 
 
 # --- instances

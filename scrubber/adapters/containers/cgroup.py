@@ -218,9 +218,10 @@ class CgroupContainers:
         found: list[Process] = []
         anywhere = False
         for tree in self._trees:
-            containers: list[Path] = list(tree.stray_containers(uid))
+            kubepods = tree.kubepods()
+            containers: list[Path] = list(tree.stray_containers(uid, kubepods))
             own: list[Path] = []
-            for directory in tree.pod_cgroups(uid):
+            for directory in tree.pod_cgroups(uid, kubepods):
                 anywhere = True
                 if tree.version == 2 and is_populated(directory) is False:
                     continue

@@ -47,14 +47,20 @@ class Tree:
         with self._readable():
             return kubepods_below(self.hierarchy.root)
 
-    def pod_cgroups(self, uid: str) -> tuple[Path, ...]:
-        """The pod's own cgroups: one, or more after the kubelet's driver was changed under running pods."""
-        candidates = (path for base in self.kubepods() for path in pod_directories(base, uid))
+    def pod_cgroups(self, uid: str, kubepods: Collection[Path] | None = None) -> tuple[Path, ...]:
+        """The pod's own cgroups: one, or more after the kubelet's driver was changed under running pods.
+
+        Args:
+            kubepods: those of :meth:`kubepods`, for whoever asks more than this in one look.
+        """
+        bases = self.kubepods() if kubepods is None else kubepods
+        candidates = (path for base in bases for path in pod_directories(base, uid))
         return tuple(path for path in candidates if path.is_dir())
 
-    def stray_containers(self, uid: str) -> tuple[Path, ...]:
-        """Containers of the pod that are in none of :meth:`pod_cgroups`."""
-        if not any(path.name.endswith(".slice") for path in self.kubepods()):
+    def stray_containers(self, uid: str, kubepods: Collection[Path] | None = None) -> tuple[Path, ...]:
+        """Containers of the pod that are in none of :meth:`pod_cgroups`; ``kubepods`` as there."""
+        bases = self.kubepods() if kubepods is None else kubepods
+        if not any(path.name.endswith(".slice") for path in bases):
             return ()
         with self._readable():
             return stray_directories(self.hierarchy.root, uid)

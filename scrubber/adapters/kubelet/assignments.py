@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from scrubber.adapters.kubelet.allowance import Allowance
-from scrubber.adapters.kubelet.checkpoint import read_checkpoint
+from scrubber.adapters.kubelet.checkpoint import CheckpointFile
 from scrubber.adapters.kubelet.corroboration import (
     ListedPod,
     assignments_of,
@@ -75,6 +75,7 @@ class KubeletAssignments:
             in_a_pod=in_a_pod,
         )
         self._kubelet_dir = kubelet_dir
+        self._checkpoint = CheckpointFile(kubelet_dir)
         self._pod_logs_dir = pod_logs_dir
         self._device_ids = device_ids
         self._clock = clock
@@ -114,7 +115,7 @@ class KubeletAssignments:
 
     def _corroborated(self, seen: Observation, listed: tuple[ListedPod, ...] | None) -> Reading:
         # After the list, so that what it names has already left its traces here.
-        checkpoint = read_checkpoint(self._kubelet_dir)
+        checkpoint = self._checkpoint.read()
         logs = read_pod_logs(self._pod_logs_dir)
         ours = Naming(self._device_ids(), self._alias)
         unconfirmed = () if checkpoint.unreadable else unconfirmed_by(checkpoint, listed or (), ours)

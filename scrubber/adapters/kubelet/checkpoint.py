@@ -12,12 +12,14 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-__all__ = ["CHECKPOINT", "Checkpoint", "CheckpointEntry", "parse_checkpoint", "read_checkpoint"]
+__all__ = ["CHECKPOINT", "Checkpoint", "CheckpointEntry", "CheckpointFile", "parse_checkpoint", "read_checkpoint"]
 
 CHECKPOINT = Path("device-plugins", "kubelet_internal_checkpoint")
 """Where it lies in the kubelet's directory."""
 
 _MOST_BYTES = 64 * 1024 * 1024
+_PART = 256 * 1024
+"""Bytes that are read at a time: room is made first for all that is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +61,39 @@ class _File(BaseModel):
     data: _Data = Field(alias="Data")
 
 
+class CheckpointFile:
+    """The checkpoint in ``kubelet_dir``, for whoever reads it again and again.
+
+    Every reading has the file's bytes as they are then; only what they mean is remembered, for as long as they are the
+    same. Times and inodes say nothing here: the kubelet may write twice within one tick of the file system's clock.
+    """
+
+    def __init__(self, kubelet_dir: Path) -> None:
+        self._path = kubelet_dir / CHECKPOINT
+        self._parsed: tuple[bytes, Checkpoint] | None = None
+
+    def read(self) -> Checkpoint:
+        """What it says now; never raises."""
+        path = self._path
+        try:
+            with path.open("rb") as file:
+                text = b""
+                while len(text) <= _MOST_BYTES and (part := file.read(_PART)):
+                    text += part
+        except FileNotFoundError:
+            return Checkpoint()
+        except OSError as exc:
+            return Checkpoint(unreadable=f"The kubelet's checkpoint {path} cannot be read: {exc.strerror or exc}.")
+        if len(text) > _MOST_BYTES:
+            return Checkpoint(unreadable=f"The kubelet's checkpoint {path} is larger than {_MOST_BYTES} bytes.")
+        if self._parsed is None or self._parsed[0] != text:
+            self._parsed = (text, parse_checkpoint(text))
+        return self._parsed[1]
+
+
 def read_checkpoint(kubelet_dir: Path) -> Checkpoint:
-    """The checkpoint in ``kubelet_dir``; never raises."""
-    path = kubelet_dir / CHECKPOINT
-    try:
-        with path.open("rb") as file:
-            text = file.read(_MOST_BYTES + 1)
-    except FileNotFoundError:
-        return Checkpoint()
-    except OSError as exc:
-        return Checkpoint(unreadable=f"The kubelet's checkpoint {path} cannot be read: {exc.strerror or exc}.")
-    if len(text) > _MOST_BYTES:
-        return Checkpoint(unreadable=f"The kubelet's checkpoint {path} is larger than {_MOST_BYTES} bytes.")
-    return parse_checkpoint(text)
+    """The checkpoint in ``kubelet_dir``, once; never raises."""
+    return CheckpointFile(kubelet_dir).read()
 
 
 def parse_checkpoint(text: bytes) -> Checkpoint:

@@ -24,7 +24,7 @@ from scrubber.adapters.sim.faults import (
     checked_counters,
     is_firmware,
 )
-from scrubber.adapters.sim.layout import SimDevice, load, read_json, write_json
+from scrubber.adapters.sim.layout import SimDevice, load, read_if_there, write_json
 from scrubber.domain.device import find_device
 from scrubber.domain.errors import InvalidRequest, Unreadable
 
@@ -51,7 +51,8 @@ def read(place: Path) -> Faults:
         Unreadable: the control file makes no sense.
     """
     path = place / "control.json"
-    return Faults.from_json(read_json(path), str(path)) if path.exists() else Faults()
+    document = read_if_there(path)
+    return Faults() if document is None else Faults.from_json(document, str(path))
 
 
 def read_all(places: Iterable[Path]) -> Faults:
@@ -234,9 +235,9 @@ class _Node:
 
 def _node(directory: Path) -> _Node:
     path = directory / "control.json"
-    if not path.exists():
+    document = read_if_there(path)
+    if document is None:
         return _Node()
-    document = read_json(path)
     times = document.get("boots", 0)
     if not isinstance(times, int) or isinstance(times, bool) or times < 0:
         raise Unreadable(f"{path}: 'boots' makes no sense ({times!r}).")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from scrubber.adapters.sim.control import boots, driver_absent, read_all
-from scrubber.adapters.sim.layout import SimDevice, SimNode, load
+from scrubber.adapters.sim.layout import SimDevice, SimNode, load, read_node
 from scrubber.domain.device import Device, NodeIdentity
 from scrubber.domain.errors import Away, BadConfiguration, Lost, Unreadable
 
@@ -28,7 +29,7 @@ class SimInventory:
         self._firmware: dict[str, str] = {}
 
     async def devices(self) -> tuple[Device, ...]:
-        node = self._load()
+        node = self._asked(load)
         unsound = {*node.broken, *self._usurpers(node)}
         kept = [self._known[index] for index in unsound if index in self._known]
         self._known = {
@@ -39,7 +40,7 @@ class SimInventory:
         return tuple(sorted(map(self._described, handed_out), key=_order))
 
     async def identity(self) -> NodeIdentity:
-        node = self._load()  # first: it refuses a node's file that makes no sense
+        node = self._asked(read_node)  # first: it refuses a node's file that makes no sense
         boot, pretended = _BOOT_ID.read_text(encoding="ascii").strip(), boots(self._directory)
         return NodeIdentity(node=node.name, boot=f"{boot}-{pretended}" if pretended else boot, driver=node.driver)
 
@@ -82,9 +83,10 @@ class SimInventory:
                 return found.device
         return replace(found.device, traits=(("vbios", self._firmware[found.device.id]),))
 
-    def _load(self) -> SimNode:
+    def _asked(self, read: Callable[[Path], SimNode]) -> SimNode:
+        """The node as ``read`` finds it, if there is a driver to say anything of it."""
         try:
-            node, absent = load(self._directory), driver_absent(self._directory)
+            node, absent = read(self._directory), driver_absent(self._directory)
         except (BadConfiguration, Unreadable) as error:
             raise Away(str(error)) from error
         if absent:

@@ -23,7 +23,7 @@ import json
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -40,7 +40,9 @@ __all__ = [
     "device_directories",
     "load",
     "read_device",
+    "read_if_there",
     "read_json",
+    "read_node",
     "write_json",
 ]
 
@@ -51,6 +53,7 @@ _MOST_INODE = (1 << 64) - 1
 _MOST_NUMA_NODE = 1023
 _MOST_JSON = 1 << 20
 """Bytes of a file of the node; a longer one is not read."""
+_PART = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,17 +100,16 @@ class SimNode:
         return tuple(found for found in self.devices if not found.has_instances)
 
 
-def load(directory: Path) -> SimNode:
-    """Read the node in ``directory``.
+def read_node(directory: Path) -> SimNode:
+    """What ``node.json`` says of the node in ``directory``: everything but its devices, which are not looked at.
 
     Raises:
         BadConfiguration: there is none, it is of another version, or ``node.json`` makes no sense.
     """
-    directory = directory.absolute()
-    path = directory / "node.json"
+    path = directory.absolute() / "node.json"
     if not path.exists():
         raise BadConfiguration(
-            f"{directory} holds no simulated node: make one with `scrubber sim create --dir {directory}`."
+            f"{path.parent} holds no simulated node: make one with `scrubber sim create --dir {path.parent}`."
         )
     try:
         document = read_json(path)
@@ -116,11 +118,22 @@ def load(directory: Path) -> SimNode:
         name, driver, model = (_text(path, document, key) for key in ("node", "driver", "model"))
     except Unreadable as error:
         raise BadConfiguration(f"{error} Put it right, or make the node anew in an empty directory.") from error
+    return SimNode(name, driver, model, ())
+
+
+def load(directory: Path) -> SimNode:
+    """Read the node in ``directory``, with its devices.
+
+    Raises:
+        BadConfiguration: as :func:`read_node`.
+    """
+    directory = directory.absolute()
+    node = read_node(directory)
     found: dict[str, SimDevice] = {}
     broken: dict[str, str] = {}
     for index, place in device_directories(directory):
         try:
-            device = read_device(place, index, model)
+            device = read_device(place, index, node.model)
             first = found.setdefault(device.device.id, device)
             if first is not device:
                 raise Unreadable(
@@ -129,7 +142,7 @@ def load(directory: Path) -> SimNode:
                 )
         except ScrubberError as error:
             broken[index] = str(error)
-    return SimNode(name, driver, model, tuple(found.values()), broken)
+    return replace(node, devices=tuple(found.values()), broken=broken)
 
 
 def device_directories(directory: Path) -> list[tuple[str, Path]]:
@@ -194,9 +207,22 @@ def current_settings(place: Path, defaults: Mapping[str, str]) -> dict[str, str]
         Unreadable: the file makes no sense.
     """
     path = place / "settings.json"
-    if not path.exists():
-        return dict(defaults)
-    return {**defaults, **_settings(path, read_json(path))}
+    document = read_if_there(path)
+    return dict(defaults) if document is None else {**defaults, **_settings(path, document)}
+
+
+def read_if_there(path: Path) -> dict[str, object] | None:
+    """The JSON object in ``path``; None where there is no such file. One look, so nobody takes it away in between.
+
+    Raises:
+        Unreadable: as :func:`read_json`.
+    """
+    try:
+        return _object(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise Unreadable(f"{path} cannot be read: {error.strerror}.") from error
 
 
 def read_json(path: Path) -> dict[str, object]:
@@ -207,10 +233,16 @@ def read_json(path: Path) -> dict[str, object]:
             no encoding has, and a nesting too deep to follow are no JSON either.
     """
     try:
-        document = json.loads(_content(path), parse_constant=_no_number)
-        json.dumps(document, ensure_ascii=False).encode()  # half a surrogate pair could not be written anywhere
+        return _object(path)
     except OSError as error:
         raise Unreadable(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def _object(path: Path) -> dict[str, object]:
+    """As :func:`read_json`, but for what the system says of the file: that is raised as it is."""
+    try:
+        document = json.loads(_content(path), parse_constant=_no_number)
+        json.dumps(document, ensure_ascii=False).encode()  # half a surrogate pair could not be written anywhere
     except ValueError as error:
         raise Unreadable(f"{path} is not JSON: {error}.") from error
     except RecursionError as error:
@@ -234,7 +266,10 @@ def _content(path: Path) -> bytes:
     with open(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise ValueError("it is no regular file")
-        content = file.read(_MOST_JSON + 1)
+        content = b""
+        # In parts: room is made first for all that is asked for, and a megabyte of it costs more than reading a line.
+        while len(content) <= _MOST_JSON and (part := file.read(_PART)):
+            content += part
     if len(content) > _MOST_JSON:
         raise ValueError(f"it is longer than {_MOST_JSON} bytes")
     return content
