@@ -21,7 +21,7 @@ $(STAMP): pyproject.toml requirements/build.txt requirements/dev.txt scripts/boo
 demo: $(STAMP)  ## the story of a hand-over, on a simulated node
 	@$(BIN)/scrubber demo
 
-test: $(STAMP)  ## all tests but those that ask for a real GPU, in two processes
+test: $(STAMP)  ## all tests but those that ask for a real GPU, three processes at a time
 	@scripts/test.sh $(BIN)/python
 
 test-fast: $(STAMP)  ## the tests that need no daemon
@@ -67,8 +67,8 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gen
 lock: $(STAMP)  ## resolve the dependencies anew (UPGRADE=--upgrade to take newer ones)
 	$(COMPILE) --output-file requirements/base.txt pyproject.toml
 	$(COMPILE) --output-file requirements/dev.txt --group dev --constraint requirements/base.txt pyproject.toml
-	$(COMPILE) --extra cuda12 --constraint requirements/dev.txt --output-file deploy/container/cuda12.txt pyproject.toml
-	$(COMPILE) --extra cuda13 --constraint requirements/dev.txt --output-file deploy/container/cuda13.txt pyproject.toml
+	$(COMPILE) --extra cuda12 --extra otel --constraint requirements/dev.txt --output-file deploy/container/cuda12.txt pyproject.toml
+	$(COMPILE) --extra cuda13 --extra otel --constraint requirements/dev.txt --output-file deploy/container/cuda13.txt pyproject.toml
 	$(COMPILE) --output-file requirements/build.txt --group build --constraint requirements/dev.txt
 
 clean:  ## remove what was built; the ledger of a running service is not ours to touch

@@ -101,15 +101,18 @@ class Announcements:
             if _unknown_call(error):
                 self._too_old = True
                 self._log.warning(
-                    "The scrub service is too old to be told what ids mean: it knows its own devices' ids only",
+                    "service.too-old",
+                    sentence="The scrub service cannot be told what ids mean: it knows its own devices' ids only.",
                     cure="update the service; until then devices that are shared wait for each other's pods",
                 )
                 return False
-            reason = str(error) or "it did not answer in time"
-            if self._complaints.get(resource) != reason:
-                say = self._log.error if isinstance(error, InvalidRequest) else self._log.warning
-                say("The scrub service could not be told what ids mean", resource=resource, reason=reason)
-            self._complaints[resource] = reason
+            sentence = str(error) or "It did not answer in time."
+            if self._complaints.get(resource) != sentence:
+                if isinstance(error, InvalidRequest):
+                    self._log.error("announcement.refused", resource=resource, sentence=sentence)
+                else:
+                    self._log.warning("announcement.failed", resource=resource, sentence=sentence)
+            self._complaints[resource] = sentence
             return False
         self._told[resource] = (self._epoch, meanings)
         self._complaints.pop(resource, None)

@@ -165,8 +165,9 @@ class Publisher:
             ) from error
         if self._hook is None:
             self._log.warning(
-                "No nvidia-cdi-hook or nvidia-ctk was found: containers get the driver's libraries by name, and their "
-                "linker's cache is not renewed",
+                "cdi.hook-missing",
+                sentence="No nvidia-cdi-hook or nvidia-ctk was found: containers get the driver's libraries by name, and "
+                "their linker's cache is not renewed.",
                 cure="install NVIDIA's container toolkit, and name the program's path on the host with "
                 "--nvidia-cdi-hook-path",
             )
@@ -200,7 +201,7 @@ class Publisher:
     def _refused(self, gpus: Iterable[Offer], error: OSError | BadConfiguration) -> dict[str, str]:
         why = str(error) if isinstance(error, BadConfiguration) else f"{self._path}: {error.strerror}."
         if why != self._trouble:
-            self._log.error("The CDI specification cannot be written", reason=why)
+            self._log.error("cdi.failed", sentence=why)
         self._trouble = why
         return {
             gpu.id: f"Device {gpu.id} cannot be given to a container: its CDI specification cannot be written. "
@@ -231,7 +232,7 @@ class Publisher:
         except FileNotFoundError:
             pass
         replace_file(self._path.parent, self._path.name, content)
-        self._log.info("Wrote the CDI specification", path=str(self._path), devices=devices, driver=driver)
+        self._log.info("cdi.written", path=str(self._path), devices=devices, driver=driver)
 
 
 def _unusable(gpu: Offer) -> str:

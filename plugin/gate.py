@@ -20,6 +20,7 @@ from plugin.observing import GateObserver, Nobody
 from plugin.service import ScrubService
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.domain.errors import Away, InvalidRequest, NotReady, Quarantined, ScrubberError
+from scrubber.ports import UNTRACED, Span, Tracer
 
 __all__ = ["Gate", "GateTimes"]
 
@@ -52,9 +53,15 @@ class GateTimes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Reservation:
-    """An ``Allocate`` that no granted start has followed yet; ``epoch`` is the service told of it, empty for none."""
+    """An ``Allocate`` that no granted start has followed yet.
+
+    Attributes:
+        epoch: the service that was told of it; empty for none.
+        trace: where it is in a trace; empty when nowhere.
+    """
 
     epoch: str
+    trace: str
 
 
 class Gate:
@@ -64,6 +71,8 @@ class Gate:
 
     Args:
         clock: monotonic seconds.
+        tracer: is told of every call.
+        here: what the tracer's present span is called in other processes; empty where there is none.
     """
 
     def __init__(
@@ -76,8 +85,12 @@ class Gate:
         log: Log,
         clock: Callable[[], float],
         observer: GateObserver | None = None,
+        tracer: Tracer = UNTRACED,
+        here: Callable[[], str] = str,
     ) -> None:
         self._service = service
+        self._tracer = tracer
+        self._here = here
         self._observer = observer or Nobody()
         self._board = board
         self._announcements = announcements
@@ -93,7 +106,12 @@ class Gate:
             InvalidRequest: the service does not know these devices.
             Quarantined: one of them is out of service.
         """
-        untold = dict.fromkeys([(resource, id_) for id_ in device_ids], _Reservation(epoch=""))
+        with self._tracer.span("Allocate", resource=resource, devices=len(device_ids)) as span:
+            await self._reserved(device_ids, resource, span)
+
+    async def _reserved(self, device_ids: Sequence[str], resource: str, span: Span) -> None:
+        trace = self._here()
+        untold = dict.fromkeys([(resource, id_) for id_ in device_ids], _Reservation(epoch="", trace=trace))
         self._reservations.update(untold)
         try:
             async with asyncio.timeout(self._times.reserve):
@@ -101,10 +119,11 @@ class Gate:
         except (InvalidRequest, Quarantined):
             raise
         except (ScrubberError, TimeoutError) as error:
-            reason = str(error) or "it did not answer in time"
-            self._log.warning("Allocated without telling the scrub service", devices=sorted(device_ids), reason=reason)
+            sentence = str(error) or "The scrub service did not answer in time."
+            self._log.warning("allocation.untold", resource=resource, devices=sorted(device_ids), sentence=sentence)
+            span.note(told=False)
         else:
-            self._settle(untold, _Reservation(epoch=self._board.epoch))
+            self._settle(untold, _Reservation(epoch=self._board.epoch, trace=trace))
 
     async def hand_over(self, device_ids: Sequence[str], resource: str, deadline: float | None) -> None:
         """Return when the service has handed all of the devices over.
@@ -119,18 +138,20 @@ class Gate:
             NotReady: a scrub is under way, an earlier pod is not over yet, or other devices were handed over.
             ScrubberError: what the service refused with; ``public`` may be shown to anybody.
         """
-        try:
-            await self._hand_over(device_ids, resource, deadline)
-        except ScrubberError as error:
-            self._observer.refused(error.code)
-            raise
+        with self._tracer.span("PreStartContainer", resource=resource, devices=len(device_ids)) as span:
+            try:
+                await self._hand_over(device_ids, resource, deadline, span)
+            except ScrubberError as error:
+                self._observer.refused(error.code)
+                raise
 
-    async def _hand_over(self, device_ids: Sequence[str], resource: str, deadline: float | None) -> None:
+    async def _hand_over(self, device_ids: Sequence[str], resource: str, deadline: float | None, span: Span) -> None:
         began = self._clock()
         limit = math.inf if deadline is None else deadline * self._times.share
         ends = began + min(self._times.hand_over, limit)
         keys = [(resource, id_) for id_ in device_ids]
         noted = {key: self._reservations[key] for key in keys if key in self._reservations}
+        span.note(follows=_allocation(keys, noted))
         gone_since: float | None = None
         retold = False
         while True:
@@ -157,7 +178,11 @@ class Gate:
             if guarded != self._announcements.devices(resource, device_ids):
                 # It goes by what an earlier plugin told it, or another one; the container has our devices.
                 self._log.error(
-                    "The scrub service took ids for other devices", ids=sorted(device_ids), handed_over=sorted(guarded)
+                    "handover.mistaken",
+                    resource=resource,
+                    devices=sorted(device_ids),
+                    handed_over=sorted(guarded),
+                    sentence=OTHERWISE,
                 )
                 if retold or not await self._announcements.again(resource):
                     raise NotReady(OTHERWISE, public=OTHERWISE)
@@ -165,9 +190,11 @@ class Gate:
                 continue
             self._settle(noted, None)
             self._log.info(
-                "Handed over",
+                "handover.granted",
+                resource=resource,
                 devices=sorted(device_ids),
                 paths=sorted({device.path for device in answer.devices}),
+                certificates=sorted({device.certificate for device in answer.devices} - {""}),
                 seconds=round(self._clock() - began, 4),
             )
             return
@@ -221,3 +248,9 @@ class Gate:
                 del self._reservations[key]
             else:
                 self._reservations[key] = settled
+
+
+def _allocation(keys: Sequence[tuple[str, str]], noted: Mapping[tuple[str, str], _Reservation]) -> str | None:
+    """Where the one ``Allocate`` of all these is in a trace. A container that starts again follows none."""
+    traces = {noted[key].trace if key in noted else "" for key in keys}
+    return traces.pop() or None if len(traces) == 1 else None

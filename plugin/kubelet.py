@@ -204,7 +204,7 @@ class Registrar:
                 over = await (self._by_watcher() if way is Registration.WATCHER else self._by_register())
             except Away as error:
                 over = None
-                self._reminder.waiting("Waiting for the kubelet", reason=str(error))
+                self._waiting(str(error))
                 await asyncio.sleep(self._times.retry)
                 continue
             self._observer.ended(self._places.resource, over.word)
@@ -213,7 +213,13 @@ class Registrar:
                 self._stream_patience = min(2 * self._stream_patience, self._times.stream_most)
             elif over is Over.STREAM_ENDED:
                 self._stream_patience = self._times.stream
-            self._log.warning("Registering with the kubelet again", reason=over.value, way=way.value)
+            self._log.warning(
+                "kubelet.registering-again",
+                resource=self._places.resource,
+                reason=over.word,
+                sentence=f"{over.value.capitalize()}.",
+                way=way.value,
+            )
             dropped = over in (Over.STREAM_ENDED, Over.NO_STREAM)
             if not dropped or self._clock() - began >= self._times.steady:
                 pause = 0.0
@@ -230,7 +236,7 @@ class Registrar:
             Registration.AUTO: (places.registry, places.classic),
         }[self._mode]
         while not any(directory.is_dir() for directory in wanted):
-            self._reminder.waiting("Waiting for the kubelet", reason=f"{wanted[-1]} does not exist")
+            self._waiting(f"{wanted[-1]} does not exist.")
             await asyncio.sleep(self._times.poll)
         if self._mode is not Registration.AUTO:
             return self._mode
@@ -264,13 +270,13 @@ class Registrar:
                     next_probe = now + times.probe
                     if not await answers(self._places.socket, times.probe):
                         answering_since = None
-                        reason = f"nobody answers at {self._places.socket}"
+                        sentence = f"Nobody answers at {self._places.socket}."
                     else:
                         answering_since = answering_since if answering_since is not None else now
                         if self._mode is Registration.AUTO and now - answering_since >= times.patience:
                             return Over.UNHEARD
-                        reason = "it has not come to plugins_registry/ yet"
-                    self._reminder.waiting("Waiting for the kubelet", reason=reason)
+                        sentence = "It has not come to plugins_registry/ yet."
+                    self._waiting(sentence)
 
     async def _by_register(self) -> Over:
         """One incarnation in ``device-plugins/``, until it is over."""
@@ -282,7 +288,7 @@ class Registrar:
                     await self._register(path.name)
                     break
                 except Away as error:
-                    self._reminder.waiting("Waiting for the kubelet", reason=str(error))
+                    self._waiting(str(error))
                 over = await self._look_for(endpoint, kubelet, self._times.retry)
                 if over is not None:
                     return over
@@ -296,7 +302,7 @@ class Registrar:
     async def _kubelet(self) -> SocketIdentity:
         """The kubelet's socket; waits for it."""
         while (identity := SocketIdentity.of(self._places.socket)) is None:
-            self._reminder.waiting("Waiting for the kubelet", reason=f"{self._places.socket} does not exist")
+            self._waiting(f"{self._places.socket} does not exist.")
             await asyncio.sleep(self._times.poll)
         return identity
 
@@ -322,13 +328,13 @@ class Registrar:
     async def _serving(self, path: Path, visits: Visits | None) -> AsyncIterator[Endpoint]:
         dead = await remove_dead(path.parent, self._places.prefix, older_than=1.0, now=time.time())
         if dead:
-            self._log.info("Removed sockets that a killed plugin left", paths=[str(path) for path in dead])
+            self._log.info("plugin.sockets-removed", paths=[str(path) for path in dead])
         streams = Streams(self._board, self._places.resource, observer=self._observer)
         endpoint = Endpoint(
             path, plugin=self._plugin(streams), streams=streams, registration=visits, observer=self._observer
         )
         async with endpoint:
-            self._log.info("Serving", socket=str(path))
+            self._log.info("plugin.serving", resource=self._places.resource, socket=str(path))
             announcement = asyncio.create_task(self._announce(endpoint), name="announcement")
             try:
                 yield endpoint
@@ -336,13 +342,16 @@ class Registrar:
                 announcement.cancel()
                 self._observer.registered(self._places.resource, now=False)
 
+    def _waiting(self, sentence: str) -> None:
+        self._reminder.waiting("kubelet.away", resource=self._places.resource, sentence=sentence)
+
     async def _announce(self, endpoint: Endpoint) -> None:
         await endpoint.streams.opened.wait()
-        self._reminder.over("The kubelet is there")
+        self._reminder.over("kubelet.there", resource=self._places.resource)
         way = Registration.WATCHER if endpoint.path.parent == self._places.registry else Registration.CLASSIC
         self._observer.attempted(self._places.resource, way.value, "ok")
         self._observer.registered(self._places.resource, now=True)
-        self._log.info("Registered", resource=self._places.resource, way=way.value, socket=str(endpoint.path))
+        self._log.info("kubelet.registered", resource=self._places.resource, way=way.value, socket=str(endpoint.path))
 
     async def _look_for(self, endpoint: Endpoint, kubelet: SocketIdentity | None, seconds: float) -> Over | None:
         """Look until the incarnation is over, a stream is open, or ``seconds`` have passed."""

@@ -1,27 +1,30 @@
 """One event, one line: how the plugin logs, and how it waits for others without filling the log.
 
-Promise: no module-level configuration. A logger is built once, in the composition root, and handed to whoever needs it.
+Promise: what the kubelet asked for is on every line of the call, whoever writes it. A logger is built once, in the
+composition root, and handed to whoever needs it.
 """
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable
-from typing import Any, Protocol, TextIO
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TextIO, cast
 
-import structlog
+from structlog.contextvars import bound_contextvars
 
+from scrubber.config.logging import LogFormat, configure_logging, line_logger
 from scrubber.domain.errors import BadConfiguration
 
-__all__ = ["Log", "Reminder", "logger"]
+__all__ = ["Log", "Reminder", "about", "logger"]
 
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("auto", "json", "console")
+COMPONENT = "plugin"
 
 
 class Log(Protocol):
-    """What the plugin asks of a logger: an event in a few words, and its facts by name."""
+    """What the plugin asks of a logger: an event by its stable, dotted name, and its facts by theirs."""
 
     def debug(self, event: str, **facts: Any) -> Any: ...
     def info(self, event: str, **facts: Any) -> Any: ...
@@ -29,8 +32,11 @@ class Log(Protocol):
     def error(self, event: str, **facts: Any) -> Any: ...
 
 
-def logger(format_: str = "auto", level: str = "info", stream: TextIO | None = None) -> Log:
+def logger(format_: str = "auto", level: str = "info", stream: TextIO | None = None, *, libraries: bool = False) -> Log:
     """A logger that writes to ``stream`` (standard error): JSON lines, or for people when that is a terminal.
+
+    Args:
+        libraries: what they log comes out the same way, in the whole process.
 
     Raises:
         BadConfiguration: a format or a level that does not exist.
@@ -39,23 +45,13 @@ def logger(format_: str = "auto", level: str = "info", stream: TextIO | None = N
         raise BadConfiguration(f"{format_!r} is no log format: write one of {', '.join(FORMATS)}.")
     if level not in LEVELS:
         raise BadConfiguration(f"{level!r} is no log level: write one of {', '.join(LEVELS)}.")
-    out = stream if stream is not None else sys.stderr
-    console = format_ == "console" or (format_ == "auto" and out.isatty())
-    renderer: structlog.typing.Processor = (
-        structlog.dev.ConsoleRenderer(colors=out.isatty()) if console else structlog.processors.JSONRenderer()
-    )
-    log: Log = structlog.wrap_logger(
-        structlog.WriteLogger(out),
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            renderer,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        context_class=dict,
-    ).bind(component="plugin")
-    return log
+    make = configure_logging if libraries else line_logger
+    return make(cast(LogFormat, format_), level, sys.stderr if stream is None else stream, component=COMPONENT)
+
+
+def about(**facts: Any) -> AbstractContextManager[None]:
+    """Have every line that is written inside, by whomever, name these facts; a line's own win."""
+    return bound_contextvars(**facts)
 
 
 class Reminder:

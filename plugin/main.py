@@ -36,10 +36,12 @@ from plugin.server import DevicePlugin
 from plugin.service import ServiceWatch, WatchTimes
 from plugin.upstream.behind import Behind, BehindTimes
 from plugin.upstream.front import Front
-from scrubber.api import scraping
+from scrubber import __version__
+from scrubber.api import scraping, tracing
 from scrubber.api.client import PluginClient
-from scrubber.config.settings import Address, MetricsTls
+from scrubber.config.settings import Address, MetricsTls, TraceExport
 from scrubber.domain.errors import BadConfiguration, ScrubberError
+from scrubber.ports import UNTRACED
 
 __all__ = ["PluginSettings", "PluginTimes", "run"]
 
@@ -73,6 +75,7 @@ class PluginSettings:
         node_name: this node's name in the cluster; without it the cluster is told nothing.
         metrics_address: where Prometheus scrapes; None: nowhere.
         metrics_tls: how scrapes are encrypted; None: not at all.
+        traces: whether traces are sent; where to is in OpenTelemetry's own variables.
     """
 
     kubelet_dir: Path = Path("/var/lib/kubelet")
@@ -87,6 +90,7 @@ class PluginSettings:
     node_name: str = ""
     metrics_address: Address | None = None
     metrics_tls: MetricsTls | None = None
+    traces: TraceExport = TraceExport.OFF
     times: PluginTimes = field(default_factory=PluginTimes)
 
 
@@ -97,7 +101,7 @@ async def run(settings: PluginSettings) -> int:
         BadConfiguration: a setting cannot work; nothing was started, or what runs has been drained.
     """
     with ExitStack() as stack:
-        return await _run(settings, logger(settings.log_format, settings.log_level), stack)
+        return await _run(settings, logger(settings.log_format, settings.log_level, libraries=True), stack)
 
 
 async def _run(settings: PluginSettings, log: Log, stack: ExitStack) -> int:
@@ -105,19 +109,28 @@ async def _run(settings: PluginSettings, log: Log, stack: ExitStack) -> int:
     nvidia = settings.nvidia
     for resource in _possible_resources(settings):
         _places(settings, resource).check()
+    traces = _traces(settings, log, stack)
     registry = CollectorRegistry()
     metrics = Metrics(registry, lambda: resources.boards)
     telling = _telling(settings, metrics, log)
-    client = PluginClient(settings.socket.absolute())
+    client = PluginClient(settings.socket.absolute(), carried=traces.carried if traces else tuple)
     announcements = Announcements(client, log=log)
     behind = _behind(settings, announcements.announce, log)
     resources = behind.front if behind else _resources(settings, announcements.announce, log)
     if warning := health_check_warning(nvidia.disabled_health_checks):
-        log.warning("DP_DISABLE_HEALTHCHECKS is set", reason=warning)
+        log.warning("plugin.healthchecks-kept", sentence=warning)
     if warning := index_warning(nvidia.injection):
-        log.warning("Devices are named by index", reason=warning)
+        log.warning("plugin.devices-by-index", sentence=warning)
     gate = Gate(
-        client, resources, announcements, times=settings.times.gate, log=log, clock=time.monotonic, observer=metrics
+        client,
+        resources,
+        announcements,
+        times=settings.times.gate,
+        log=log,
+        clock=time.monotonic,
+        observer=metrics,
+        tracer=traces or UNTRACED,
+        here=traces.here if traces else str,
     )
     watch = ServiceWatch(
         client,
@@ -158,7 +171,7 @@ async def _run(settings: PluginSettings, log: Log, stack: ExitStack) -> int:
     if settings.metrics_address is not None:
         _serve_metrics(settings.metrics_address, settings.metrics_tls, registry, log, stack)
     stop = _stop_signals()
-    log.info("Device plugin started", kubelet=str(settings.kubelet_dir), service=str(settings.socket))
+    log.info("plugin.started", version=__version__, kubelet=str(settings.kubelet_dir), service=str(settings.socket))
     if telling:
         telling.start()
     try:
@@ -169,21 +182,24 @@ async def _run(settings: PluginSettings, log: Log, stack: ExitStack) -> int:
             )
             vendors = [tasks.create_task(behind.run(), name="vendors' plugins")] if behind else []
             await stop.wait()
-            log.info("Stopping: the kubelet's streams end now")
+            log.info("plugin.stopping")
             registration.cancel()
             await asyncio.wait({registration})
             for task in (service, *vendors):
                 task.cancel()
     except BaseExceptionGroup as group:
         error = _on_purpose(group)
-        if error is None:
+        if error is None and not isinstance(group, ExceptionGroup):
             raise
+        if error is None:
+            log.error("plugin.failed", exc_info=group)
+            return 1
         raise error from group
     finally:
         await client.close()
         if telling:  # last: the kubelet's streams have ended by now
             await telling.stop()
-    log.info("Device plugin stopped")
+    log.info("plugin.stopped")
     return 0
 
 
@@ -249,12 +265,25 @@ def _serve_metrics(
         BadConfiguration: nobody can listen there, or the certificates cannot be used.
     """
 
-    def tell(said: str) -> None:
-        log.warning("A scrape came to nothing", reason=said)
+    def tell(sentence: str) -> None:
+        log.warning("metrics.refused", sentence=sentence)
 
     served = scraping.serve(scraping.page(registry), address.host, address.port, tls=tls, tell=tell)
     stack.callback(served.close)
-    log.info("Metrics are served", address=served.address, encrypted=tls is not None)
+    log.info("metrics.serving", address=served.address, encrypted=tls is not None)
+
+
+def _traces(settings: PluginSettings, log: Log, stack: ExitStack) -> tracing.Traces | None:
+    """None where none are wanted; sent until ``stack`` is closed.
+
+    Raises:
+        BadConfiguration: they cannot be sent as the environment says.
+    """
+    if settings.traces is TraceExport.OFF:
+        return None
+    traces = tracing.otlp("gpu-scrubber-plugin", __version__, settings.node_name, log)
+    stack.callback(traces.close)
+    return traces
 
 
 def _telling(settings: PluginSettings, metrics: Metrics, log: Log) -> Telling | None:
@@ -265,7 +294,7 @@ def _telling(settings: PluginSettings, metrics: Metrics, log: Log) -> Telling | 
     """
     credentials, reason = settle(settings.cluster, settings.node_name, os.environ)
     if credentials is None:
-        log.info("The cluster is told nothing of this node", reason=reason)
+        log.info("cluster.untold", sentence=reason)
         return None
     times = settings.times.cluster
     found = credentials
@@ -275,7 +304,7 @@ def _telling(settings: PluginSettings, metrics: Metrics, log: Log) -> Telling | 
 
         return ApiServer(found, settings.node_name, deadline=times.deadline)
 
-    log.info("The cluster is told of this node", node=settings.node_name, credentials=str(credentials))
+    log.info("cluster.told", node=settings.node_name, credentials=str(credentials))
     return Telling(
         connect,
         settings.node_name,

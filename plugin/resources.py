@@ -201,10 +201,10 @@ class Resources(Board):
 
     def _say(self, arrangement: Arrangement) -> None:
         if arrangement.complaint and arrangement.complaint != self.complaint:
-            self._log.error("This node cannot be advertised as asked", reason=arrangement.complaint)
+            self._log.error("node.not-advertised", sentence=arrangement.complaint)
         elif self.complaint and not arrangement.complaint:
-            self._log.info("This node can be advertised as asked again")
+            self._log.info("node.advertised")
         for note in arrangement.notes:
             if note not in self._notes:
-                self._log.warning("Some devices are not advertised", reason=note)
+                self._log.warning("node.partly-advertised", sentence=note)
         self.complaint, self._notes = arrangement.complaint, arrangement.notes

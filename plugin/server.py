@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 import grpc
@@ -21,13 +21,22 @@ from plugin.availability import Offer, Word
 from plugin.board import Board
 from plugin.inject import container_response
 from plugin.injection import Injection
-from plugin.logs import Log
+from plugin.logs import Log, about
 from plugin.observing import Nobody, StreamObserver
 from plugin.preferred import preferred
 from plugin.shares import Sharing, devices_of
 from scrubber.domain.errors import InvalidRequest, Quarantined, Retry, ScrubberError
 
-__all__ = ["DevicePlugin", "Gatekeeper", "Streams", "distinct", "listed", "status"]
+__all__ = [
+    "DevicePlugin",
+    "Gatekeeper",
+    "Streams",
+    "asked_for",
+    "distinct",
+    "listed",
+    "status",
+    "tell_refused",
+]
 
 HEALTHY = "Healthy"
 UNHEALTHY = "Unhealthy"
@@ -80,6 +89,28 @@ class Streams:
         await self._board.ring()
 
 
+_REFUSED: Mapping[str, str] = {
+    "Allocate": "allocation.refused",
+    "PreStartContainer": "handover.refused",
+    "GetPreferredAllocation": "preference.refused",
+}
+"""What a line about a call that was refused is called."""
+
+
+def asked_for(call: str, resource: str, request: object) -> dict[str, object]:
+    """What every line about a call names; ids are those that the kubelet knows."""
+    facts: dict[str, object] = {"method": call, "resource": resource}
+    if isinstance(request, kubelet.PreStartContainerRequest):
+        facts["devices"] = sorted(request.devices_ids)
+    elif isinstance(request, kubelet.AllocateRequest):
+        facts["devices"] = sorted(id_ for each in request.container_requests for id_ in each.devices_ids)
+    return facts
+
+
+def tell_refused(log: Log, call: str, error: ScrubberError) -> None:
+    log.warning(_REFUSED[call], code=error.code, sentence=str(error), told=error.public)
+
+
 _Request = TypeVar("_Request")
 _Answer = TypeVar("_Answer")
 _Call = Callable[["DevicePlugin", _Request, "grpc.aio.ServicerContext[_Request, _Answer]"], Awaitable[_Answer]]
@@ -92,14 +123,15 @@ def _speaking_in_sentences(call: _Call[_Request, _Answer]) -> _Call[_Request, _A
     async def answer(
         self: DevicePlugin, request: _Request, context: grpc.aio.ServicerContext[_Request, _Answer]
     ) -> _Answer:
-        try:
-            return await call(self, request, context)
-        except ScrubberError as error:
-            self.log.warning("Refused", call=call.__name__, code=error.code, reason=str(error), told=error.public)
-            await context.abort(status(error), error.public)
-        except Exception as error:  # its text is not for a pod's status; the log has all of it
-            self.log.error("A fault of the plugin", call=call.__name__, exc_info=error)
-            await context.abort(grpc.StatusCode.INTERNAL, FAULT)
+        with about(**asked_for(call.__name__, self.resource, request)):
+            try:
+                return await call(self, request, context)
+            except ScrubberError as error:
+                tell_refused(self.log, call.__name__, error)
+                await context.abort(status(error), error.public)
+            except Exception as error:  # its text is not for a pod's status; the log has all of it
+                self.log.error("api.failed", exc_info=error)
+                await context.abort(grpc.StatusCode.INTERNAL, FAULT)
         raise AssertionError("abort raises")
 
     return answer
@@ -123,7 +155,7 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
         injection: Injection | None = None,
         sharing: Sharing | None = None,
     ) -> None:
-        self._resource = resource
+        self.resource = resource
         self._board = board
         self._gate = gate
         self._streams = streams
@@ -183,8 +215,8 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
             raise InvalidRequest("The request names no device: an allocation needs at least one device id.")
         for offers in containers:
             self._sharing.check(offers)
-        await self._gate.reserve(everything, self._resource)
-        self.log.info("Allocated", resource=self._resource, devices=everything)
+        await self._gate.reserve(everything, self.resource)
+        self.log.info("allocation.granted", devices=everything)
         return kubelet.AllocateResponse(
             container_responses=[container_response(devices_of(offers), self._injection) for offers in containers]
         )
@@ -195,7 +227,7 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
         request: kubelet.PreStartContainerRequest,
         context: grpc.aio.ServicerContext[kubelet.PreStartContainerRequest, kubelet.PreStartContainerResponse],
     ) -> kubelet.PreStartContainerResponse:
-        await self._gate.hand_over(distinct(request.devices_ids), self._resource, deadline=context.time_remaining())
+        await self._gate.hand_over(distinct(request.devices_ids), self.resource, deadline=context.time_remaining())
         return kubelet.PreStartContainerResponse()
 
     def _has_news(self, sent: int) -> bool:

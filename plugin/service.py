@@ -175,7 +175,7 @@ class ServiceWatch:
                     raise
                 except ScrubberError as error:
                     self._observer.service(up=False)
-                    self._reminder.waiting("The scrub service is away; trying to reach it", reason=str(error))
+                    self._reminder.waiting("service.away", sentence=str(error))
                 self._availability = self._availability.lost(self._clock())
                 if self._board.version > 0:
                     await self._show()
@@ -208,13 +208,14 @@ class ServiceWatch:
         self._observer.service(up=True)
         before = self._availability
         self._availability = before.saw(sighting(snapshot, by_envvar=self._by_envvar), self._clock())
-        self._reminder.over("The scrub service is there", epoch=snapshot.epoch, ready=snapshot.ready)
+        self._reminder.over("service.there", epoch=snapshot.epoch, ready=snapshot.ready)
         if before.epoch != snapshot.epoch:
-            self._log.info("Following the scrub service", epoch=snapshot.epoch, devices=len(snapshot.devices))
+            self._log.info("service.followed", epoch=snapshot.epoch, devices=len(snapshot.devices))
         forgeable = self._by_envvar and _forgeable(snapshot)
         if forgeable and not self._forgeable:
             self._log.error(
-                "The policy refuses devices that are announced by an environment variable: no GPU is handed out",
+                "policy.envvar-refused",
+                sentence="The policy refuses devices that are announced by an environment variable: no GPU is handed out.",
                 cure="start the plugin with --device-list-strategy volume-mounts, cdi-annotations or cdi-cri",
             )
         self._forgeable = forgeable
@@ -226,10 +227,8 @@ class ServiceWatch:
         await self._board.show(self._availability.offers(self._clock()), self._availability.epoch)
         for offer in self._board.offers:
             if before.get(offer.id) is not offer.healthy:
-                health = "Healthy" if offer.healthy else "Unhealthy"
-                self._log.info(
-                    "Device health", device=offer.id, health=health, reason=offer.refusal or offer.word.value
-                )
+                name = "device.healthy" if offer.healthy else "device.unhealthy"
+                self._log.info(name, device=offer.id, word=offer.word.value, sentence=offer.refusal or None)
         self._news.set()
 
     async def _let_go(self) -> NoReturn:
@@ -241,6 +240,8 @@ class ServiceWatch:
                     await self._news.wait()
             except TimeoutError:
                 if self._availability.falls_in(self._clock()) is None:
-                    self._log.error("The scrub service stayed away: no device is offered until it is back")
+                    self._log.error(
+                        "service.given-up", sentence="No device is offered until the scrub service is back."
+                    )
                     await self._show()
                     self._listen(None)

@@ -55,5 +55,5 @@ class Visits(pluginregistration_pb2_grpc.RegistrationServicer):
         self.accepted = request.plugin_registered
         if not request.plugin_registered:
             self._observer.attempted(self._resource, "watcher", "refused")
-            self._log.error("The kubelet refused the plugin; it tries again by itself", reason=request.error)
+            self._log.error("kubelet.refused", resource=self._resource, sentence=request.error)
         return pluginregistration_pb2.RegistrationStatusResponse()

@@ -27,8 +27,8 @@ from scrubber.adapters.containers.cgroup import CgroupContainers
 from scrubber.adapters.containers.hierarchy import discover_root
 from scrubber.adapters.containers.marker import MarkerContainers
 from scrubber.adapters.containers.origin import unit_of
+from scrubber.adapters.journal.binding import Binding
 from scrubber.adapters.journal.journal import StructlogJournal
-from scrubber.adapters.journal.logging import configure_logging
 from scrubber.adapters.journal.metrics import Metrics
 from scrubber.adapters.kubelet.assignments import KubeletAssignments
 from scrubber.adapters.kubelet.pid_namespace import refuse_another_pid_namespace
@@ -40,10 +40,12 @@ from scrubber.adapters.signing.node_key import NodeKey
 from scrubber.api.scraping import serve
 from scrubber.api.server import ApiServer
 from scrubber.api.sockets import Sockets
+from scrubber.api.tracing import Traces, otlp
 from scrubber.backends import DeviceBackend, nvidia_backend, sim_backend
+from scrubber.config.logging import Losses, configure_logging
 from scrubber.config.policy_file import signed
 from scrubber.config.policy_source import PolicySource
-from scrubber.config.settings import Backend, ContainerIdentity, ServiceSettings
+from scrubber.config.settings import Backend, ContainerIdentity, ServiceSettings, TraceExport
 from scrubber.domain.assignment import Trust
 from scrubber.domain.device import Device, NodeIdentity
 from scrubber.domain.errors import Away, BadConfiguration, ScrubberError
@@ -61,7 +63,7 @@ from scrubber.engine.tend import tend_all
 from scrubber.engine.use import watch_use
 from scrubber.engine.views import ServiceView
 from scrubber.engine.watch import follow_signals, watch_health, watch_inventory, watch_pods
-from scrubber.ports import Change, Clock, Containers, Event, LedgerState
+from scrubber.ports import UNTRACED, Change, Clock, Containers, Event, LedgerState
 from scrubber.showing import facts_of, tell_of_head, watch_trail
 
 __all__ = ["run"]
@@ -84,13 +86,16 @@ async def run(settings: ServiceSettings) -> int:
     Raises:
         Fatal: a setting, the policy, the ledger or another instance keeps the service from starting.
     """
-    log = configure_logging(settings.log_format.value, settings.log_level.value, sys.stderr)
+    losses = Losses()
+    log = configure_logging(
+        settings.log_format.value, settings.log_level.value, sys.stderr, component="service", losses=losses
+    )
     policies = PolicySource(settings.policy, adjust=lambda policy: _adjusted(policy, settings, log))
     stop, reload = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload.set)
-    serving = asyncio.create_task(_serve(settings, policies, reload, log), name="service")
+    serving = asyncio.create_task(_serve(settings, policies, reload, log, losses), name="service")
     stopping = asyncio.create_task(stop.wait(), name="stop")
     await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
@@ -115,6 +120,7 @@ async def _serve(
     policies: PolicySource,
     reload: asyncio.Event,
     log: structlog.typing.FilteringBoundLogger,
+    losses: Losses,
 ) -> None:
     """Build everything, run it, and take it down in the reverse order."""
     policy = policies.policy
@@ -124,7 +130,9 @@ async def _serve(
     clock = SystemClock()
     journal = StructlogJournal(registry=CollectorRegistry(), logger=log)
     metrics = journal.metrics
+    losses.counted_by(metrics.service.line_lost)
     async with AsyncExitStack() as stack:
+        traces = _traces(settings, log, stack)
         # Single instance and a readable record come first: nothing else is touched without them.
         ledger = SqliteLedger(settings.state_dir, observe=metrics.service.committed)
         stack.push_async_callback(ledger.close)
@@ -179,6 +187,7 @@ async def _serve(
             certificates=ledger,
             signer=key,
             journal=journal,
+            tracer=Binding(traces or UNTRACED),
             pods=PodWatch(assignments=assignments, containers=containers, clock=clock),
             strangers=Strangers(containers=containers, clock=clock),
             slots=Slots(policy.limits.eraser_slots),
@@ -219,6 +228,7 @@ async def _serve(
             reflection=settings.reflection,
             log=log,
             observe=metrics.calls,
+            join=None if traces is None else traces.join,
         )
         await server.start()
         stack.push_async_callback(node.drain)
@@ -438,6 +448,21 @@ async def _driver(
         with attempt:
             return await backend.inventory.identity(), await backend.inventory.devices()
     raise AssertionError("asked until it answers")
+
+
+def _traces(
+    settings: ServiceSettings, log: structlog.typing.FilteringBoundLogger, stack: AsyncExitStack
+) -> Traces | None:
+    """None where none are wanted; sent until everything else has ended.
+
+    Raises:
+        BadConfiguration: they cannot be sent as the environment says.
+    """
+    if settings.traces is TraceExport.OFF:
+        return None
+    traces = otlp("gpu-scrubber", __version__, settings.node_name, log)
+    stack.callback(traces.close)
+    return traces
 
 
 def _serve_metrics(

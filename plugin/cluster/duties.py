@@ -202,7 +202,7 @@ class EventsDuty:
         except (Denied, Rejected, Missing, Exists) as error:
             # A namespace that is being deleted takes no events: that is no reason to tell nobody else.
             self._log.warning(
-                "An event is not written", about=due.text.regarding.name, kind=due.text.reason, reason=str(error)
+                "cluster.event-refused", about=due.text.regarding.name, kind=due.text.reason, sentence=str(error)
             )
             self._bulletin.refused(due, now)
         else:
@@ -243,27 +243,29 @@ class EvictionDuty:
 
     async def act(self, now: float) -> None:
         uid, notice = min(self._wanted.items(), key=lambda each: self._free_at.get(each[0], 0.0))
-        who = {"namespace": notice.namespace, "pod": notice.pod}
+        who = {"tenant": notice.namespace, "pod": notice.pod}
         self._next_at = now + self._times.eviction
         self._free_at[uid] = now + self._times.again
         try:
             asked = await self._ask(notice)
         except Denied as error:
             self._free_at[uid] = now + self._times.settled
-            self._log.warning("A pod is not evicted", **who, reason=str(error))
+            self._log.warning("eviction.refused", **who, sentence=str(error))
         except (Exists, Rejected) as error:
-            self._log.warning("A pod is not evicted", **who, reason=str(error))
+            self._log.warning("eviction.refused", **who, sentence=str(error))
         except Missing:
             self._free_at[uid] = now + self._times.settled
         except Busy as error:
             self._free_at[uid] = now + max(self._times.again, min(error.retry_after, self._times.settled))
-            self._log.info("A pod is not evicted yet", **who, reason=str(error))
+            self._log.info("eviction.delayed", **who, sentence=str(error))
         else:
             if asked:
                 self._free_at[uid] = now + self._times.settled
-                self._log.warning("Pod evicted, as the policy says", **who, reason=notice.sentence)
+                self._log.warning("pod.evicted", **who, sentence=notice.sentence)
             else:
-                self._log.warning("The eviction of a pod was taken back, and may have arrived all the same", **who)
+                self._log.warning(
+                    "eviction.withdrawn", **who, sentence="It was taken back, and may have arrived all the same."
+                )
 
     async def _ask(self, notice: Notice) -> bool:
         """Whether it was answered, with a success; not when it was taken back, which says nothing of whether it arrived."""

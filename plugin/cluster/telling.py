@@ -157,7 +157,7 @@ class Telling:
             if condition is not None:
                 await condition.farewell()
         except ClusterError as error:
-            self._log.info("The cluster was not told that the plugin stops", reason=str(error))
+            self._log.info("cluster.farewell-failed", sentence=str(error))
         finally:
             await cluster.close()
 
@@ -170,7 +170,7 @@ class Telling:
             finally:
                 work.cancel()
                 await asyncio.gather(work, return_exceptions=True)
-            self._log.error("Telling the cluster has failed, and begins anew", reason=repr(work.exception()))
+            self._log.error("cluster.failed", exc_info=work.exception())
             await asyncio.sleep(self._times.restart)
 
     async def _work(self) -> NoReturn:
@@ -225,10 +225,10 @@ class Telling:
                     await duty.act(now)
                 except ClusterError as error:
                     pause.failed(error, self._clock())
-                    reminder.waiting("The cluster is not told; trying again", what=duty.name, reason=str(error))
+                    reminder.waiting("cluster.away", what=duty.name, sentence=str(error))
                 else:
                     pause.over()
-                    reminder.over("The cluster is told again", what=duty.name)
+                    reminder.over("cluster.there", what=duty.name)
         finally:
             self._bells.discard(bell)
 

@@ -101,10 +101,10 @@ class _Registrations(deviceplugin_pb2_grpc.RegistrationServicer):
             await self._reception.register(request)
         except ScrubberError as error:
             self._reception.log.warning(
-                "A vendor's plugin was not taken",
+                "vendor.refused",
                 resource=request.resource_name,
                 endpoint=request.endpoint,
-                reason=str(error),
+                sentence=str(error),
             )
             wrong = isinstance(error, InvalidRequest)
             code = grpc.StatusCode.INVALID_ARGUMENT if wrong else grpc.StatusCode.UNAVAILABLE
@@ -155,7 +155,7 @@ class Reception:
                 while True:
                     server = await self._anew(server)
                     why = await self._until_due()
-                    self.log.warning("Making the kubelet's socket for vendors' plugins anew", reason=why)
+                    self.log.warning("reception.renewed", sentence=why)
             finally:
                 if self._intact:
                     self.socket.unlink(missing_ok=True)
@@ -177,7 +177,7 @@ class Reception:
         except BaseException:
             await vendor.close()
             raise
-        self.log.info("A vendor's plugin has registered", resource=vendor.resource, socket=str(vendor.socket))
+        self.log.info("vendor.registered", resource=vendor.resource, socket=str(vendor.socket))
 
     def _endpoint(self, request: kubelet.RegisterRequest) -> Path:
         if request.version != VERSION:
@@ -219,7 +219,7 @@ class Reception:
         os.link(hidden, self.socket)
         hidden.unlink()
         self._made = SocketIdentity.of(self.socket)
-        self.log.info("Vendors' plugins may register", socket=str(self.socket))
+        self.log.info("reception.serving", socket=str(self.socket))
         if before is not None:
             await before.stop(self.times.closing)
         return server
@@ -229,10 +229,12 @@ class Reception:
         while True:
             await asyncio.sleep(self.times.poll)
             if not self._intact:
-                return "it was removed"
+                return "The socket for vendors' plugins was removed; it is made anew."
             missing = self.front.missing()
             if self._renewals.due(missing, self.clock()):
-                return f"no plugin answers for {', '.join(sorted(missing))}"
+                return (
+                    f"No plugin answers for {', '.join(sorted(missing))}; the socket is made anew for them to notice."
+                )
 
     @property
     def _intact(self) -> bool:
@@ -260,9 +262,9 @@ class Reception:
                 with contextlib.suppress(BlockingIOError):
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
-                self._reminder.waiting("Another plugin of ours serves the directory", directory=str(self.directory))
+                self._reminder.waiting("reception.waiting", directory=str(self.directory))
                 await asyncio.sleep(self.times.poll)
-            self._reminder.over("The directory is ours now")
+            self._reminder.over("reception.taken", directory=str(self.directory))
             yield
         finally:
             os.close(lock)

@@ -20,9 +20,9 @@ from plugin.api import deviceplugin_pb2 as kubelet
 from plugin.api import deviceplugin_pb2_grpc
 from plugin.availability import Offer, Word
 from plugin.injection import Injection
-from plugin.logs import Log
+from plugin.logs import Log, about
 from plugin.preferred import preferred
-from plugin.server import FAULT, Gatekeeper, Streams, distinct, status
+from plugin.server import FAULT, Gatekeeper, Streams, asked_for, distinct, status, tell_refused
 from plugin.upstream.answers import named_by_variable
 from plugin.upstream.front import Front
 from plugin.upstream.listing import Entry
@@ -48,17 +48,18 @@ def _speaking_in_sentences(call: _Call[_Request, _Answer]) -> _Call[_Request, _A
     async def answer(
         self: BehindOurs, request: _Request, context: grpc.aio.ServicerContext[_Request, _Answer]
     ) -> _Answer:
-        try:
-            return await call(self, request, context)
-        except VendorRefused as error:
-            self.log.warning("The vendor's plugin refused", call=call.__name__, reason=str(error))
-            await context.abort(error.status, error.public)
-        except ScrubberError as error:
-            self.log.warning("Refused", call=call.__name__, code=error.code, reason=str(error), told=error.public)
-            await context.abort(status(error), error.public)
-        except Exception as error:  # its text is not for a pod's status; the log has all of it
-            self.log.error("A fault of the plugin", call=call.__name__, exc_info=error)
-            await context.abort(grpc.StatusCode.INTERNAL, FAULT)
+        with about(**asked_for(call.__name__, self._upstream.resource, request)):
+            try:
+                return await call(self, request, context)
+            except VendorRefused as error:
+                self.log.warning("vendor.call-refused", sentence=str(error))
+                await context.abort(error.status, error.public)
+            except ScrubberError as error:
+                tell_refused(self.log, call.__name__, error)
+                await context.abort(status(error), error.public)
+            except Exception as error:  # its text is not for a pod's status; the log has all of it
+                self.log.error("api.failed", exc_info=error)
+                await context.abort(grpc.StatusCode.INTERNAL, FAULT)
         raise AssertionError("abort raises")
 
     return answer
@@ -159,7 +160,7 @@ class BehindOurs(deviceplugin_pb2_grpc.DevicePluginServicer):
         except Garbled as error:
             await self._upstream.condemn(str(error))
             raise
-        self.log.info("Allocated", resource=self._upstream.resource, ids=ids, devices=everything)
+        self.log.info("allocation.granted", ids=ids, devices=everything)
         return answer
 
     @_speaking_in_sentences
@@ -213,10 +214,10 @@ class BehindOurs(deviceplugin_pb2_grpc.DevicePluginServicer):
             answer = await vendor.preferred(request)
             if within(request, answer):
                 return answer
-            reason = "it is none of what was asked"
+            sentence = "It is none of what was asked."
         except ScrubberError as error:
-            reason = str(error)
-        self.log.warning("The vendor's preference is passed over", resource=self._upstream.resource, reason=reason)
+            sentence = str(error)
+        self.log.warning("vendor.preference-unused", sentence=sentence)
         return None
 
     def _offers(self) -> dict[str, Offer]:

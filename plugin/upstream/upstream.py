@@ -104,7 +104,7 @@ class Upstream:
 
     async def rest(self, why: str) -> None:
         """Leave the plugin alone for a while: its devices are unhealthy meanwhile."""
-        self.log.error("A vendor's plugin is left alone for a while", resource=self.resource, reason=why)
+        self.log.error("vendor.resting", resource=self.resource, sentence=why)
         self.standing = self.standing.resting(why, self.clock() + self.times.rest)
         await self.changed()
 
@@ -119,7 +119,7 @@ class Upstream:
 
     async def condemn(self, why: str) -> None:
         """Use nothing of this registration any more: its devices are unhealthy until the plugin registers again."""
-        self.log.error("A vendor's plugin cannot be used until it registers again", resource=self.resource, reason=why)
+        self.log.error("vendor.condemned", resource=self.resource, sentence=why)
         self.standing = self.standing.useless(why)
         await self.changed()
 
@@ -136,7 +136,7 @@ class Upstream:
             await self.condemn(str(error))
         except ScrubberError as error:
             self.standing = self.standing.lost(str(error), self.clock())
-            self.log.warning("A vendor's plugin is away", resource=self.resource, reason=str(error))
+            self.log.warning("vendor.away", resource=self.resource, sentence=str(error))
         finally:
             await vendor.close()
         await self._tell()

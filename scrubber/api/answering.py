@@ -8,7 +8,7 @@ traceback and told to nobody; and the server lives on.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 from contextlib import aclosing, contextmanager
 from time import monotonic
 from typing import Any, Protocol, TypeAlias
@@ -21,12 +21,14 @@ from scrubber.api.sockets import Purpose
 from scrubber.api.status import status_of
 from scrubber.domain.errors import InvalidRequest, NotPermitted, ScrubberError
 
-__all__ = ["Admit", "Answering", "Observer"]
+__all__ = ["Admit", "Answering", "Join", "Observer"]
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Admit = Callable[[str], object]
 """Given gRPC's name of the peer: raises :class:`NotPermitted` for a caller who may not ask."""
+Join = Callable[[Iterable[tuple[str, str | bytes]] | None], None]
+"""Given the metadata of a call, in the call's own task: makes what is done there part of its caller's trace. Never raises."""
 
 
 class Observer(Protocol):
@@ -53,6 +55,7 @@ class Answering(grpc.aio.ServerInterceptor):
     Args:
         admit: asked before every call; None admits whoever the socket's mode lets in.
         observe: is told of every call of a method that is served here.
+        join: is told of every call that was admitted; None: callers have no traces.
     """
 
     def __init__(
@@ -62,11 +65,13 @@ class Answering(grpc.aio.ServerInterceptor):
         log: structlog.typing.FilteringBoundLogger,
         admit: Admit | None = None,
         observe: Observer | None = None,
+        join: Join | None = None,
     ) -> None:
         self._purpose = purpose
         self._log = log
         self._admit = admit
         self._observe: Observer = observe or _Nobody()
+        self._join = join
         self._wrapped: dict[str, Handler] = {}
 
     async def intercept_service(
@@ -164,6 +169,8 @@ class Answering(grpc.aio.ServerInterceptor):
     def _check(self, request: Any, context: Context) -> None:
         if self._admit is not None:
             self._admit(context.peer())
+        if self._join is not None:
+            self._join(context.invocation_metadata())
         if isinstance(request, InvalidRequest):
             raise request
 
@@ -171,7 +178,9 @@ class Answering(grpc.aio.ServerInterceptor):
         if isinstance(error, ScrubberError):
             # The plugin's socket tells its caller the public sentence only; this line has the other one.
             kind, caller = type(error).__name__, caller_of(context.peer())
-            self._log.info("api.refused", method=method, error=kind, code=error.code, why=str(error), caller=caller)
+            self._log.info(
+                "api.refused", method=method, error=kind, code=error.code, sentence=str(error), caller=caller
+            )
         else:
             self._log.error("api.failed", method=method, exc_info=error)
         told = status_of(error, public=self._purpose is Purpose.PLUGIN)

@@ -11,7 +11,7 @@ import grp
 import os
 import socket
 import stat
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self, TypeVar
@@ -104,10 +104,18 @@ class _Client:
 
 
 class PluginClient(_Client):
-    """What the device plugin asks. The text of its errors may be shown to any tenant, as ``error.public``."""
+    """What the device plugin asks. The text of its errors may be shown to any tenant, as ``error.public``.
+
+    Args:
+        carried: what an allocation and a hand-over tell the service, as metadata, of the trace that they belong to.
+    """
 
     purpose = Purpose.PLUGIN
     stub = scrubber_pb2_grpc.PluginStub
+
+    def __init__(self, sockets: Path, *, carried: Callable[[], tuple[tuple[str, str], ...]] = tuple) -> None:
+        super().__init__(sockets)
+        self._carried = carried
 
     async def snapshot(self, timeout: float) -> pb.Snapshot:
         """All devices as they are now; raises :class:`Away` after ``timeout`` seconds."""
@@ -148,7 +156,7 @@ class PluginClient(_Client):
             InvalidRequest, Quarantined: as the service says.
         """
         call: Awaitable[pb.ReserveResponse] = self._stub.Reserve(
-            pb.ReserveRequest(device_ids=device_ids, resource=resource), timeout=timeout
+            pb.ReserveRequest(device_ids=device_ids, resource=resource), timeout=timeout, metadata=self._carried()
         )
         return await self._answer(call)
 
@@ -176,7 +184,7 @@ class PluginClient(_Client):
         request = pb.HandOverRequest(
             device_ids=device_ids, wait_seconds=wait_seconds, reserved_unseen=reserved_unseen, resource=resource
         )
-        call: Awaitable[pb.HandOverResponse] = self._stub.HandOver(request, timeout=timeout)
+        call: Awaitable[pb.HandOverResponse] = self._stub.HandOver(request, timeout=timeout, metadata=self._carried())
         return await self._answer(call)
 
 

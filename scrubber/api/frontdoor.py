@@ -155,12 +155,12 @@ class FrontDoor:
     def _arrived(self, outer: _End) -> None:
         peer = peer_of(outer.transport.get_extra_info("socket"))
         if not self._room_for(peer.uid):
-            self._log.warning("admin.too_many_connections", uid=peer.uid, pid=peer.pid, open=len(self._open))
+            self._log.warning("admin.too-many-connections", uid=peer.uid, pid=peer.pid, open=len(self._open))
             outer.transport.abort()
             return
         admitted = admits(peer, own_uid=os.geteuid(), operators=self._operators)
         if not admitted:
-            self._log.warning("admin.caller_refused", uid=peer.uid, pid=peer.pid)
+            self._log.warning("admin.caller-refused", uid=peer.uid, pid=peer.pid)
         look = asyncio.get_running_loop().call_later(self._silence, self._silent, outer)
         self._open[outer] = _Caller(peer.uid, admitted, look)
         task = asyncio.create_task(self._relay(outer, f"{'a' if admitted else 'r'}{peer.uid}"))
@@ -188,7 +188,7 @@ class FrontDoor:
             self._dismiss(outer)
 
     def _dismiss(self, outer: _End) -> None:
-        self._log.info("admin.idle_connection_closed", uid=self._open[outer].uid)
+        self._log.info("admin.connection-closed", uid=self._open[outer].uid)
         self._gone(outer)
         outer.transport.abort()
 
@@ -202,7 +202,7 @@ class FrontDoor:
             connection = self._connected(who)
             await asyncio.get_running_loop().create_unix_connection(lambda: _End(arrived=outer.join), sock=connection)
         except OSError as error:
-            self._log.error("admin.relay_failed", why=str(error))
+            self._log.error("admin.relay-failed", sentence=str(error))
             outer.transport.abort()
 
     def _connected(self, who: str) -> socket.socket:

@@ -17,7 +17,7 @@ import structlog
 from grpc_reflection.v1alpha import reflection
 
 from scrubber.api import health, scrubber_pb2_grpc
-from scrubber.api.answering import Answering, Observer
+from scrubber.api.answering import Answering, Join, Observer
 from scrubber.api.binding import SocketDirectory, gid_of
 from scrubber.api.frontdoor import FrontDoor, actor_of
 from scrubber.api.servicers import AdminServicer, PluginServicer, ReadServicer
@@ -39,6 +39,7 @@ class ApiServer:
         reflection: whether tools may ask which methods there are.
         log: where refusals and failures are told; structlog's default when None.
         observe: is told of every call.
+        join: makes what a caller of the plugin or admin socket asks for part of its trace; None: callers have none.
     """
 
     def __init__(
@@ -49,12 +50,14 @@ class ApiServer:
         reflection: bool = False,
         log: structlog.typing.FilteringBoundLogger | None = None,
         observe: Observer | None = None,
+        join: Join | None = None,
     ) -> None:
         self._service = service
         self._sockets = sockets
         self._reflection = reflection
         self._log: structlog.typing.FilteringBoundLogger = structlog.get_logger() if log is None else log
         self._observe = observe
+        self._join = join
         self._following = Following(service)
         self._directory = SocketDirectory(sockets)
         self._servers: list[grpc.aio.Server] = []
@@ -93,8 +96,9 @@ class ApiServer:
     async def _start(self, purpose: Purpose, path: Path) -> None:
         # The peer is checked where it can be told; the mode of the other two sockets is all their protection.
         admit = actor_of if purpose is Purpose.ADMIN else None
+        join = None if purpose is Purpose.READ else self._join  # who may only look leaves no trace
         server = grpc.aio.server(
-            interceptors=(Answering(purpose, log=self._log, admit=admit, observe=self._observe),),
+            interceptors=(Answering(purpose, log=self._log, admit=admit, observe=self._observe, join=join),),
             options=(("grpc.so_reuseport", 0),),
         )
         self._add_services(server, purpose)

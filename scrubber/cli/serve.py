@@ -28,6 +28,7 @@ from scrubber.config.settings import (
     LogLevel,
     MetricsTls,
     ServiceSettings,
+    TraceExport,
 )
 
 __all__ = ["add_commands"]
@@ -42,6 +43,14 @@ LogFormatOption = Annotated[
 LogLevelOption = Annotated[
     LogLevel, typer.Option("--log-level", envvar="SCRUBBER_LOG_LEVEL", help="The least important event that is logged.")
 ]
+TracesOption = Annotated[
+    TraceExport,
+    typer.Option(
+        "--traces",
+        envvar="SCRUBBER_TRACES",
+        help="otlp: send traces to where OTEL_EXPORTER_OTLP_ENDPOINT says; needs the extra otel.",
+    ),
+]
 
 
 class Registration(StrEnum):
@@ -54,6 +63,11 @@ def add_commands(app: typer.Typer) -> None:
     app.command()(serve)
     app.command(cls=flags.PluginCommand)(plugin)
     app.command()(demo)
+
+
+def _only_our_lines() -> None:
+    """gRPC's core writes lines of its own to standard error, which are no JSON; it reads this when it is loaded."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
 def serve(
@@ -91,6 +105,7 @@ def serve(
     metrics_cert: metrics.ServiceCertOption = None,
     metrics_key: metrics.ServiceKeyOption = None,
     metrics_client_ca: metrics.ServiceClientCaOption = None,
+    traces: TracesOption = TraceExport.OFF,
     node_name: Annotated[
         str | None,
         typer.Option(
@@ -193,6 +208,7 @@ def serve(
         pod_logs_dir=pod_logs_dir,
         metrics_address=Address.parse(metrics_address),
         metrics_tls=MetricsTls.given(metrics_cert, metrics_key, metrics_client_ca),
+        traces=traces,
         cgroup_root=cgroup_root,
         containers=containers,
         log_format=log_format,
@@ -208,6 +224,7 @@ def serve(
         fail_on_init_error=fail_on_init_error and backend is Backend.NVIDIA,
         disabled_healthchecks=DisabledHealthchecks.parse(disable_healthchecks),
     )
+    _only_our_lines()
     from scrubber import daemon
 
     raise typer.Exit(asyncio.run(daemon.run(settings)))
@@ -262,10 +279,12 @@ def plugin(
     metrics_cert: metrics.PluginCertOption = None,
     metrics_key: metrics.PluginKeyOption = None,
     metrics_client_ca: metrics.PluginClientCaOption = None,
+    traces: TracesOption = TraceExport.OFF,
     log_format: LogFormatOption = LogFormat.AUTO,
     log_level: LogLevelOption = LogLevel.INFO,
 ) -> None:
     """Run the device plugin. It lets the kubelet hand devices over only as the scrub service allows."""
+    _only_our_lines()
     from plugin import nvidia_config
     from plugin.injection import Feature
     from plugin.main import PluginSettings, run
@@ -301,6 +320,7 @@ def plugin(
         node_name=node_name,
         metrics_address=Address.parse(metrics_address),
         metrics_tls=MetricsTls.given(metrics_cert, metrics_key, metrics_client_ca),
+        traces=traces,
     )
     raise typer.Exit(asyncio.run(run(settings)))
 

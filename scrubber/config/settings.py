@@ -27,6 +27,7 @@ __all__ = [
     "LogLevel",
     "MetricsTls",
     "ServiceSettings",
+    "TraceExport",
 ]
 
 FROM_KUBELET_DIR = Path()
@@ -64,6 +65,13 @@ class LogLevel(StrEnum):
     INFO = "info"
     WARNING = "warning"
     ERROR = "error"
+
+
+class TraceExport(StrEnum):
+    """Where traces go: nowhere, or by OTLP to where OpenTelemetry's own variables say."""
+
+    OFF = "off"
+    OTLP = "otlp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +188,7 @@ class ServiceSettings:
         pod_logs_dir: the kubelet's ``<namespace>_<name>_<uid>`` directories.
         metrics_address: where Prometheus scrapes; None: nowhere.
         metrics_tls: how scrapes are encrypted; None: not at all.
+        traces: whether traces are sent; where to is in OpenTelemetry's own variables.
         node_name: goes into every certificate.
         cgroup_root: where cgroups are mounted; None: found, where cgroups are used.
         containers: how processes are known to belong to a pod; see :class:`ContainerIdentity`.
@@ -206,6 +215,7 @@ class ServiceSettings:
     pod_logs_dir: Path = Path("/var/log/pods")
     metrics_address: Address | None = Address("127.0.0.1", 9464)
     metrics_tls: MetricsTls | None = None
+    traces: TraceExport = TraceExport.OFF
     node_name: str = field(default_factory=gethostname)
     cgroup_root: Path | None = None
     containers: ContainerIdentity = ContainerIdentity.AUTO

@@ -182,7 +182,8 @@ class Possession(Vitals):
         """
         async with self._lock:
             if self._record.hygiene is Hygiene.IN_USE and self._record.grants == seen.grants:
-                event = Event("device.released", self._instruments.clock.wall(), self.device.id)
+                fields = {"tenant_namespace": self._record.tenant}
+                event = Event("device.released", self._instruments.clock.wall(), self.device.id, fields=fields)
                 await self._commit(Change(events=(event,)), self._record.released())
 
     async def adopt(self, grant: Grant | None) -> None:

@@ -174,7 +174,7 @@ async def test_what_the_plugin_is_not_told_stands_in_the_log(node: FakeNode, sho
         with pytest.raises(NotReady):
             await plugin.hand_over(["GPU-a0"], wait_seconds=1, timeout=DEADLINE)
     (refused,) = [each for each in log.entries if each["event"] == "api.refused"]
-    assert refused["why"] == "GPU-a0 waits for team-b/old."
+    assert refused["sentence"] == "GPU-a0 waits for team-b/old."
     assert (refused["error"], refused["code"]) == ("NotReady", "pod-not-over")
 
 

@@ -332,7 +332,7 @@ def test_what_cannot_be_written_is_said_once_and_no_device_is_offered_meanwhile(
             gpu(0).id: f"Device {gpu(0).id} cannot be given to a container: its CDI specification cannot be written. "
             "The plugin's log on the node says why."
         }
-    assert desk.events == ["The CDI specification cannot be written"]
+    assert desk.events == ["cdi.failed"]
     desk.file.rmdir()
     assert desk.publisher.publish([gpu(0)], "one") == {}
 
@@ -424,7 +424,7 @@ def test_that_there_is_no_hook_is_said_at_the_start(tmp_path: Path) -> None:
     desk = Desk(tmp_path, hook=None)
     desk.publisher.check()
     assert len(desk.events) == 1
-    assert desk.events[0].startswith("No nvidia-cdi-hook or nvidia-ctk was found")
+    assert desk.events[0] == "cdi.hook-missing"
 
 
 def test_a_directory_that_cannot_be_written_to_is_refused_before_anything_is_promised(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ async def test_with_credentials_the_cluster_follows_the_service_and_hears_of_the
         FakeService(short_tmp / "s", snapshot(device(0))) as service,
         plugin(short_tmp, credentials) as running,
     ):
-        assert (await running.says("The cluster is told of this node"))["node"] == "node-1"
+        assert (await running.says("cluster.told"))["node"] == "node-1"
         await server.until(lambda: status(server) == "True AllInService")
         service.show(snapshot(device(0), out, version=2))
         await server.until(lambda: len(server.events) == 1)
@@ -119,20 +119,18 @@ async def test_where_it_is_not_wanted_nobody_is_asked_and_nothing_is_loaded(
     server: ApiServerStandIn, credentials: dict[str, str], short_tmp: Path, cluster: str, node: str, reason: str
 ) -> None:
     async with FakeService(short_tmp / "s", snapshot(device(0))), plugin(short_tmp, credentials, cluster, node) as it:
-        assert reason in (await it.says("The cluster is told nothing of this node"))["reason"]
-        await it.says("Following the scrub service")
+        assert reason in (await it.says("cluster.untold"))["sentence"]
+        await it.says("service.followed")
         assert await it.stops() == (0, "")
     assert server.asked == []
 
 
 async def test_without_credentials_there_is_one_line_and_silence(server: ApiServerStandIn, short_tmp: Path) -> None:
     async with FakeService(short_tmp / "s", snapshot(device(0))), plugin(short_tmp, {}) as running:
-        assert (await running.says("The cluster is told nothing of this node"))["level"] == "info"
-        await running.says("Following the scrub service")
+        assert (await running.says("cluster.untold"))["level"] == "info"
+        await running.says("service.followed")
         assert await running.stops() == (0, "")
-    assert [each["event"] for each in running.lines if "cluster" in each["event"].lower()] == [
-        "The cluster is told nothing of this node"
-    ]
+    assert [each["event"] for each in running.lines if each["event"].startswith("cluster.")] == ["cluster.untold"]
 
 
 @pytest.mark.parametrize(
@@ -153,7 +151,7 @@ async def test_an_api_server_that_is_of_no_use_delays_nothing_of_the_kubelets(
     ):
         registered = await kubelet.new_registration()
         if said is None:
-            await running.says("The cluster is not told; trying again")
+            await running.says("cluster.away")
         else:
             await server.until(lambda: bool(server.asked))
         await registered.plugin.Allocate(allocation("sim-0"), timeout=10)

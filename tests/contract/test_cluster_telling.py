@@ -243,13 +243,13 @@ async def test_a_pod_that_the_policy_wants_gone_is_evicted_once(
     server.pods = {("team-a", "train-0"): "uid-of-train-0", ("team-a", "other"): "uid-of-other"}
     async with told() as telling:
         telling.heard(with_notices(noticed(evict=True), noticed(pod="other")))
-        await diary.bell.until(lambda: bool(diary.said("Pod evicted, as the policy says")))
+        await diary.bell.until(lambda: bool(diary.said("pod.evicted")))
         telling.heard(with_notices(noticed(evict=True), noticed(pod="other")))
         telling.heard(snapshot(BAD))
         await server.until(lambda: status(server)[0] == "False")
     assert server.evicted == ["uid-of-train-0"]
     assert len(server.asked_for("create pods/eviction")) == 1
-    assert len(diary.said("Pod evicted, as the policy says", namespace="team-a", pod="train-0")) == 1
+    assert len(diary.said("pod.evicted", tenant="team-a", pod="train-0")) == 1
 
 
 async def test_a_disruption_budget_is_waited_for(server: ApiServerStandIn, told: Callable[..., Any]) -> None:
@@ -299,7 +299,7 @@ async def test_a_role_without_evictions_is_said_once_and_all_else_goes_on(
     server.pods = {("team-a", "train-0"): "uid-of-train-0"}
     async with told() as telling:
         telling.heard(with_notices(noticed(evict=True)))
-        await diary.bell.until(lambda: bool(diary.said("A pod is not evicted", pod="train-0")))
+        await diary.bell.until(lambda: bool(diary.said("eviction.refused", pod="train-0")))
         await server.until(lambda: len(server.events) == 1)
         for state, shown in (("False", BAD), ("True", GOOD)):
             both = snapshot(shown)
@@ -308,7 +308,7 @@ async def test_a_role_without_evictions_is_said_once_and_all_else_goes_on(
             await server.until(lambda state=state: status(server)[0] == state)  # type: ignore[misc]
     assert server.evicted == []
     assert len(server.asked_for("create pods/eviction")) == 1
-    assert len(diary.said("A pod is not evicted")) == 1
+    assert len(diary.said("eviction.refused")) == 1
 
 
 # --- an API server that fails ----------------------------------------------------------------------------------------
@@ -373,7 +373,7 @@ async def test_after_an_outage_the_present_is_told_and_not_the_past(
         for number in range(1000):
             telling.heard(snapshot(BAD if number % 2 else GOOD, device(1)))
             await asyncio.sleep(0)
-        await diary.bell.until(lambda: bool(diary.said("The cluster is not told; trying again", what="condition")))
+        await diary.bell.until(lambda: bool(diary.said("cluster.away", what="condition")))
         telling.heard(snapshot(GOOD, device(1, advertised=False, state="condemned", refusal="It is condemned.")))
         server.fault = lambda asked: failure(503, "ServiceUnavailable")
         await server.start()
@@ -385,7 +385,7 @@ async def test_after_an_outage_the_present_is_told_and_not_the_past(
         await server.until(lambda: counts(server) == {"clean": "1", "dirty": "0", "quarantined": "1"})
         assert reasons(server) == [("node-1", "GpuCondemned", 1)]
         assert len(server.asked) - before <= 8
-        await diary.bell.until(lambda: bool(diary.said("The cluster is told again", what="condition")))
+        await diary.bell.until(lambda: bool(diary.said("cluster.there", what="condition")))
 
 
 async def test_labels_that_somebody_took_away_come_back(server: ApiServerStandIn, told: Callable[..., Any]) -> None:
@@ -498,8 +498,8 @@ async def test_an_error_that_nobody_foresaw_is_said_and_the_telling_begins_anew(
     async with told(connect=lambda: Stumbling(behind)) as telling:
         telling.heard(snapshot(BAD))
         await server.until(lambda: status(server)[0] == "False" and len(server.events) == 1)
-    (line,) = diary.said("Telling the cluster has failed, and begins anew")
-    assert "nobody foresaw this" in line["reason"]
+    (line,) = diary.said("cluster.failed")
+    assert "nobody foresaw this" in repr(line["exc_info"])
     assert reasons(server) == [("node-1", "GpuOutOfService", 1)]
 
 
@@ -509,4 +509,4 @@ async def test_a_client_that_cannot_even_be_loaded_is_said(told: Callable[..., A
 
     async with told(connect=missing) as telling:
         telling.heard(snapshot(GOOD))
-        await diary.bell.until(lambda: len(diary.said("Telling the cluster has failed, and begins anew")) >= 2)
+        await diary.bell.until(lambda: len(diary.said("cluster.failed")) >= 2)

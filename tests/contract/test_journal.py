@@ -3,38 +3,20 @@
 import contextlib
 import io
 import json
-import logging
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
-import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
-from structlog.typing import FilteringBoundLogger
 
-from scrubber.adapters.journal import StructlogJournal, configure_logging
+from scrubber.adapters.journal import Binding, StructlogJournal
+from scrubber.config.logging import Losses, line_logger
 from scrubber.domain.policy import XidClass
 from scrubber.ports import Event, Journal
 from tests.measures import memory, scrub
 
 NOON = 1_767_182_400.25  # 2025-12-31T12:00:00.25Z
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.fixture(autouse=True)
-def logging_as_it_was() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    structlog.reset_defaults()
 
 
 class Told:
@@ -43,8 +25,10 @@ class Told:
     def __init__(self, level: str = "info") -> None:
         self.stream = io.StringIO()
         self.registry = CollectorRegistry()
-        logger = configure_logging("json", level, self.stream, now=lambda: NOON)
+        losses = Losses()
+        logger = line_logger("json", level, self.stream, component="service", now=lambda: NOON, losses=losses)
         self.journal = StructlogJournal(registry=self.registry, logger=logger)
+        losses.counted_by(self.journal.metrics.service.line_lost)
 
     def __call__(self, *events: Event) -> list[dict[str, Any]]:
         """Tell ``events``; answers the lines that this wrote."""
@@ -73,8 +57,9 @@ class TestLines:
             "timestamp": "2025-12-31T12:00:00.250Z",
             "level": "info",
             "event": "handover.granted",
+            "component": "service",
             "device": "GPU-a",
-            "scrub": "S-1",
+            "scrub_id": "S-1",
             "actor": "plugin",
             "grant": 3,
             "exception": None,
@@ -84,7 +69,7 @@ class TestLines:
     def test_an_event_of_the_node_names_no_device(self, told: Told) -> None:
         (line,) = told(Event("service.started", NOON))
         assert "device" not in line
-        assert "scrub" not in line
+        assert not {"scrub", "scrub_id", "tenant"} & line.keys()
 
     def test_events_stay_in_order(self, told: Told) -> None:
         names = ["scrub.started", "scrub.finished", "certificate.issued"]
@@ -134,76 +119,68 @@ class TestLines:
         assert [line["event"] for line in told(event("scrub.started"), event("health.suspect"))] == ["health.suspect"]
 
     def test_a_field_never_overwrites_what_the_line_says_itself(self, told: Told) -> None:
-        (line,) = told(event("odd.event", event="x", level="x", timestamp="x", device="x", actor="x", exc_info=True))
+        ours = dict.fromkeys(("event", "level", "timestamp", "device", "scrub_id", "tenant", "actor", "component"), "x")
+        (line,) = told(event("odd.event", **ours, exc_info=True, traceback="x"))
         assert (line["event"], line["level"], line["device"], line["actor"]) == (
             "odd.event",
             "info",
             "GPU-a",
             "service",
         )
-        assert (line["field_event"], line["field_device"], line["field_exc_info"]) == ("x", "x", True)
+        assert {line[f"field_{name}"] for name in (*ours, "traceback")} == {"x"}
+        assert line["field_exc_info"] is True
+        assert not {"tenant", "traceback"} & line.keys()
 
     def test_a_line_break_in_a_name_makes_no_second_line(self, told: Told) -> None:
         (line,) = told(event("leftover.ended", command="sh\n{}\x1b[2J"))
         assert line["command"] == "sh\n{}\x1b[2J"
 
-    def test_what_libraries_log_looks_the_same(self) -> None:
-        stream = io.StringIO()
-        configure_logging("json", "info", stream, now=lambda: NOON)
-        logging.getLogger("grpc").warning("the %s is full", "queue")
-        logging.getLogger("grpc").debug("unheard")
-        line = json.loads(stream.getvalue())
-        assert (line["event"], line["level"]) == ("the queue is full", "warning")
-        assert line["timestamp"] == "2025-12-31T12:00:00.250Z"
 
-    def test_a_traceback_shows_no_variables(self) -> None:
-        for form in ("json", "console"):
-            stream = io.StringIO()
-            logger = configure_logging(form, "info", stream)
-            fail(logger)
-            assert "ZeroDivisionError" in stream.getvalue()
-            assert "residue-of-a-tenant" not in stream.getvalue()
+class TestWhomALineIsAbout:
+    """Beside what the event says itself, what the engine was doing (``Binding``) is on the line."""
 
+    def test_an_event_s_tenant_is_called_as_on_every_line(self, told: Told) -> None:
+        (line,) = told(event("health.quarantined", tenant_namespace="team-a"))
+        assert line["tenant"] == "team-a"
+        assert "tenant_namespace" not in line
 
-def fail(logger: FilteringBoundLogger) -> None:
-    secret = "-".join(("residue", "of", "a", "tenant"))
-    try:
-        _ = len(secret) / 0
-    except ZeroDivisionError:
-        logger.exception("it failed")
+    def test_what_the_event_does_not_say_is_what_was_being_done(self, told: Told) -> None:
+        with Binding().span("scrub", device="GPU-a", scrub_id="S-1", tenant="team-a"):
+            (line,) = told(Event("device.touched", NOON, "GPU-a"))
+        assert (line["device"], line["scrub_id"], line["tenant"]) == ("GPU-a", "S-1", "team-a")
 
+    def test_what_the_event_says_itself_wins(self, told: Told) -> None:
+        with Binding().span("device", device="GPU-a", scrub_id="S-1", tenant="team-b"):
+            (line,) = told(Event("scrub.started", NOON, "GPU-a", "S-2", fields={"tenant_namespace": "team-a"}))
+        assert (line["scrub_id"], line["tenant"]) == ("S-2", "team-a")
 
-class TestForms:
-    def line(self, stream: io.StringIO, form: Any, environ: Mapping[str, str] | None = None) -> str:
-        logger = configure_logging(form, "info", stream, now=lambda: NOON, environ=environ or {})
-        logger.info("scrub.started", device="GPU-a")
-        return stream.getvalue()
+    def test_an_event_that_is_of_nobody_stays_of_nobody(self, told: Told) -> None:
+        with Binding().span("device", device="GPU-a", tenant="team-b"):
+            (line,) = told(event("scrub.started", tenant_namespace=None))
+        assert line["tenant"] is None
 
-    def test_auto_is_json_where_no_person_reads(self) -> None:
-        assert json.loads(self.line(io.StringIO(), "auto"))["device"] == "GPU-a"
+    @pytest.mark.parametrize("other", ["GPU-b", None])
+    def test_a_line_about_another_device_or_the_node_takes_nothing_of_this_one(
+        self, told: Told, other: str | None
+    ) -> None:
+        with Binding().span("scrub", device="GPU-a", scrub_id="S-1", tenant="team-a"):
+            node, own = told(Event("certificate.voided", NOON, other), Event("device.touched", NOON, "GPU-a"))
+        assert node.get("device") == other
+        assert not {"scrub_id", "tenant"} & node.keys()
+        assert own["tenant"] == "team-a"
 
-    def test_auto_is_columns_on_a_terminal(self) -> None:
-        line = self.line(Terminal(), "auto")
-        assert "scrub.started" in line
-        assert "\x1b[" in line
+    @pytest.mark.parametrize("name", ["device.released", "health.quarantined", "certificate.voided", "use.ungranted"])
+    def test_who_asks_for_a_device_is_not_named_for_what_is_found_out_about_it(self, told: Told, name: str) -> None:
+        with Binding().span("device", device="GPU-a", tenant="team-b"):
+            found, refused = told(Event(name, NOON, "GPU-a"), Event("handover.refused", NOON, "GPU-a"))
+        assert "tenant" not in found
+        assert refused["tenant"] == "team-b"
 
-    def test_no_color_is_respected(self) -> None:
-        line = self.line(Terminal(), "console", {"NO_COLOR": "1"})
-        assert "GPU-a" in line
-        assert "\x1b[" not in line
-
-    def test_a_terminal_is_not_driven_by_names_that_tenants_write(self) -> None:
-        stream = io.StringIO()
-        logger = configure_logging("console", "info", stream)
-        logger.info("leftover.ended", command="\x1b[2Jrm")
-        assert "\x1b[2J" not in stream.getvalue()
-        assert "\\x1b[2Jrm" in stream.getvalue()
-
-    def test_an_unknown_form_or_level_is_refused(self) -> None:
-        with pytest.raises(ValueError, match="no log format 'xml'"):
-            configure_logging("xml", "info", io.StringIO())  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match="no log level 'loud'"):
-            configure_logging("json", "loud", io.StringIO())
+    def test_a_hand_over_of_several_devices_has_its_tenant_on_the_line_of_each(self, told: Told) -> None:
+        with Binding().span("hand-over") as span:
+            span.note(tenant="team-b")
+            lines = told(Event("handover.refused", NOON), Event("handover.refused", NOON, "GPU-a"))
+        assert [line["tenant"] for line in lines] == ["team-b", "team-b"]
 
 
 class TestMetrics:
@@ -235,7 +212,10 @@ class TestItNeverFails:
         registry = CollectorRegistry()
         # Closing it fails as well.
         with contextlib.suppress(OSError), open("/dev/full", "w") as stream:
-            journal = StructlogJournal(registry=registry, logger=configure_logging("json", "info", stream))
+            losses = Losses()
+            logger = line_logger("json", "info", stream, component="service", losses=losses)
+            journal = StructlogJournal(registry=registry, logger=logger)
+            losses.counted_by(journal.metrics.service.line_lost)
             journal.tell([event("service.started")])
         lost = registry.get_sample_value("scrubber_log_lines_lost_total")
         assert lost == 1

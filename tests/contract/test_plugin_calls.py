@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -314,6 +315,8 @@ async def test_a_fault_of_the_plugin_itself_is_logged_and_not_shown_to_the_pod(s
             await rpc.DevicePluginStub(channel).PreStartContainer(start("sim-0"))
     assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.INTERNAL, FAULT)
     assert "/root/secret" in lines.getvalue()
+    (line,) = map(json.loads, lines.getvalue().splitlines())
+    assert (line["event"], line["method"], line["resource"]) == ("api.failed", "PreStartContainer", RESOURCE)
 
 
 async def test_garbage_is_refused_and_the_plugin_lives_on(short_tmp: Path) -> None:

@@ -207,7 +207,7 @@ async def test_single_waits_for_a_node_of_one_kind_when_it_may_not_fail(short_tm
         FakeService(short_tmp / "s", cut) as service,
         plugin(short_tmp, "--mig-strategy", "single", "--fail-on-init-error=false") as process,
     ):
-        await says(process, "This node cannot be advertised as asked")
+        await says(process, "node.not-advertised")
         assert kubelet.requests == []
         service.show(node(seen(instance(0, 0)), seen(instance(0, 1)), version=2))
         registered = await kubelet.new_registration()
@@ -221,10 +221,7 @@ async def test_a_policy_that_refuses_the_variable_keeps_gpus_out_until_another_w
         async with plugin(
             short_tmp, "--resource-name", "a.b/c", "--device-list-strategy=volume-mounts,envvar"
         ) as process:
-            said = await says(
-                process,
-                "The policy refuses devices that are announced by an environment variable: no GPU is handed out",
-            )
+            said = await says(process, "policy.envvar-refused")
             assert said["cure"].startswith("start the plugin with --device-list-strategy volume-mounts")
             registered = await kubelet.new_registration()
             assert registered.lists == [{"sim-0": "Healthy", gpu(0).id: "Unhealthy"}]
@@ -237,7 +234,7 @@ async def test_a_policy_that_refuses_the_variable_keeps_gpus_out_until_another_w
 
 async def test_disabled_health_checks_are_answered_with_where_they_are_set_now(short_tmp: Path) -> None:
     async with plugin(short_tmp, DP_DISABLE_HEALTHCHECKS="48") as process:
-        assert "xids: ignore in the policy" in (await says(process, "DP_DISABLE_HEALTHCHECKS is set"))["reason"]
+        assert "xids: ignore in the policy" in (await says(process, "plugin.healthchecks-kept"))["sentence"]
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ async def plugin(directory: Path, *flags: str) -> AsyncIterator[Process]:
 
 
 async def page_of(process: Process) -> Page:
-    return Page((await said(process, "Metrics are served"))["address"])
+    return Page((await said(process, "metrics.serving"))["address"])
 
 
 async def test_a_day_of_the_plugin_stands_on_its_page(short_tmp: Path) -> None:
@@ -203,7 +203,7 @@ async def test_in_front_of_a_vendors_plugin_it_tells_the_same_of_the_vendors_res
         plugin(short_tmp, "--upstream-dir", str(short_tmp / "u")) as process,
     ):
         shows = (await page_of(process)).shows
-        await said(process, "Vendors' plugins may register")
+        await said(process, "reception.serving")
         vendor = TinyPlugin(("sim-0", "sim-1"))
         await vendor.serve(short_tmp / "u" / "vendor.sock")
         try:
@@ -225,7 +225,7 @@ async def test_a_port_that_somebody_has_keeps_the_plugin_from_starting_with_a_se
         FakeService(short_tmp / "s", snapshot(device(0))),
         plugin(short_tmp) as first,
     ):
-        taken = (await said(first, "Metrics are served"))["address"]
+        taken = (await said(first, "metrics.serving"))["address"]
         before = (await kubelet.new_registration()).socket
         async with plugin(short_tmp, "--metrics-address", taken) as second:
             _, told = await asyncio.wait_for(second.communicate(), PATIENCE)

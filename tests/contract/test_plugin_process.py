@@ -59,10 +59,10 @@ async def plugin(directory: Path, *flags: str) -> AsyncIterator[PluginProcess]:
 
 async def test_it_waits_for_the_service_then_for_the_kubelet_and_then_works(short_tmp: Path) -> None:
     async with plugin(short_tmp, "--registration", "classic") as running:
-        await running.says("The scrub service is away; trying to reach it")
+        await running.says("service.away")
         async with FakeService(short_tmp / "s", snapshot(device(0))) as service:
-            await running.says("The scrub service is there")
-            await running.says("Waiting for the kubelet")
+            await running.says("service.there")
+            await running.says("kubelet.away")
             async with FakeKubelet(short_tmp) as kubelet:
                 registered = await kubelet.new_registration()
                 assert registered.healthy == {"sim-0"}
@@ -72,7 +72,7 @@ async def test_it_waits_for_the_service_then_for_the_kubelet_and_then_works(shor
 
 async def test_it_is_not_registered_before_the_first_snapshot_has_come(short_tmp: Path) -> None:
     async with FakeKubelet(short_tmp) as kubelet, plugin(short_tmp, "--registration", "classic") as running:
-        await running.says("The scrub service is away; trying to reach it")
+        await running.says("service.away")
         assert kubelet.requests == []
         async with FakeService(short_tmp / "s", snapshot(device(0), ready=False)):
             registered = await kubelet.new_registration()
@@ -113,7 +113,7 @@ async def test_a_stop_does_not_wait_for_a_start_under_way(short_tmp: Path) -> No
 
 async def test_it_stops_also_while_it_waits(short_tmp: Path) -> None:
     async with plugin(short_tmp) as running:
-        await running.says("The scrub service is away; trying to reach it")
+        await running.says("service.away")
         assert await running.ends(signal.SIGTERM) == 0
 
 

@@ -119,7 +119,7 @@ async def test_classic_waits_for_a_kubelet_and_its_directory(short_tmp: Path) ->
         await journal.says("kubelet.sock does not exist")
         async with FakeKubelet(short_tmp) as kubelet:
             await kubelet.new_registration()
-            await journal.says("The kubelet is there")
+            await journal.says("kubelet.there")
 
 
 async def test_classic_waits_for_a_kubelet_whose_dead_socket_is_still_there(short_tmp: Path) -> None:

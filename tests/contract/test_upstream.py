@@ -874,13 +874,13 @@ async def receiving(directory: Path) -> AsyncIterator[tuple[Told, asyncio.Task[N
 async def test_a_second_instance_waits_until_the_first_is_gone(short_tmp: Path) -> None:
     path = short_tmp / "u" / "kubelet.sock"
     async with receiving(short_tmp) as (one, first):
-        await one.says("Vendors' plugins may register")
+        await one.says("reception.serving")
         made = path.stat()
         async with receiving(short_tmp) as (other, _):
-            await other.says("Another plugin of ours serves the directory")
+            await other.says("reception.waiting")
             assert path.stat() == made
             first.cancel()
-            await other.says("Vendors' plugins may register")
+            await other.says("reception.serving")
             assert path.is_socket()
     assert not path.exists()
 
@@ -891,7 +891,7 @@ async def test_a_socket_that_a_killed_instance_left_is_replaced(short_tmp: Path)
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
     async with receiving(short_tmp) as (log, _):
-        await log.says("Vendors' plugins may register")
+        await log.says("reception.serving")
         async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
             await asyncio.wait_for(channel.channel_ready(), PATIENCE)
 

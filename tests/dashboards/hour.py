@@ -16,8 +16,9 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry
 
-from scrubber.adapters.journal import StructlogJournal, configure_logging
+from scrubber.adapters.journal import StructlogJournal
 from scrubber.adapters.journal.facts import Facts, Shown
+from scrubber.config.logging import line_logger
 from scrubber.domain.assignment import Trust
 from scrubber.domain.evidence import ScrubRecord
 from scrubber.engine.instruments import Instruments
@@ -93,7 +94,7 @@ class _Metered(World):
 
     def _instruments(self, life: Life) -> Instruments:
         tools = super()._instruments(life)
-        logger = configure_logging("json", "error", io.StringIO())
+        logger = line_logger("json", "error", io.StringIO(), component="service")
         self.shown = StructlogJournal(registry=CollectorRegistry(), logger=logger)
         self.shown.metrics.ask = self._facts
         self.shown.metrics.service.runs(version="0", backend="world", driver="driver-1")

@@ -13,6 +13,7 @@ from typing import Any
 
 from plugin.emulator.pods import Phase, Pod, PodSpec
 from plugin.emulator.stage import RESOURCE, Stage, gpu_pod, tenant
+from tests.integration import log_lines
 
 __all__ = [
     "QUICK",
@@ -40,11 +41,15 @@ QUICK = str(Path(__file__).with_name("quick.yaml"))
 
 @asynccontextmanager
 async def staged(**options: Any) -> AsyncIterator[Stage]:
-    """A stage with both daemons running, on devices of 2 MiB that are all clean, and with ``quick.yaml``."""
+    """A stage with both daemons running, on devices of 2 MiB that are all clean, and with ``quick.yaml``.
+
+    In the end their logs hold nothing but what docs/logs.md has.
+    """
     async with Stage(**{"memory": "2MiB", "policy": QUICK, **options}) as stage:
         await stage.start_daemons(SOON)
         await stage.all_clean(SOON)
         yield stage
+        log_lines.check(stage)
 
 
 def writer(name: str, namespace: str, *options: str, gpus: int = 1) -> PodSpec:

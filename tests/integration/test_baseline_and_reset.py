@@ -208,7 +208,7 @@ async def test_a_person_resets_an_idle_device_and_everybody_can_see_who_and_why(
         assert (entry.actor, entry.scrub_id, entry.device) == (ACTOR, result.scrub.id, result.device.id)
         assert json.loads(entry.fields_json) == {"reason": "hangs, ticket 4711"}
         (line,) = logged(stage, "operator.reset")
-        assert (line["level"], line["scrub"], line["reason"]) == ("warning", result.scrub.id, "hangs, ticket 4711")
+        assert (line["level"], line["scrub_id"], line["reason"]) == ("warning", result.scrub.id, "hangs, ticket 4711")
         assert await read_by_another_tenant(stage) == ""
 
 

@@ -16,6 +16,7 @@ from scrubber.api import scrubber_pb2 as pb
 from scrubber.api import scrubber_pb2_grpc
 from scrubber.api.sockets import Purpose, Sockets, target
 from scrubber.domain.errors import SecondInstance
+from tests.integration import log_lines
 from tests.integration.acting import SOON, Capacity, found_by, reader, running, sockets_below, staged, writer
 
 
@@ -62,6 +63,30 @@ async def test_sigterm_in_mid_scrub_leaves_the_device_dirty_and_the_next_life_sc
         await stage.command("sim", "clear", "--dir", str(stage.sim), "--device", "0")
         await stage.service.start()
         assert await found_by(await stage.kubelet.run(reader("b", "team-b"))) == ""
+        _lines_say_whom_they_are_about(stage)
+
+
+def _lines_say_whom_they_are_about(stage: Stage) -> None:
+    """Team-a had the one device, then team-b."""
+    service, plugin = log_lines.lines(stage.service), log_lines.lines(stage.plugin)
+    (device,) = {line["device"] for line in service if line["event"].startswith(("scrub.", "handover.granted"))}
+    granted = [line for line in service if line["event"] == "handover.granted"]
+    assert [(line["tenant"], line["pod"], line["device"]) for line in granted] == [
+        ("team-a", "a", device),
+        ("team-b", "b", device),
+    ]
+    started = [line for line in service if line["event"] == "scrub.started"]
+    assert [line["tenant"] for line in started] == [None, "team-a", "team-a"]
+    ended = {line["scrub_id"]: line for line in service if line["event"] == "scrub.finished"}
+    assert ended[started[0]["scrub_id"]]["outcome"] == ended[started[2]["scrub_id"]]["outcome"] == "passed"
+    asked = [line for line in plugin if line["event"] == "handover.granted"]
+    assert [line["certificates"] for line in asked] == [[line["certificate"]] for line in granted]
+    assert {(line["method"], line["resource"]) for line in asked} == {("PreStartContainer", RESOURCE)}
+    issued = [line for line in service if line["event"] == "certificate.issued"]
+    assert [(line["scrub_id"], line.get("tenant")) for line in issued] == [
+        (started[0]["scrub_id"], None),
+        (started[2]["scrub_id"], "team-a"),
+    ]
 
 
 async def test_a_second_service_is_refused_and_the_first_notices_nothing() -> None:

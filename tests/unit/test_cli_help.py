@@ -57,7 +57,7 @@ METRICS = ("--metrics-address", "--metrics-cert", "--metrics-key", "--metrics-cl
 FLAGS = {
     ("serve",): {
         *("--backend", "--sim-dir", "--state-dir", "--socket", "--policy", "--kubelet-dir", "--pod-resources-socket"),
-        *("--pod-logs-dir", *METRICS, "--node-name", "--cgroup-root", "--containers", "--log-format"),
+        *("--pod-logs-dir", *METRICS, "--traces", "--node-name", "--cgroup-root", "--containers", "--log-format"),
         *("--log-level", "--reflection", "--admin-group", "--read-group", "--watch-interval", "--list-settle"),
         *("--nvidia-driver-root", "--fail-on-init-error", "--disable-healthchecks"),
     },
@@ -67,7 +67,7 @@ FLAGS = {
         *("--driver-root", "--nvidia-driver-root", "--dev-root", "--nvidia-dev-root", "--driver-root-ctr-path"),
         *("--container-driver-root", "--cdi-annotation-prefix", "--nvidia-cdi-hook-path", "--nvidia-ctk-path"),
         *("--gdrcopy-enabled", "--gds-enabled", "--mofed-enabled", "--fail-on-init-error", "--config-file"),
-        *("--upstream-dir", "--cluster", "--node-name", *METRICS),
+        *("--upstream-dir", "--cluster", "--node-name", *METRICS, "--traces"),
     },
     ("devices",): {"--watch", "--socket", "--output"},
     ("device",): {"--limit", "--socket", "--output"},

@@ -40,6 +40,7 @@ HOUSE = (
     "plugin.emulator.kubelet",
     "scrubber.api.client",
     "scrubber.api.server",
+    "scrubber.api.tracing",
     "scrubber.backends",
     "scrubber.cli.main",
     "scrubber.config.policy",
@@ -56,13 +57,14 @@ HOUSE = (
 )
 ALLOWED = {
     "plugin.cluster.client": ("httpx2", "lightkube", "msgspec"),
-    "plugin.server": ("scrubber.api.client", "scrubber.wire.podresources_pb2"),
+    "plugin.server": ("scrubber.api.client", "scrubber.api.tracing", "scrubber.wire.podresources_pb2"),
     "scrubber.adapters.cuda.cuda": ("scrubber.adapters.children.child", "cupy"),
     "scrubber.adapters.containers.containers": (LEAF,),
     "scrubber.adapters.kubelet.kubelet": ("scrubber.wire.podresources_pb2", "scrubber.ports.inventory"),
     "scrubber.adapters.nvidia.nvidia": ("scrubber.adapters.children.child", "pynvml"),
     "scrubber.adapters.sim.sim": ("scrubber.adapters.children.child", LEAF, "asyncio"),
     "scrubber.api.server": ("scrubber.engine.node", "grpc"),
+    "scrubber.api.tracing": ("opentelemetry", "scrubber.ports.inventory"),
     "scrubber.cli.main": ("scrubber.api.client", "scrubber.daemon", "plugin.server"),
     "scrubber.adapters.walker": ("scrubber.adapters.children.child", "scrubber.adapters.walk"),
     "scrubber.backends": (
@@ -75,6 +77,7 @@ ALLOWED = {
         "scrubber.showing",
         "scrubber.adapters.sim.sim",
         "scrubber.api.server",
+        "scrubber.api.tracing",
         "scrubber.engine.node",
     ),
     "scrubber.engine.node": ("scrubber.ports.inventory", "scrubber.domain.handover"),
@@ -124,6 +127,9 @@ FORBIDDEN = (
     ("kubernetes-in-one-place", "scrubber.engine.node", "lightkube"),
     ("signatures-in-one-place", "scrubber.daemon", "cryptography"),
     ("signatures-in-one-place", "scrubber.engine.node", "cryptography"),
+    ("traces-in-one-place", "scrubber.daemon", "opentelemetry"),
+    ("traces-in-one-place", "scrubber.engine.node", "opentelemetry"),
+    ("traces-in-one-place", "plugin.server", "opentelemetry"),
     *(("kubernetes-in-one-place", "plugin.server", library) for library in ("httpx2", "lightkube", "msgspec")),
 )
 

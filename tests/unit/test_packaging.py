@@ -103,7 +103,9 @@ class TestWheel:
         assert base
         assert not {name for name in base if VENDOR.match(name)}
 
-    def test_the_extras_bring_the_gpu_libraries(self, distribution: importlib.metadata.Distribution) -> None:
+    def test_the_extras_bring_the_libraries_that_not_everybody_needs(
+        self, distribution: importlib.metadata.Distribution
+    ) -> None:
         requirements = [Requirement(line) for line in distribution.requires or ()]
         by_extra = {
             extra: {each.name for each in requirements if each.marker and each.marker.evaluate({"extra": extra})}
@@ -113,6 +115,7 @@ class TestWheel:
             "nvidia": {"nvidia-ml-py"},
             "cuda12": {"nvidia-ml-py", "cupy-cuda12x"},
             "cuda13": {"nvidia-ml-py", "cupy-cuda13x"},
+            "otel": {"opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-grpc"},
         }
 
 

@@ -78,7 +78,7 @@ async def test_what_could_not_be_told_is_told_with_the_next_list_and_complained_
     for _ in range(2):
         await told.announce(GPU, {"0": "a"}, "one")
     assert len(service.told) == 4
-    assert events(lines) == ["The scrub service could not be told what ids mean"]
+    assert events(lines) == ["announcement.refused" if isinstance(error, InvalidRequest) else "announcement.failed"]
 
 
 async def test_a_service_that_does_not_answer_keeps_no_list_waiting_for_longer_than_the_time_it_has() -> None:

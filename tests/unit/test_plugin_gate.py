@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -25,6 +26,7 @@ from scrubber.domain.errors import (
     Refused,
     ScrubberError,
 )
+from tests.world.spans import Recorder
 
 GPU = "vendor.example/gpu"
 MEANINGS = {"a": "gpu-a", "b": "gpu-b", "c": "gpu-c"}
@@ -101,13 +103,13 @@ class Service:
         return pb.HandOverResponse(devices=[pb.GrantedDevice(id=device, path="fast") for device in devices])
 
 
-async def gate(service: Service, times: GateTimes = QUICK, epoch: str = "one") -> tuple[Gate, Board]:
+async def gate(service: Service, times: GateTimes = QUICK, epoch: str = "one", **more: Any) -> tuple[Gate, Board]:
     board = Board()
     await board.show((), epoch)
     log = logger("json", "error")
     announcements = Announcements(service, log=log)
     await announcements.announce(GPU, MEANINGS, epoch)
-    return Gate(service, board, announcements, times=times, log=log, clock=time.monotonic), board
+    return Gate(service, board, announcements, times=times, log=log, clock=time.monotonic, **more), board
 
 
 async def test_the_service_is_asked_to_wait_less_than_the_kubelet_does() -> None:
@@ -262,6 +264,53 @@ async def test_only_what_no_retry_would_mend_refuses_an_allocation(error: Scrubb
     keeper, _ = await gate(Service(reservation=refused(error)))
     with pytest.raises(type(error)):
         await keeper.reserve(["a"], GPU)
+
+
+# -- what is told of it as a trace ----------------------------------------------------------------------------------------
+
+
+def traced() -> tuple[Recorder, dict[str, Any]]:
+    """A tracer that remembers, and what the gate is given of it: a span is called by its number in the order of roots."""
+    recorder = Recorder()
+    return recorder, {"tracer": recorder, "here": lambda: f"span-{len(recorder.roots)}"}
+
+
+def follows(recorder: Recorder) -> list[object]:
+    """Which allocation each start is said to follow."""
+    return [each.attributes.get("follows") for each in recorder.find("PreStartContainer")]
+
+
+async def test_a_start_follows_the_allocation_of_its_devices_and_a_restart_follows_none() -> None:
+    recorder, more = traced()
+    keeper, _ = await gate(Service(answers=[refused(NotReady("busy")), granted]), **more)
+    await keeper.reserve(["a", "b"], GPU)
+    with pytest.raises(NotReady):
+        await keeper.hand_over(["a"], GPU, deadline=30.0)
+    await keeper.hand_over(["a", "b"], GPU, deadline=30.0)
+    await keeper.hand_over(["a", "b"], GPU, deadline=30.0)
+    assert [each.name for each in recorder.roots] == ["Allocate", *["PreStartContainer"] * 3]
+    assert follows(recorder) == ["span-1", "span-1", None]
+    assert [each.ended for each in recorder.roots] == ["", "NotReady", "", ""]
+    assert recorder.roots[0].attributes == {"resource": GPU, "devices": 2}
+
+
+async def test_a_start_of_devices_that_were_not_allocated_together_follows_nothing() -> None:
+    recorder, more = traced()
+    keeper, _ = await gate(Service(), **more)
+    await keeper.reserve(["a"], GPU)
+    await keeper.reserve(["b"], GPU)
+    await keeper.hand_over(["a", "b"], GPU, deadline=30.0)
+    await keeper.reserve(["a"], GPU)
+    await keeper.hand_over(["a", "c"], GPU, deadline=30.0)
+    assert follows(recorder) == [None, None]
+
+
+async def test_an_allocation_that_the_service_could_not_be_told_of_says_so() -> None:
+    recorder, more = traced()
+    keeper, _ = await gate(Service(reservation=refused(Away("away"))), **more)
+    await keeper.reserve(["a"], GPU)
+    assert recorder.roots[0].attributes["told"] is False
+    assert recorder.roots[0].ended == ""
 
 
 # -- ids that only an announcement explains ------------------------------------------------------------------------------

@@ -192,10 +192,7 @@ async def test_what_is_wrong_with_the_layout_is_said_once_and_so_is_that_it_is_o
     resources = Resources(Layout(MigStrategy.SINGLE), log=logger("json", "info", lines))
     for offers in ((gpu(0), instance(1, 0)), (gpu(0), instance(1, 0)), (gpu(0),)):
         await resources.show(offers, "epoch")
-    assert [each["event"] for each in events(lines)] == [
-        "This node cannot be advertised as asked",
-        "This node can be advertised as asked again",
-    ]
+    assert [each["event"] for each in events(lines)] == ["node.not-advertised", "node.advertised"]
 
 
 async def test_what_is_left_out_is_said_once() -> None:
@@ -203,4 +200,4 @@ async def test_what_is_left_out_is_said_once() -> None:
     resources = Resources(Layout(), log=logger("json", "info", lines))
     for _ in range(3):
         await resources.show((gpu(0), instance(1, 0)), "epoch")
-    assert [each["event"] for each in events(lines)] == ["Some devices are not advertised"]
+    assert [each["event"] for each in events(lines)] == ["node.partly-advertised"]

@@ -7,14 +7,15 @@ durable; a closed pipe at the other end of the log must not undo a hand-over.
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from prometheus_client import CollectorRegistry
+from structlog.contextvars import get_contextvars
 from structlog.typing import FilteringBoundLogger
 
-from scrubber.adapters.journal.logging import timestamp
+from scrubber.adapters.journal.binding import BOUND, without
 from scrubber.adapters.journal.metrics import Metrics
 from scrubber.domain.evidence import ScrubRecord
 from scrubber.domain.policy import XidClass
@@ -54,8 +55,14 @@ _LEVELS: Final[Mapping[str, int]] = {
 _HARMLESS: Final = frozenset({XidClass.IGNORE, XidClass.APPLICATION})
 """Classes of signals that say nothing about the device."""
 
+_SAID: Final = {"tenant_namespace": "tenant"}
+"""Fields that a line has under the name by which every line, of whatever event, is searched."""
+
 _OURS: Final = frozenset(
-    {"actor", "device", "event", "exc_info", "level", "log_level", "scrub", "stack_info", "timestamp"}
+    {
+        *("actor", "component", "device", "event", "exc_info", "level", "log_level", "scrub_id"),
+        *("stack_info", "tenant", "timestamp", "traceback"),
+    }
 )
 """Keys of a line that an event's own fields must not overwrite."""
 
@@ -65,7 +72,7 @@ class StructlogJournal:
 
     Args:
         registry: where the metrics live; no registry is shared behind the caller's back.
-        logger: what lines are written with; see :func:`configure_logging`.
+        logger: what lines are written with; it takes a time of their own, in wall-clock seconds, as ``timestamp``.
 
     Attributes:
         metrics: for whoever knows what is so at present.
@@ -79,10 +86,13 @@ class StructlogJournal:
         """Write a line and move the metrics for each event. Never raises; a line that cannot be written is counted."""
         for event in events:
             self.metrics.count(event)
-            try:
-                self._logger.log(_level(event), event.name, **_line(event))
-            except (OSError, ValueError):  # the stream is gone or closed
-                self.metrics.service.line_lost()
+            without(_of_others(event, get_contextvars()), partial(self._write, event))
+
+    def _write(self, event: Event) -> None:
+        try:
+            self._logger.log(_level(event), event.name, **_line(event))
+        except (OSError, ValueError):  # the stream is gone or closed
+            self.metrics.service.line_lost()
 
     def scrubbed(self, record: ScrubRecord) -> None:
         """Move the metrics for what the steps of a scrub did. Never raises."""
@@ -95,15 +105,25 @@ def _level(event: Event) -> int:
     return _LEVELS.get(event.name, logging.INFO)
 
 
+def _of_others(event: Event, bound: Mapping[str, object]) -> Collection[str]:
+    """What is bound and says nothing about ``event``.
+
+    Nothing that is bound is about another device, or the node. And a tenant who asks for a device has not done what is
+    found out about it meanwhile: only what the hand-over itself comes to is told with who asked.
+    """
+    if bound.get("device", event.device) != event.device:
+        return BOUND
+    return () if "scrub_id" in bound or event.name.startswith("handover.") else ("tenant",)
+
+
 def _line(event: Event) -> dict[str, object]:
-    line: dict[str, object] = {"timestamp": timestamp(event.at)}
+    """What the event itself says, which wins over what is bound: its own tenant also where that is nobody."""
+    line: dict[str, object] = {"timestamp": event.at}
     if event.device is not None:
         line["device"] = event.device
     if event.scrub is not None:
-        line["scrub"] = event.scrub
+        line["scrub_id"] = event.scrub
     line["actor"] = event.actor
     for name, value in event.fields.items():
-        # JSON has no word for a number that is not one.
-        shown = str(value) if isinstance(value, float) and not math.isfinite(value) else value
-        line[f"field_{name}" if name in _OURS else name] = shown
+        line[_SAID.get(name) or (f"field_{name}" if name in _OURS else name)] = value
     return line

@@ -1,0 +1,111 @@
+"""Which device, scrub and tenant a log line is about: bound once, where the engine says what it does.
+
+Promises: what is bound inside a scope is on every line of that scope and of what was begun in it, those of libraries
+too. Leaving a scope leaves what was there before it, in whatever order scopes of one task are left. Nothing in here
+raises or waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
+from contextvars import ContextVar, copy_context
+from types import TracebackType
+from typing import Final, TypeAlias
+
+from structlog.contextvars import bind_contextvars, get_contextvars, unbind_contextvars
+
+from scrubber.ports import UNTRACED, Attribute, Span, Tracer
+
+__all__ = ["BOUND", "Binding", "without"]
+
+BOUND: Final[tuple[str, ...]] = ("device", "scrub_id", "tenant")
+
+_Values: TypeAlias = dict[str, Attribute]
+
+
+class Binding:
+    """A :class:`scrubber.ports.tracer.Tracer`: binds what log lines are told apart by, and passes everything on.
+
+    Args:
+        inner: what else follows the scopes.
+    """
+
+    def __init__(self, inner: Tracer = UNTRACED) -> None:
+        self._inner = inner
+        self._open: ContextVar[tuple[_Values, ...]] = ContextVar("open scopes", default=())
+
+    def span(self, name: str, **attributes: Attribute) -> AbstractContextManager[Span]:
+        return _Scope(self._open, self._inner.span(name, **attributes), attributes)
+
+
+class _Scope(AbstractContextManager[Span]):
+    """One scope. ``open_`` has what the scopes around it bind, the outermost first, after what was there before any."""
+
+    def __init__(
+        self, open_: ContextVar[tuple[_Values, ...]], inner: AbstractContextManager[Span], attributes: _Values
+    ) -> None:
+        self._open = open_
+        self._inner = inner
+        self._span: Span | None = None
+        self._own: _Values = {name: attributes[name] for name in BOUND if name in attributes}
+
+    def __enter__(self) -> Span:
+        self._span = self._inner.__enter__()
+        if self._own:
+            self._bind()
+        return self
+
+    def note(self, **attributes: Attribute) -> None:
+        span = self._span
+        if span is None:
+            return
+        span.note(**attributes)
+        noted: _Values = {name: attributes[name] for name in BOUND if name in attributes}
+        if noted:
+            self._own.update(noted)
+            self._bind()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._span = None
+        scopes = self._open.get()
+        # Left in another task than it was entered in, there is nothing of it here.
+        left = tuple(each for each in scopes if each is not self._own)
+        if len(left) < len(scopes):
+            self._open.set(left[1:] if len(left) == 1 else left)
+            _show(left)
+        self._inner.__exit__(kind, error, traceback)
+
+    def _bind(self) -> None:
+        scopes = self._open.get()
+        if not scopes:
+            there = get_contextvars()
+            scopes = ({name: there[name] for name in BOUND if name in there},)
+        if not any(each is self._own for each in scopes):
+            scopes = (*scopes, self._own)
+            self._open.set(scopes)
+        _show(scopes)
+
+
+def _show(scopes: tuple[_Values, ...]) -> None:
+    """Have lines say what ``scopes`` bind, the innermost last; None is nobody's."""
+    bound: _Values = {}
+    for each in scopes:
+        bound.update(each)
+    unbind_contextvars(*(name for name in BOUND if bound.get(name) is None))
+    bind_contextvars(**{name: value for name, value in bound.items() if value is not None})
+
+
+def without(names: Collection[str], tell: Callable[[], None]) -> None:
+    """Call ``tell`` as if none of ``names`` were bound; what is bound here stays."""
+    if names:
+        copy_context().run(_unbound, names, tell)
+    else:
+        tell()
+
+
+def _unbound(names: Collection[str], tell: Callable[[], None]) -> None:
+    unbind_contextvars(*names)
+    tell()

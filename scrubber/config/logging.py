@@ -1,0 +1,276 @@
+"""How a log line looks, in both daemons: JSON for machines, columns for people, one line an event either way.
+
+Promises: nothing that is logged drives a terminal, makes one line look like two, or is no JSON, whoever wrote it. A
+traceback shows no variables: they may hold what a tenant must not see. A stream that is gone costs the line and nothing
+else. What libraries say through the standard library's ``logging`` comes out in the same form on the same stream.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Final, Literal, TextIO, TypeAlias, cast
+
+import structlog
+from structlog.typing import EventDict, FilteringBoundLogger, WrappedLogger
+
+__all__ = ["LIBRARY", "LogFormat", "Losses", "configure_logging", "line_logger", "timestamp"]
+
+LogFormat: TypeAlias = Literal["json", "console", "auto"]
+
+LIBRARY: Final = "library.said"
+"""The event of a line that a library has written: its own words are the line's ``sentence``."""
+
+_FIRST: Final = ("timestamp", "level", "event", "component")
+_TRACEBACK: Final = "traceback"
+_LEVELS: Final = ("debug", "info", "warning", "error", "critical")
+
+_LONGEST: Final = 4096
+"""Characters of one value; journald and container runtimes cut lines that are very long, and half a line is no JSON."""
+_LONGEST_TRACEBACK: Final = 16384
+"""Characters of a traceback, from its end, which says what went wrong."""
+
+
+class Losses:
+    """Lines that could not be written, until somebody counts them and from then on."""
+
+    def __init__(self) -> None:
+        self._uncounted = 0
+        self._count: Callable[[], None] | None = None
+
+    def one(self) -> None:
+        """A line was lost."""
+        if self._count is None:
+            self._uncounted += 1
+        else:
+            self._count()
+
+    def counted_by(self, count: Callable[[], None]) -> None:
+        """``count`` is called for each line that was lost, those before this call too. It must not raise."""
+        lost, self._uncounted, self._count = self._uncounted, 0, count
+        for _ in range(lost):
+            count()
+
+
+def configure_logging(
+    format: LogFormat,
+    level: str,
+    stream: TextIO | None,
+    *,
+    component: str,
+    now: Callable[[], float] = time.time,
+    environ: Mapping[str, str] = os.environ,
+    losses: Losses | None = None,
+) -> FilteringBoundLogger:
+    """Set up logging for this process, libraries included; answers the logger to hand around.
+
+    Called once, by a composition root. Arguments and errors are those of :func:`line_logger`. Libraries are heard from
+    warnings on, or all of them where ``level`` is ``debug``: what they note of their doings is not for who runs a node.
+    """
+    logger = line_logger(format, level, stream, component=component, now=now, environ=environ, losses=losses)
+    root = logging.getLogger()
+    root.handlers[:] = [_Libraries(logger, losses or Losses())]
+    root.setLevel(logging.DEBUG if level.lower() == "debug" else max(logging.WARNING, _number(level)))
+    logging.captureWarnings(capture=True)
+    return logger
+
+
+def line_logger(
+    format: LogFormat,
+    level: str,
+    stream: TextIO | None,
+    *,
+    component: str,
+    now: Callable[[], float] = time.time,
+    environ: Mapping[str, str] = os.environ,
+    losses: Losses | None = None,
+) -> FilteringBoundLogger:
+    """A logger that writes to ``stream`` and touches nothing else of the process.
+
+    What it is called with never raises, as long as values can be shown at all.
+
+    Args:
+        format: ``auto`` is ``console`` on a terminal and ``json`` elsewhere.
+        level: ``debug``, ``info``, ``warning`` or ``error``.
+        stream: None where there is none, as in a process that was started with standard error closed.
+        component: which daemon writes; on every line.
+        now: wall-clock seconds, for lines that do not bring the time of their event as ``timestamp``.
+        losses: told of lines that could not be written.
+
+    Raises:
+        ValueError: no such format or level.
+    """
+    number = _number(level)
+    if format not in ("json", "console", "auto"):
+        raise ValueError(f"there is no log format {format!r}; write json, console or auto")
+    terminal = _is_terminal(stream)
+    console = format == "console" or (format == "auto" and terminal)
+    plain = bool(environ.get("NO_COLOR")) or environ.get("TERM") == "dumb"
+
+    def stamp(_logger: WrappedLogger, _method: str, line: EventDict) -> EventDict:
+        at = line.get("timestamp")
+        line["timestamp"] = at if isinstance(at, str) else timestamp(now() if at is None else at)
+        line.setdefault("component", component)
+        return line
+
+    logger = structlog.wrap_logger(
+        _Lines(stream, losses or Losses()),
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            stamp,
+            _traced,
+            _sayable,
+            _ordered,
+            _Columns(colors=terminal and not plain) if console else _json,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        context_class=dict,
+    )
+    return cast(FilteringBoundLogger, logger.bind())
+
+
+def timestamp(at: float) -> str:
+    """Wall-clock seconds as ISO 8601 in UTC with milliseconds; a number that no calendar knows stays a number."""
+    try:
+        return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    except (OverflowError, ValueError, OSError):
+        return repr(at)
+
+
+def _number(level: str) -> int:
+    number = logging.getLevelNamesMapping().get(level.upper())
+    if number is None:
+        raise ValueError(f"there is no log level {level!r}; write debug, info, warning or error")
+    return number
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    try:
+        return stream is not None and stream.isatty()
+    except (OSError, ValueError):  # it is closed
+        return False
+
+
+# -- where lines go ----------------------------------------------------------------------------------------------------
+
+
+class _Lines:
+    """What structlog writes rendered lines with. A line is one write: threads do not mix theirs."""
+
+    def __init__(self, stream: TextIO | None, losses: Losses) -> None:
+        self._stream = stream
+        self._losses = losses
+
+    def write(self, line: str) -> None:
+        if self._stream is None:
+            self._losses.one()
+            return
+        try:
+            self._stream.write(line + "\n")
+            self._stream.flush()
+        except (OSError, ValueError):  # closed, full, or nobody reads any more
+            self._losses.one()
+
+    debug = info = warning = error = critical = write
+
+
+class _Libraries(logging.Handler):
+    """Writes what libraries log, as our own lines."""
+
+    def __init__(self, logger: FilteringBoundLogger, losses: Losses) -> None:
+        super().__init__()
+        self._logger = logger
+        self._losses = losses
+
+    def emit(self, record: logging.LogRecord) -> None:
+        level = max((each for each in map(_number, _LEVELS) if each <= record.levelno), default=logging.DEBUG)
+        about = {"exc_info": record.exc_info} if record.exc_info else {}
+        try:
+            self._logger.log(level, LIBRARY, logger=record.name, sentence=record.getMessage(), **about)
+        except Exception:  # noqa: BLE001 - a library's message that cannot be put together is lost, and harms nobody
+            self._losses.one()
+
+
+# -- how they look -----------------------------------------------------------------------------------------------------
+
+
+def _traced(_logger: WrappedLogger, _method: str, line: EventDict) -> EventDict:
+    """An exception becomes text, under a name that no event's field has."""
+    if line.get("exc_info"):
+        formatted = structlog.processors.format_exc_info(_logger, _method, {"exc_info": line["exc_info"]})
+        text = str(formatted.get("exception", ""))
+        cut = len(text) - _LONGEST_TRACEBACK
+        line[_TRACEBACK] = text if cut <= 0 else f"({cut} characters before) … {text[cut:]}"
+    line.pop("exc_info", None)
+    return line
+
+
+def _sayable(_logger: WrappedLogger, _method: str, line: EventDict) -> EventDict:
+    for key, value in line.items():
+        if key != _TRACEBACK:
+            line[key] = _said(value)
+    return line
+
+
+def _said(value: object, depth: int = 4) -> object:
+    """``value``, as far as JSON has words for it and there is room, else in words."""
+    if isinstance(value, str):
+        return value if len(value) <= _LONGEST else f"{value[:_LONGEST]}… ({len(value)} characters)"
+    if value is None or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    if isinstance(value, int):  # one of thousands of digits cannot even be printed
+        return value if value.bit_length() <= _LONGEST else f"a number of {value.bit_length()} bits"
+    if isinstance(value, list | tuple) and depth:
+        return [_said(each, depth - 1) for each in value]
+    if isinstance(value, dict) and depth:
+        return {_said(str(key)): _said(each, depth - 1) for key, each in value.items()}
+    return _said(str(value))
+
+
+def _ordered(_logger: WrappedLogger, _method: str, line: EventDict) -> EventDict:
+    """Time, level and event lead every line; the rest keeps its order, and a traceback ends it."""
+    leading = {key: line[key] for key in _FIRST if key in line}
+    ending = {_TRACEBACK: line[_TRACEBACK]} if _TRACEBACK in line else {}
+    between = {key: value for key, value in line.items() if key not in leading and key not in ending}
+    return {**leading, **between, **ending}
+
+
+def _json(_logger: WrappedLogger, _method: str, line: EventDict) -> str:
+    """In ASCII: neither a terminal nor a parser meets anything else."""
+    return json.dumps(line, allow_nan=False)
+
+
+class _Columns:
+    """For people. Names of processes are written by tenants: no control character of theirs reaches a terminal."""
+
+    def __init__(self, *, colors: bool) -> None:
+        self._render = structlog.dev.ConsoleRenderer(
+            colors=colors, sort_keys=False, exception_formatter=structlog.dev.plain_traceback
+        )
+
+    def __call__(self, logger: WrappedLogger, method: str, line: EventDict) -> str:
+        traceback = line.pop(_TRACEBACK, None)
+        # The renderer takes this key for a traceback and prints it as it is; it is a field of ours.
+        shown = {_printable(key): _printable(value) for key, value in line.items() if key != "exception"}
+        if line.get("exception") is not None:
+            shown["by_exception"] = _printable(line["exception"])
+        text = str(self._render(logger, method, cast(EventDict, shown)))
+        if traceback is None:
+            return text
+        # Indented: a message that has line breaks must not look like lines of the log.
+        return "\n".join([text, *(f"    {_printable(each)}" for each in str(traceback).splitlines())])
+
+
+def _printable(value: object) -> object:
+    shown = value if isinstance(value, str | int | float | None) else repr(value)
+    return shown if not isinstance(shown, str) or shown.isprintable() else _escaped(shown)
+
+
+def _escaped(text: str) -> str:
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)

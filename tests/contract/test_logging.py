@@ -1,0 +1,343 @@
+"""How a line looks: the same in both daemons, whatever is in it, and whatever becomes of the stream."""
+
+import contextlib
+import io
+import json
+import logging
+import os
+import pty
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+from structlog.typing import FilteringBoundLogger
+
+from plugin import logs as of_the_plugin
+from scrubber.adapters.journal import StructlogJournal
+from scrubber.config.logging import LIBRARY, LogFormat, Losses, configure_logging, line_logger
+from scrubber.ports import Event
+
+NOON = 1_767_182_400.25  # 2025-12-31T12:00:00.25Z
+
+HOSTILE = 'x\n{"event": "health.healthy"}\r\n\x1b[2J\x1b]0;owned\x07\u202egnihton\u2066\u200b\ud800\udc80\x00\x7f\x85\u2028"\'\\'
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def process_as_it_was() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    logging.captureWarnings(capture=False)
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def logger(form: LogFormat, stream: TextIO | None, level: str = "info", **more: Any) -> FilteringBoundLogger:
+    return line_logger(form, level, stream, component="service", now=lambda: NOON, **more)
+
+
+def service_says(form: str, stream: TextIO, text: str) -> None:
+    """An event of the service's with ``text`` in it."""
+    fields = {"command": text, "sentence": f"By {text}.", "tenant_namespace": text, "pod": text}
+    journal = StructlogJournal(registry=CollectorRegistry(), logger=logger(form, stream))  # type: ignore[arg-type]
+    journal.tell([Event("use.ungranted", NOON, f"GPU-{text}", f"scrub-{text}", f"uid:{text}", fields)])
+
+
+def plugin_says(form: str, stream: TextIO, text: str) -> None:
+    """A line of the plugin's with ``text`` in it."""
+    log = of_the_plugin.logger(form, "info", stream)
+    with of_the_plugin.about(method="Allocate", resource=text, devices=[text, "sim-0"]):
+        log.warning("allocation.refused", code="away", sentence=text, told={text: [text]}, by=ValueError(text))
+
+
+DAEMONS = pytest.mark.parametrize("says", [service_says, plugin_says])
+Says = Callable[[str, TextIO, str], None]
+
+
+class TestForms:
+    def line(self, stream: io.StringIO, form: Any, environ: Mapping[str, str] | None = None) -> str:
+        logger(form, stream, environ=environ or {}).info("scrub.started", device="GPU-a")
+        return stream.getvalue()
+
+    def test_time_level_event_and_who_writes_lead_every_line(self) -> None:
+        line = json.loads(self.line(io.StringIO(), "json"))
+        assert list(line.items()) == [
+            ("timestamp", "2025-12-31T12:00:00.250Z"),
+            ("level", "info"),
+            ("event", "scrub.started"),
+            ("component", "service"),
+            ("device", "GPU-a"),
+        ]
+
+    def test_the_plugin_s_lines_have_the_same_form(self) -> None:
+        stream = io.StringIO()
+        of_the_plugin.logger("auto", "info", stream).info("plugin.started", timestamp=NOON)
+        assert stream.getvalue() == (
+            '{"timestamp": "2025-12-31T12:00:00.250Z", "level": "info", "event": "plugin.started", '
+            '"component": "plugin"}\n'
+        )
+
+    def test_auto_is_json_where_no_person_reads(self) -> None:
+        assert json.loads(self.line(io.StringIO(), "auto"))["device"] == "GPU-a"
+
+    def test_auto_is_columns_on_a_terminal(self) -> None:
+        line = self.line(Terminal(), "auto")
+        assert "scrub.started" in line
+        assert "\x1b[" in line
+
+    @pytest.mark.parametrize("plain", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+    def test_whoever_wants_no_color_gets_none(self, plain: Mapping[str, str]) -> None:
+        line = self.line(Terminal(), "console", plain)
+        assert "GPU-a" in line
+        assert "\x1b[" not in line
+
+    def test_columns_asked_for_off_a_terminal_have_no_color(self) -> None:
+        assert "\x1b[" not in self.line(io.StringIO(), "console")
+
+    def test_json_asked_for_on_a_terminal_is_json(self) -> None:
+        assert json.loads(self.line(Terminal(), "json"))["event"] == "scrub.started"
+
+    def test_an_unknown_form_or_level_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="no log format 'xml'"):
+            logger("xml", io.StringIO())  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="no log level 'loud'"):
+            logger("json", io.StringIO(), "loud")
+
+    def test_what_is_quieter_than_asked_for_is_not_written(self) -> None:
+        stream = io.StringIO()
+        log = logger("json", stream, "warning")
+        log.info("scrub.started")
+        log.warning("health.suspect")
+        assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == ["health.suspect"]
+
+    def test_a_policy_s_exception_is_a_field_and_no_traceback(self) -> None:
+        stream = io.StringIO()
+        logger("console", stream).info("handover.granted", exception="same-tenant")
+        assert stream.getvalue().count("\n") == 1
+        assert "by_exception=same-tenant" in stream.getvalue()
+
+
+class TestTracebacks:
+    def fail(self, form: LogFormat, message: str = "it broke") -> str:
+        stream = io.StringIO()
+        secret = "-".join(("residue", "of", "a", "tenant"))
+        try:
+            assert secret
+            raise ZeroDivisionError(message)
+        except ZeroDivisionError as error:
+            logger(form, stream).error("api.failed", exc_info=error)
+        return stream.getvalue()
+
+    @pytest.mark.parametrize("form", ["json", "console"])
+    def test_it_shows_no_variables(self, form: LogFormat) -> None:
+        assert "ZeroDivisionError: it broke" in self.fail(form)
+        assert "residue-of-a-tenant" not in self.fail(form)
+
+    def test_in_json_it_is_a_field_of_the_one_line(self) -> None:
+        (line,) = self.fail("json").splitlines()
+        assert list(json.loads(line))[-1] == "traceback"
+        assert "exc_info" not in json.loads(line)
+
+    def test_on_a_terminal_its_message_neither_drives_it_nor_looks_like_a_line(self) -> None:
+        first, *rest = self.fail("console", HOSTILE).split("\n")[:-1]
+        assert "api.failed" in first
+        assert all(line.startswith("    ") and line.isprintable() for line in rest)
+
+    def test_of_a_very_long_one_the_end_is_kept(self) -> None:
+        said = json.loads(self.fail("json", "a" * 100_000 + "the end"))["traceback"]
+        assert len(said) < 17_000
+        assert said.rstrip().endswith("the end")
+
+
+class TestHostileText:
+    texts = st.text(max_size=300) | st.text(st.sampled_from(HOSTILE), max_size=300)
+
+    @DAEMONS
+    @given(text=texts)
+    @example(text=HOSTILE)
+    @example(text="\x1b" * 100_000)
+    @example(text="\U0001f4a5\ud800" * 50_000)
+    def test_in_json_it_is_one_line_of_plain_ascii_that_says_it(self, says: Says, text: str) -> None:
+        stream = io.StringIO()
+        says("json", stream, text)
+        written = stream.getvalue()
+        assert written.endswith("\n")
+        assert written[:-1].isascii()
+        assert written[:-1].isprintable()
+        line = json.loads(written)
+        assert line["level"] == "warning"
+        assert len(text) > 4000 or json.loads(json.dumps(text)) in line["sentence"]
+
+    @DAEMONS
+    @given(text=texts)
+    @example(text=HOSTILE)
+    @example(text="\x1b" * 100_000)
+    def test_for_people_it_is_one_line_and_nothing_of_it_reaches_the_terminal_raw(self, says: Says, text: str) -> None:
+        stream = io.StringIO()
+        says("console", stream, text)
+        assert stream.getvalue().endswith("\n")
+        assert stream.getvalue()[:-1].isprintable()
+
+    @DAEMONS
+    def test_a_long_one_is_cut_before_a_collector_cuts_the_line(self, says: Says) -> None:
+        stream = io.StringIO()
+        says("json", stream, "\U0001f4a5" * 100_000)
+        assert "100000 characters)" in stream.getvalue()
+        assert len(stream.getvalue()) < 500_000
+
+    def test_names_of_fields_are_no_way_in_either(self) -> None:
+        stream = io.StringIO()
+        logger("console", stream).info("baseline.taken", **{HOSTILE: "x"})
+        assert stream.getvalue()[:-1].isprintable()
+
+    @given(
+        st.floats(allow_nan=True)
+        | st.just(10**400)
+        | st.just(10**5000)
+        | st.just([10**5000, {1: float("nan")}])
+        | st.just(Path("/a"))
+        | st.just({1: {2}})
+    )
+    def test_what_json_has_no_word_for_is_said_in_words(self, value: object) -> None:
+        def strict(word: str) -> None:
+            raise AssertionError(f"{word} is no JSON")
+
+        stream = io.StringIO()
+        logger("json", stream).info("scrub.finished", seconds=value, outcome="passed")
+        assert json.loads(stream.getvalue(), parse_constant=strict)["outcome"] == "passed"
+
+
+class TestAStreamThatIsGone:
+    def lost(self, stream: TextIO | None) -> int:
+        losses, count = Losses(), []
+        log = logger("json", stream, losses=losses)
+        log.info("scrub.started")
+        losses.counted_by(lambda: count.append(1))
+        log.error("health.condemned")
+        return len(count)
+
+    def test_a_closed_one_costs_the_lines_and_nothing_else(self) -> None:
+        stream = io.StringIO()
+        stream.close()
+        assert self.lost(stream) == 2
+
+    def test_one_that_nobody_reads_any_more_does_too(self) -> None:
+        reader, writer = os.pipe()
+        os.close(reader)
+        with contextlib.suppress(OSError), os.fdopen(writer, "w") as stream:  # closing it fails as well
+            lost = self.lost(stream)
+        assert lost == 2
+
+    def test_a_process_without_a_standard_error_has_none(self) -> None:
+        assert self.lost(None) == 2
+
+    @DAEMONS
+    def test_neither_daemon_minds(self, says: Says) -> None:
+        stream = io.StringIO()
+        stream.close()
+        says("json", stream, "x")
+
+    @pytest.mark.usefixtures("process_as_it_was")
+    def test_libraries_do_not_mind_either(self) -> None:
+        stream, losses, count = io.StringIO(), Losses(), []
+        configure_logging("json", "info", stream, component="service", losses=losses)
+        losses.counted_by(lambda: count.append(1))
+        stream.close()
+        logging.getLogger("grpc").error("gone")
+        assert len(count) == 1
+
+    def test_a_whole_process_lives_on_with_its_standard_error_closed(self) -> None:
+        code = (
+            "import os, sys; os.close(2)\n"
+            "from plugin.logs import logger\n"
+            "logger('auto', 'info', libraries=True).error('plugin.failed', exc_info=ValueError('x'))\n"
+            "import logging, warnings; logging.getLogger('a').error('b'); warnings.warn('c')\n"
+            "print('alive')"
+        )
+        done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=False, text=True)
+        assert (done.returncode, done.stdout) == (0, "alive\n")
+
+
+@pytest.mark.usefixtures("process_as_it_was")
+class TestLibraries:
+    def said(self, level: str = "info") -> tuple[io.StringIO, Callable[[], list[dict[str, Any]]]]:
+        stream = io.StringIO()
+        configure_logging("json", level, stream, component="plugin", now=lambda: NOON)
+        return stream, lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
+
+    def test_what_they_log_is_a_line_like_ours(self) -> None:
+        _, lines = self.said()
+        logging.getLogger("grpc").warning("the %s is full", "queue")
+        assert lines() == [
+            {
+                "timestamp": "2025-12-31T12:00:00.250Z",
+                "level": "warning",
+                "event": LIBRARY,
+                "component": "plugin",
+                "logger": "grpc",
+                "sentence": "the queue is full",
+            }
+        ]
+
+    def test_what_they_note_of_their_doings_is_heard_by_whoever_debugs(self) -> None:
+        _, lines = self.said()
+        logging.getLogger("httpx2").info("GET /api/v1/nodes")
+        assert lines() == []
+        _, lines = self.said("debug")
+        logging.getLogger("httpx2").info("GET /api/v1/nodes")
+        assert [line["level"] for line in lines()] == ["info"]
+
+    def test_their_exceptions_warnings_and_odd_levels_are_lines_too(self) -> None:
+        with warnings.catch_warnings():
+            _, lines = self.said()
+            try:
+                raise ValueError("nobody awaited it")
+            except ValueError:
+                logging.getLogger("asyncio").exception("Task exception was never retrieved")
+            warnings.simplefilter("always")
+            warnings.warn("it is old", DeprecationWarning, stacklevel=1)
+        logging.getLogger("odd").log(33, "between two levels")
+        failed, warned, odd = lines()
+        assert "ValueError: nobody awaited it" in failed["traceback"]
+        assert "it is old" in warned["sentence"]
+        assert (odd["level"], odd["sentence"]) == ("warning", "between two levels")
+
+    def test_a_message_that_cannot_be_put_together_harms_nobody(self) -> None:
+        _, lines = self.said()
+        logging.getLogger("grpc").warning("%d", "no number")
+        logging.getLogger("grpc").warning("the next")
+        assert [line["sentence"] for line in lines()] == ["the next"]
+
+    @given(text=TestHostileText.texts)
+    def test_what_they_pass_on_is_as_harmless(self, text: str) -> None:
+        stream, lines = self.said()
+        logging.getLogger("grpc").warning("%s", text)
+        assert stream.getvalue()[:-1].isprintable()
+        assert len(lines()) == 1
+
+
+def test_on_a_real_terminal_a_tenant_s_name_is_shown_and_not_obeyed() -> None:
+    ours, theirs = pty.openpty()
+    try:
+        with os.fdopen(theirs, "w") as terminal:
+            plugin_says("auto", terminal, HOSTILE)
+            seen = os.read(ours, 65536)
+    finally:
+        os.close(ours)
+    assert b"allocation.refused" in seen
+    assert b"\x1b[2J" not in seen
+    assert b"\x1b]0;" not in seen
+    assert "\u202e".encode() not in seen
+    assert seen.count(b"\n") == 1

@@ -1,0 +1,228 @@
+"""Traces on their way to a collector: variables that cannot work, one that is away or never answers, and none at all."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import Event, Thread, current_thread
+from typing import Any
+
+import pytest
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+
+from scrubber.api import tracing
+from scrubber.api.tracing import Traces
+from scrubber.domain.errors import BadConfiguration, NotReady
+from tests.contract.traces_stage import RESOURCE, Sent
+
+
+@pytest.fixture
+def sent() -> Sent:
+    return Sent()
+
+
+@dataclass
+class Lines:
+    """A log that keeps its lines."""
+
+    lines: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+
+    def info(self, event: str, **facts: Any) -> None:
+        self.lines.append((event, facts))
+
+    warning = info
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Nothing of OpenTelemetry's variables but an address where nobody is."""
+    for name in os.environ:
+        if name.startswith("OTEL_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    return monkeypatch
+
+
+def opened(log: Lines | None = None) -> Traces:
+    return tracing.otlp("gpu-scrubber", "0.1", "node-1", log or Lines())
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "named"),
+    [
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "", "OTEL_EXPORTER_OTLP_ENDPOINT"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4317", "https://HOST:PORT"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector", "https://HOST:PORT"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://[::1:4317", "https://HOST:PORT"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:99999", "https://HOST:PORT"),
+        ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "unix:///run/otel.sock", "https://HOST:PORT"),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf", "grpc"),
+        ("OTEL_EXPORTER_OTLP_CERTIFICATE", "/nowhere/ca.pem", "/nowhere/ca.pem"),
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "soon", "OTEL_"),
+        ("OTEL_EXPORTER_OTLP_COMPRESSION", "lzma", "lzma"),
+        ("OTEL_TRACES_SAMPLER", "sometimes", "sometimes"),
+        ("OTEL_BSP_MAX_QUEUE_SIZE", "many", "OTEL_BSP_MAX_QUEUE_SIZE"),
+        ("OTEL_BSP_MAX_QUEUE_SIZE", "0", "OTEL_"),
+    ],
+)
+def test_a_variable_that_cannot_work_is_refused_at_the_start(
+    environment: pytest.MonkeyPatch, variable: str, value: str, named: str
+) -> None:
+    environment.setenv(variable, value)
+    with pytest.raises(BadConfiguration, match=named):
+        opened()
+
+
+def test_without_the_library_the_refusal_says_what_to_install(environment: pytest.MonkeyPatch) -> None:
+    environment.setitem(sys.modules, "opentelemetry.sdk.trace.export", None)
+    with pytest.raises(BadConfiguration, match=r"pip install 'gpu-scrubber\[otel\]'"):
+        opened()
+
+
+def test_the_start_is_told_with_where_traces_go_and_nothing_secret(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "https://collector.example:4317/path?token=secret")
+    environment.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=secret")
+    log = Lines()
+    opened(log).close()
+    facts = {"endpoint": "collector.example:4317", "encrypted": True, "sampler": "parentbased_always_on"}
+    assert log.lines == [("traces.exporting", facts)]
+
+
+def test_a_sampler_that_keeps_nothing_sends_nothing(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("OTEL_TRACES_SAMPLER", "always_off")
+    sent = Sent()
+    with sent.traces.span("hand-over"):
+        assert sent.traces.carried() == (("traceparent", sent.traces.here()),)
+        assert int(sent.traces.here()[-2:], 16) & 1 == 0, "the service is told not to keep its part either"
+    assert sent.spans == ()
+
+
+def test_the_library_turned_off_by_its_own_variable_is_off(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("OTEL_SDK_DISABLED", "true")
+    sent = Sent()
+    with sent.traces.span("hand-over") as span:
+        span.note(path="fast")
+        assert sent.traces.carried() == ()
+    assert sent.spans == ()
+
+
+class Failing(SpanExporter):
+    """Refuses a batch, or raises, as the test says."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        if self.error is not None:
+            raise self.error
+        return SpanExportResult.FAILURE
+
+
+@pytest.mark.parametrize("error", [None, NotReady("not yet")])
+def test_lost_traces_are_told_of_once_a_minute_with_their_number(sent: Sent, error: Exception | None) -> None:
+    with sent.traces.span("step memory"):
+        pass
+    failing, log, now = Failing(), Lines(), [1000.0]
+    failing.error = error
+    exporter = tracing.Sending(failing, log, tracing.Said(), clock=lambda: now[0])
+    for seconds in (0, 1, 58, 1, 1, 58):
+        now[0] += seconds
+        assert exporter.export(sent.spans) is SpanExportResult.FAILURE
+    assert [(event, facts["spans"]) for event, facts in log.lines] == [("traces.lost", 1), ("traces.lost", 3)]
+
+
+def test_what_the_library_says_of_each_attempt_reaches_no_log(
+    environment: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    log = Lines()
+    traces = opened(log)
+    with traces.span("hand-over"):
+        pass
+    traces.close()  # tries to send it, to where nobody is
+    assert [event for event, _ in log.lines if event != "traces.lost"] == ["traces.exporting"]
+    assert capfd.readouterr() == ("", "")
+    assert caplog.records == []
+
+
+@contextmanager
+def who_never_answers() -> Iterator[str]:
+    """The address of somebody who accepts connections and leaves it at that."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+class Stuck(SpanExporter):
+    """Is busy with one batch until it is hung up on."""
+
+    def __init__(self) -> None:
+        self.busy, self.over = Event(), Event()
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.busy.set()
+        self.over.wait()
+        return SpanExportResult.FAILURE
+
+    def shutdown(self) -> None:
+        self.over.set()
+
+
+def test_an_exporter_that_is_stuck_holds_nobody_up_and_keeps_no_more_than_its_queue() -> None:
+    stuck = Stuck()
+    traces = Traces(
+        BatchSpanProcessor(stuck, max_queue_size=8, max_export_batch_size=1), RESOURCE, hang_up=stuck.shutdown
+    )
+    with traces.span("first"):
+        pass
+    stuck.busy.wait()
+    for _ in range(100):
+        with traces.span("another"):
+            pass
+    traces.close()
+    assert stuck.over.is_set()
+
+
+def test_what_is_sent_is_sent_by_a_thread_of_its_own(environment: pytest.MonkeyPatch) -> None:
+    told: list[tuple[list[str], Thread]] = []
+
+    def export(_: OTLPSpanExporter, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        told.append(([each.name for each in spans], current_thread()))
+        return SpanExportResult.SUCCESS
+
+    environment.setattr(OTLPSpanExporter, "export", export)
+    traces = opened()
+    for name in ("reserve", "hand-over"):
+        with traces.span(name):
+            pass
+    traces.close()
+    assert [name for names, _ in told for name in names] == ["reserve", "hand-over"], "what is left is sent at the end"
+    assert all(thread is not current_thread() for _, thread in told)
+
+
+def test_who_never_answers_does_not_hold_up_the_end_of_a_process(environment: pytest.MonkeyPatch) -> None:
+    code = (
+        "from scrubber.api import tracing; import structlog\n"
+        "traces = tracing.otlp('gpu-scrubber', '0.1', '', structlog.get_logger())\n"
+        "with traces.span('hand-over'): pass\n"
+        "traces.close(); print('over')"
+    )
+    with who_never_answers() as endpoint:
+        environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
+        child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert child.returncode == 0, child.stderr
+    assert child.stdout.endswith("over\n")
+
+
+def test_nothing_of_opentelemetry_is_loaded_unless_it_is_asked_for() -> None:
+    code = (
+        "import sys, scrubber.daemon, plugin.main, scrubber.cli.serve\n"
+        "print(*sorted(name for name in sys.modules if name.startswith('opentelemetry')))"
+    )
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert child.stdout == "\n"

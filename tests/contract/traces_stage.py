@@ -1,0 +1,54 @@
+"""What a tracer told, kept for a test to look at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from scrubber.api.tracing import Traces
+
+__all__ = ["RESOURCE", "Sent", "id_of", "said_of", "trace_of"]
+
+RESOURCE = {"service.name": "gpu-scrubber"}
+
+
+@dataclass
+class Sent:
+    """What was told, by a tracer that keeps nothing back."""
+
+    memory: InMemorySpanExporter = field(default_factory=InMemorySpanExporter)
+    traces: Traces = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.traces = Traces(SimpleSpanProcessor(self.memory), RESOURCE)
+
+    @property
+    def spans(self) -> tuple[ReadableSpan, ...]:
+        return self.memory.get_finished_spans()
+
+    def named(self, name: str) -> ReadableSpan:
+        return [each for each in self.spans if each.name == name][-1]
+
+    def outline(self, span: ReadableSpan) -> str:
+        """A span and what is inside, in the order in which it began: ``device(check(step holders))``."""
+        inside = [each for each in self.spans if each.parent is not None and each.parent.span_id == id_of(span)]
+        told = ", ".join(self.outline(each) for each in sorted(inside, key=lambda each: each.start_time or 0))
+        return f"{span.name}({told})" if told else span.name
+
+
+def id_of(span: ReadableSpan) -> int:
+    assert span.context is not None
+    return int(span.context.span_id)
+
+
+def trace_of(span: ReadableSpan) -> int:
+    assert span.context is not None
+    return int(span.context.trace_id)
+
+
+def said_of(span: ReadableSpan) -> dict[str, Any]:
+    return dict(span.attributes or {})

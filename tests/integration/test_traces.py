@@ -1,0 +1,182 @@
+"""Both daemons send what they do to a collector as one trace; and a collector that never answers changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import pytest
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as otlp_grpc
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue
+from opentelemetry.proto.trace.v1.trace_pb2 import Span as Written
+from opentelemetry.proto.trace.v1.trace_pb2 import Status
+
+from plugin.emulator.stage import Stage
+from scrubber import __version__
+from tests.integration import log_lines
+from tests.integration.acting import QUICK, SOON, found_by, reader, running, writer
+
+SERVICE, PLUGIN = "gpu-scrubber", "gpu-scrubber-plugin"
+
+
+@dataclass(frozen=True)
+class Span:
+    """One that arrived, with what its resource says of who told."""
+
+    written: Written
+    of: dict[str, Any]
+    said: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return str(self.written.name)
+
+
+def _values(attributes: Any) -> dict[str, Any]:
+    def value(of: AnyValue) -> Any:
+        return getattr(of, of.WhichOneof("value") or "string_value")
+
+    return {pair.key: value(pair.value) for pair in attributes}
+
+
+@dataclass
+class Collector(otlp_grpc.TraceServiceServicer):
+    """Takes what comes, on a port of the system's choice."""
+
+    spans: list[Span] = field(default_factory=list)
+    raw: list[bytes] = field(default_factory=list)
+    endpoint: str = ""
+    _came: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def Export(self, request: otlp.ExportTraceServiceRequest, context: Any) -> otlp.ExportTraceServiceResponse:
+        self.raw.append(request.SerializeToString())
+        for told in request.resource_spans:
+            of = _values(told.resource.attributes)
+            self.spans += [Span(each, of, _values(each.attributes)) for part in told.scope_spans for each in part.spans]
+        self._came.set()
+        return otlp.ExportTraceServiceResponse()
+
+    def inside(self, span: Span) -> list[Span]:
+        """What was begun right inside ``span``, in that order."""
+        within = [each for each in self.spans if each.written.parent_span_id == span.written.span_id]
+        return sorted(within, key=lambda each: int(each.written.start_time_unix_nano))
+
+    def named(self, name: str) -> list[Span]:
+        return [each for each in self.spans if each.name == name]
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        async with asyncio.timeout(SOON):
+            while not holds():
+                self._came.clear()
+                await self._came.wait()
+
+
+@asynccontextmanager
+async def collecting() -> AsyncIterator[Collector]:
+    collector, server = Collector(), grpc.aio.server()
+    otlp_grpc.add_TraceServiceServicer_to_server(collector, server)  # type: ignore[no-untyped-call]
+    collector.endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    yield collector
+    await server.stop(None)
+
+
+@asynccontextmanager
+async def traced(endpoint: str) -> AsyncIterator[Stage]:
+    """A stage whose two daemons send traces to ``endpoint``, often."""
+    async with Stage(devices=1, memory="2MiB", policy=QUICK) as stage:
+        for daemon in (stage.service, stage.plugin):
+            daemon.arguments = [*daemon.arguments, "--traces", "otlp", "--node-name", "node-7"]
+            daemon.environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_BSP_SCHEDULE_DELAY": "50"}
+        await stage.start_daemons(SOON)
+        await stage.all_clean(SOON)
+        yield stage
+        log_lines.check(stage)
+
+
+async def test_a_pods_start_is_one_trace_through_both_daemons_down_to_the_steps() -> None:
+    async with collecting() as collector, traced(collector.endpoint) as stage:
+        first = await running(stage, writer("secret-of-a", "team-a"))
+        await stage.kubelet.delete(first, grace=0)
+        assert await found_by(await stage.kubelet.run(reader("secret-of-b", "team-b"))) == ""
+        await collector.until(lambda: len(_granted(collector)) >= 2)
+        allocate = collector.named("Allocate")[-1]
+        start, over = _granted(collector)[-1]
+
+        assert (start.of["service.name"], over.of["service.name"]) == (PLUGIN, SERVICE)
+        assert {(each.of["service.version"], each.of["k8s.node.name"]) for each in (start, over)} == {
+            (__version__, "node-7")
+        }
+        assert start.written.trace_id == over.written.trace_id
+        assert [link.span_id for link in start.written.links] == [allocate.written.span_id]
+        assert not start.written.parent_span_id, "the kubelet says nothing of a trace"
+        assert [each.name for each in collector.inside(allocate)] == ["reserve"]
+
+        device, *_, grant = collector.inside(over)
+        assert (device.name, grant.name) == ("device", "grant")
+        assert device.said["scrubber.tenant"] == "team-b"
+        steps = [each for part in collector.inside(device) for each in collector.inside(part)]
+        assert "step holders" in {each.name for each in steps}
+        assert {each.written.trace_id for each in (device, grant, *steps)} == {over.written.trace_id}
+
+        await collector.until(lambda: len(collector.named("scrub")) >= 2)
+        scrub = collector.named("scrub")[-1]
+        assert [each.name for each in collector.inside(scrub)][:2] == ["step holders", "step memory"]
+        assert scrub.said["scrubber.tenant"] == "team-a"
+
+        assert not any(b"secret-of" in each for each in collector.raw), "a pod's name stays on the node"
+        lines = [json.loads(line) for line in stage.service.log.read_text().splitlines()]
+        granted = [each for each in lines if each["event"] == "handover.granted"][-1]
+        assert granted["trace_id"] == over.written.trace_id.hex()
+
+
+def _granted(collector: Collector) -> list[tuple[Span, Span]]:
+    """Starts that were let through, each with its last hand-over, as far as both have arrived whole."""
+    starts = [
+        each for each in collector.named("PreStartContainer") if each.written.status.code == Status.STATUS_CODE_UNSET
+    ]
+    overs = [(start, [each for each in collector.inside(start) if each.name == "hand-over"]) for start in starts]
+    return [(start, over[-1]) for start, over in overs if over]
+
+
+async def test_a_collector_that_never_answers_holds_up_no_start_and_no_stop() -> None:
+    connected, both = [], asyncio.Event()
+
+    async def silent(reading: asyncio.StreamReader, writing: asyncio.StreamWriter) -> None:
+        connected.append(writing)
+        if len(connected) >= 2:
+            both.set()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    try:
+        async with traced(f"http://127.0.0.1:{port}") as stage:
+            first = await running(stage, writer("a", "team-a"))
+            async with asyncio.timeout(SOON):
+                await both.wait()
+            await stage.kubelet.delete(first, grace=0)
+            assert await found_by(await stage.kubelet.run(reader("b", "team-b"))) == ""
+            children = stage.children_of(stage.service)
+            assert await stage.plugin.stop(SOON) == 0
+            assert await stage.service.stop(SOON) == 0
+            assert stage.alive(children) == []
+    finally:
+        for each in connected:
+            each.close()
+        server.close()
+
+
+@pytest.mark.parametrize("daemon", ["service", "plugin"])
+async def test_traces_that_cannot_be_sent_are_refused_at_the_start(daemon: str) -> None:
+    async with Stage(devices=1, memory="2MiB") as stage:
+        arguments = {"service": stage.service, "plugin": stage.plugin}[daemon].arguments
+        ended = await stage.command(*arguments, "--traces", "otlp")
+        assert ended.status == 2, ended.err
+        assert "OTEL_EXPORTER_OTLP_ENDPOINT" in ended.err
+        assert not (stage.directory / "state").exists()

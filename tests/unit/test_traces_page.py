@@ -1,0 +1,140 @@
+"""The page about traces says what is sent, and what it has an operator write works."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import re
+import tomllib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from opentelemetry.sdk import environment_variables
+from packaging.requirements import Requirement
+
+from scrubber.cli.main import app
+from scrubber.config.settings import TraceExport
+from tests.deployed import BASE, DEPLOY, ROOT, apply, documents, said_of, unit
+
+PAGE = (ROOT / "docs" / "tracing.md").read_text()
+EXAMPLES = [yaml.safe_load(each) for each in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)]
+ENVIRONMENT = (DEPLOY / "systemd" / "traces.env").read_text()
+DROP_IN = "scrubber-plugin.service.d/traces.conf"
+SOURCES = [*sorted((ROOT / "scrubber" / "engine").rglob("*.py")), ROOT / "plugin" / "gate.py"]
+
+
+def rows(heading: str) -> list[list[str]]:
+    """The cells of the table whose header begins with ``heading``."""
+    lines = PAGE.partition(f"\n| {heading} |")[2].partition("\n\n")[0].splitlines()[2:]
+    assert lines, heading
+    return [line.strip("| ").split(" | ") for line in lines]
+
+
+def code(cell: str) -> set[str]:
+    return set(re.findall(r"`([^`]+)`", cell))
+
+
+def calls(*names: str) -> Iterator[ast.Call]:
+    """Every call of a method so called, where spans are opened and noted."""
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in names:
+                yield node
+
+
+def opened() -> set[str]:
+    """The names of the spans; that of a step has its step in it."""
+    found = set()
+    for call in calls("span", "_span"):
+        name = call.args[0]
+        if isinstance(name, ast.JoinedStr):
+            name = name.values[0]
+        if isinstance(name, ast.Constant):
+            found.add(str(name.value).replace("step ", "step NAME"))
+    return found
+
+
+def test_every_span_is_on_the_page_and_no_other() -> None:
+    assert {name for row in rows("span") for name in code(row[0])} == opened()
+
+
+def test_every_attribute_is_on_the_page_and_no_other() -> None:
+    told = {
+        keyword.arg for call in calls("span", "_span", "note") for keyword in call.keywords if keyword.arg is not None
+    }
+    on_the_page = {word for row in rows("span") for word in code(row[2])}
+    assert told - {"follows"} <= on_the_page, "what leaves the node is said"
+    assert on_the_page <= told | {"kind", "path"}
+
+
+def test_every_variable_on_the_page_is_one_that_the_library_knows() -> None:
+    known = {name for name in vars(environment_variables) if name.startswith("OTEL_")}
+    ours = {"OTEL_EXPORTER_OTLP_TRACES_", "OTEL_EXPORTER_OTLP_"}  # as the page abbreviates them
+    assert set(re.findall(r"OTEL_[A-Z_]+", PAGE + ENVIRONMENT)) - ours <= known
+
+
+def test_the_flag_is_off_by_default_and_its_words_are_on_the_page() -> None:
+    group = typer.main.get_command(app)
+    assert isinstance(group, typer.core.TyperGroup)
+    for command in ("serve", "plugin"):
+        (flag,) = [each for each in group.commands[command].params if each.name == "traces"]
+        assert flag.default is TraceExport.OFF
+        assert flag.envvar == "SCRUBBER_TRACES"
+    assert "`--traces` (`SCRUBBER_TRACES`) is `off` or `otlp`" in PAGE
+    assert set(TraceExport) == {"off", "otlp"}
+
+
+def patched() -> dict[str, dict[str, Any]]:
+    """Both workloads as the page has them changed."""
+    found = copy.deepcopy(documents(BASE))
+    for patch in EXAMPLES[0]["patches"]:
+        (target,) = [each for each in found if all(said_of(each, key) == wish for key, wish in patch["target"].items())]
+        for step in yaml.safe_load(patch["patch"]):
+            apply(target, **step)
+    return {said_of(each, "name"): each for each in found if each["kind"] == "DaemonSet"}
+
+
+@pytest.mark.parametrize("name", ["scrubber", "scrubber-plugin"])
+def test_the_pods_of_the_page_send_traces_and_say_from_which_node(name: str) -> None:
+    (container,) = patched()[name]["spec"]["template"]["spec"]["containers"]
+    names = [each["name"] for each in container["env"]]
+    assert len(set(names)) == len(names), "the same variable twice"
+    variables = {each["name"]: each for each in container["env"]}
+    assert variables["SCRUBBER_TRACES"]["value"] in set(TraceExport)
+    assert variables["OTEL_EXPORTER_OTLP_ENDPOINT"]["value"].startswith("https://")
+    assert variables["SCRUBBER_NODE_NAME"]["valueFrom"]["fieldRef"]["fieldPath"] == "spec.nodeName"
+
+
+def test_the_way_out_of_the_page_is_for_both_pods_and_names_whom_it_lets_them_reach() -> None:
+    policy = EXAMPLES[1]
+    assert policy["metadata"]["namespace"] == "scrubber-system"
+    assert policy["spec"]["policyTypes"] == ["Egress"]
+    for each in patched().values():
+        labels = each["spec"]["template"]["metadata"]["labels"]
+        assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
+    for way_out in policy["spec"]["egress"]:
+        assert way_out["ports"]
+        for whom in way_out["to"]:
+            assert set(whom) == {"namespaceSelector", "podSelector"}
+
+
+def test_the_file_of_variables_sets_nothing_until_it_is_edited() -> None:
+    lines = [line for line in ENVIRONMENT.splitlines() if line]
+    assert all(line.startswith("#") for line in lines)
+    assert "#SCRUBBER_TRACES=otlp" in lines
+    assert "#OTEL_EXPORTER_OTLP_ENDPOINT=" in lines
+    assert f"deploy/systemd/{DROP_IN}" in PAGE
+
+
+@pytest.mark.parametrize("cuda", ["12", "13"])
+def test_the_image_has_the_library(cuda: str) -> None:
+    names = re.findall(r"^([\w-]+)==", (DEPLOY / "container" / f"cuda{cuda}.txt").read_text(), re.MULTILINE)
+    extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["otel"]
+    assert {Requirement(each).name for each in extra} <= set(names)
+
+
+def test_the_unit_of_the_plugin_reaches_the_node_alone_with_its_drop_in() -> None:
+    assert unit(DROP_IN) == {"PrivateNetwork": ["no"], "IPAddressDeny": ["any"], "IPAddressAllow": ["localhost"]}
