@@ -14,6 +14,7 @@ from typing import Any, Protocol, TextIO, cast
 from structlog.contextvars import bound_contextvars
 
 from scrubber.config.logging import LogFormat, configure_logging, line_logger
+from scrubber.config.outlet import Losses
 from scrubber.domain.errors import BadConfiguration
 
 __all__ = ["Log", "Reminder", "about", "logger"]
@@ -32,11 +33,19 @@ class Log(Protocol):
     def error(self, event: str, **facts: Any) -> Any: ...
 
 
-def logger(format_: str = "auto", level: str = "info", stream: TextIO | None = None, *, libraries: bool = False) -> Log:
+def logger(
+    format_: str = "auto",
+    level: str = "info",
+    stream: TextIO | None = None,
+    *,
+    libraries: bool = False,
+    losses: Losses | None = None,
+) -> Log:
     """A logger that writes to ``stream`` (standard error): JSON lines, or for people when that is a terminal.
 
     Args:
         libraries: what they log comes out the same way, in the whole process.
+        losses: told of lines that could not be written.
 
     Raises:
         BadConfiguration: a format or a level that does not exist.
@@ -46,7 +55,8 @@ def logger(format_: str = "auto", level: str = "info", stream: TextIO | None = N
     if level not in LEVELS:
         raise BadConfiguration(f"{level!r} is no log level: write one of {', '.join(LEVELS)}.")
     make = configure_logging if libraries else line_logger
-    return make(cast(LogFormat, format_), level, sys.stderr if stream is None else stream, component=COMPONENT)
+    out = sys.stderr if stream is None else stream
+    return make(cast(LogFormat, format_), level, out, component=COMPONENT, losses=losses)
 
 
 def about(**facts: Any) -> AbstractContextManager[None]:

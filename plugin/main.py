@@ -39,6 +39,7 @@ from plugin.upstream.front import Front
 from scrubber import __version__
 from scrubber.api import scraping, tracing
 from scrubber.api.client import PluginClient
+from scrubber.config.outlet import Losses
 from scrubber.config.settings import Address, MetricsTls, TraceExport
 from scrubber.domain.errors import BadConfiguration, ScrubberError
 from scrubber.ports import UNTRACED
@@ -100,11 +101,13 @@ async def run(settings: PluginSettings) -> int:
     Raises:
         BadConfiguration: a setting cannot work; nothing was started, or what runs has been drained.
     """
+    losses = Losses()
     with ExitStack() as stack:
-        return await _run(settings, logger(settings.log_format, settings.log_level, libraries=True), stack)
+        log = logger(settings.log_format, settings.log_level, libraries=True, losses=losses)
+        return await _run(settings, log, losses, stack)
 
 
-async def _run(settings: PluginSettings, log: Log, stack: ExitStack) -> int:
+async def _run(settings: PluginSettings, log: Log, losses: Losses, stack: ExitStack) -> int:
     mode = _registration(settings.registration)
     nvidia = settings.nvidia
     for resource in _possible_resources(settings):
@@ -112,6 +115,7 @@ async def _run(settings: PluginSettings, log: Log, stack: ExitStack) -> int:
     traces = _traces(settings, log, stack)
     registry = CollectorRegistry()
     metrics = Metrics(registry, lambda: resources.boards)
+    losses.counted_by(metrics.line_lost)
     telling = _telling(settings, metrics, log)
     client = PluginClient(settings.socket.absolute(), carried=traces.carried if traces else tuple)
     announcements = Announcements(client, log=log)

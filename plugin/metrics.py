@@ -80,6 +80,9 @@ class Metrics:
         self._outages = Counter(
             "scrubber_plugin_service_outages", "Times that the scrub service went away.", registry=registry
         )
+        self._lost_lines = Counter(
+            "scrubber_plugin_log_lines_lost", "Log lines that could not be written.", registry=registry
+        )
         self._registrations = Counter(
             "scrubber_plugin_registrations",
             "Attempts to register with the kubelet: ok once it has opened its stream, refused by it, or failed.",
@@ -137,6 +140,9 @@ class Metrics:
             self._outages.inc()
         self._up = up
         self._service_up.set(int(up))
+
+    def line_lost(self) -> None:
+        self._lost_lines.inc()
 
     def refused(self, code: str) -> None:
         self._refusals.labels(_one_of(_REFUSALS, code)).inc()

@@ -42,7 +42,8 @@ from scrubber.api.server import ApiServer
 from scrubber.api.sockets import Sockets
 from scrubber.api.tracing import Traces, otlp
 from scrubber.backends import DeviceBackend, nvidia_backend, sim_backend
-from scrubber.config.logging import Losses, configure_logging
+from scrubber.config.logging import configure_logging
+from scrubber.config.outlet import Losses
 from scrubber.config.policy_file import signed
 from scrubber.config.policy_source import PolicySource
 from scrubber.config.settings import Backend, ContainerIdentity, ServiceSettings, TraceExport

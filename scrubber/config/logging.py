@@ -19,7 +19,9 @@ from typing import Final, Literal, TextIO, TypeAlias, cast
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, WrappedLogger
 
-__all__ = ["LIBRARY", "LogFormat", "Losses", "configure_logging", "line_logger", "timestamp"]
+from scrubber.config.outlet import Lines, Losses
+
+__all__ = ["LIBRARY", "LogFormat", "configure_logging", "line_logger", "timestamp"]
 
 LogFormat: TypeAlias = Literal["json", "console", "auto"]
 
@@ -34,27 +36,6 @@ _LONGEST: Final = 4096
 """Characters of one value; journald and container runtimes cut lines that are very long, and half a line is no JSON."""
 _LONGEST_TRACEBACK: Final = 16384
 """Characters of a traceback, from its end, which says what went wrong."""
-
-
-class Losses:
-    """Lines that could not be written, until somebody counts them and from then on."""
-
-    def __init__(self) -> None:
-        self._uncounted = 0
-        self._count: Callable[[], None] | None = None
-
-    def one(self) -> None:
-        """A line was lost."""
-        if self._count is None:
-            self._uncounted += 1
-        else:
-            self._count()
-
-    def counted_by(self, count: Callable[[], None]) -> None:
-        """``count`` is called for each line that was lost, those before this call too. It must not raise."""
-        lost, self._uncounted, self._count = self._uncounted, 0, count
-        for _ in range(lost):
-            count()
 
 
 def configure_logging(
@@ -119,7 +100,7 @@ def line_logger(
         return line
 
     logger = structlog.wrap_logger(
-        _Lines(stream, losses or Losses()),
+        Lines(stream, losses or Losses()),
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
@@ -157,27 +138,7 @@ def _is_terminal(stream: TextIO | None) -> bool:
         return False
 
 
-# -- where lines go ----------------------------------------------------------------------------------------------------
-
-
-class _Lines:
-    """What structlog writes rendered lines with. A line is one write: threads do not mix theirs."""
-
-    def __init__(self, stream: TextIO | None, losses: Losses) -> None:
-        self._stream = stream
-        self._losses = losses
-
-    def write(self, line: str) -> None:
-        if self._stream is None:
-            self._losses.one()
-            return
-        try:
-            self._stream.write(line + "\n")
-            self._stream.flush()
-        except (OSError, ValueError):  # closed, full, or nobody reads any more
-            self._losses.one()
-
-    debug = info = warning = error = critical = write
+# -- what libraries say -------------------------------------------------------------------------------------------------
 
 
 class _Libraries(logging.Handler):

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from scrubber.adapters.journal import Binding, StructlogJournal
-from scrubber.config.logging import Losses, line_logger
+from scrubber.config.logging import line_logger
+from scrubber.config.outlet import Losses
 from scrubber.domain.policy import XidClass
 from scrubber.ports import Event, Journal
 from tests.measures import memory, scrub

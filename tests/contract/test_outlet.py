@@ -1,0 +1,165 @@
+"""Where log lines go: a reader who does not read costs lines, and never the daemon."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import IO
+
+import pytest
+
+from scrubber.config.outlet import Lines, Losses
+
+LONG = "x" * 20_000
+
+
+class Pipe:
+    """A stream that somebody may read, or not."""
+
+    def __init__(self) -> None:
+        self._ours, theirs = os.pipe()
+        self.stream: IO[str] = os.fdopen(theirs, "w", encoding="utf-8")
+        self.lost = 0
+        losses = Losses()
+        losses.counted_by(self._count)
+        self.lines = Lines(self.stream, losses)
+
+    def _count(self) -> None:
+        self.lost += 1
+
+    def filled(self) -> int:
+        """Lines that it took before it was full."""
+        taken = 0
+        while not self.lost:
+            self.lines.write(json.dumps({"number": taken, "text": LONG}))
+            taken += 1
+        return taken - 1
+
+    def read(self) -> str:
+        """Everything that is there now."""
+        found = b""
+        while select.select([self._ours], [], [], 0)[0]:
+            found += os.read(self._ours, 65536)
+        return found.decode()
+
+    def leave(self) -> None:
+        """Nobody will ever read."""
+        os.close(self._ours)
+
+    def close(self) -> None:
+        self.stream.close()
+
+
+@pytest.fixture
+def pipe() -> Iterator[Pipe]:
+    pipe = Pipe()
+    yield pipe
+    pipe.close()
+
+
+def whole(text: str) -> list[dict[str, object]]:
+    """Lines that are JSON, in their order."""
+    found = []
+    for line in text.splitlines():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    return found
+
+
+def test_a_reader_who_does_not_read_costs_lines_and_every_lost_one_is_counted(pipe: Pipe) -> None:
+    taken = pipe.filled()
+    for _ in range(1_000):
+        pipe.lines.write("more")
+    assert pipe.lost >= 900  # what room was left may take a few that are short
+    assert [each["number"] for each in whole(pipe.read())] == list(range(taken))
+
+
+def test_once_he_reads_again_lines_begin_on_a_line_of_their_own(pipe: Pipe) -> None:
+    taken = pipe.filled()
+    half = pipe.read()
+    assert not half.endswith("\n")  # the last one is torn
+    pipe.lines.write('{"number": "after"}')
+    pipe.lines.write('{"number": "and after"}')
+    assert [each["number"] for each in whole(half + pipe.read())] == [*range(taken), "after", "and after"]
+    assert pipe.lost == 1
+
+
+def test_one_that_is_longer_than_the_pipe_arrives_whole_while_somebody_reads(pipe: Pipe) -> None:
+    writing = threading.Thread(target=pipe.lines.write, args=("y" * 1_000_000,))
+    writing.start()
+    found = ""
+    while not found.endswith("\n") and not pipe.lost:
+        found += pipe.read()
+    writing.join()
+    assert found == "y" * 1_000_000 + "\n"
+
+
+def test_threads_do_not_mix_their_lines(pipe: Pipe) -> None:
+    writers = [threading.Thread(target=pipe.lines.write, args=(letter * 10_000,)) for letter in "abcd"]
+    for each in writers:
+        each.start()
+    for each in writers:
+        each.join()
+    assert sorted(pipe.read().split()) == [letter * 10_000 for letter in "abcd"]
+
+
+def test_a_reader_who_is_gone_costs_lines(pipe: Pipe) -> None:
+    pipe.leave()
+    pipe.lines.write("one")
+    assert pipe.lost == 1
+
+
+def test_nothing_is_written_to_what_has_the_number_of_a_stream_that_was_closed(pipe: Pipe) -> None:
+    number = pipe.stream.fileno()
+    reused, other = os.pipe()
+    pipe.stream.close()
+    taken = os.dup2(other, number)
+    try:
+        pipe.lines.write("one")
+        assert pipe.lost == 1
+        assert select.select([reused], [], [], 0)[0] == []
+    finally:
+        for each in {reused, other, taken}:
+            os.close(each)
+
+
+def test_a_stream_in_memory_is_written_as_it_is() -> None:
+    stream = io.StringIO()
+    Lines(stream, Losses()).write("one")
+    assert stream.getvalue() == "one\n"
+
+
+def test_no_stream_is_a_loss() -> None:
+    lost: list[None] = []
+    losses = Losses()
+    Lines(None, losses).write("one")
+    losses.counted_by(lambda: lost.append(None))
+    assert len(lost) == 1
+
+
+def test_what_no_encoding_has_is_written_in_words(pipe: Pipe) -> None:
+    pipe.lines.write("\ud800 ü")
+    assert pipe.read() == "\\ud800 ü\n"
+
+
+@pytest.mark.parametrize("component", ["service", "plugin"])
+def test_a_process_whose_standard_error_is_read_by_nobody_goes_on(component: str) -> None:
+    """More lines than any pipe has room for."""
+    said = (
+        "import sys; from scrubber.config.logging import configure_logging\n"
+        f"log = configure_logging('auto', 'info', sys.stderr, component={component!r})\n"
+        f"for _ in range(500): log.info('scrub.finished', sentence={LONG[:4000]!r})\n"
+        "print('through', flush=True)"
+    )
+    with subprocess.Popen([sys.executable, "-c", said], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.read() == b"through\n"
+        assert process.wait() == 0
