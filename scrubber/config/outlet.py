@@ -1,6 +1,6 @@
 """Where log lines go: to whoever reads them, as long as somebody does.
 
-Promise: writing never raises, and waits for a reader who has fallen behind once, for :data:`_PATIENCE`, until he has caught
+Promise: writing never raises, and waits for a reader who has fallen behind once, for :data:`PATIENCE`, until he has caught
 up. What cannot be written is lost and counted; what follows begins on a line of its own.
 """
 
@@ -12,9 +12,9 @@ import threading
 from collections.abc import Callable
 from typing import TextIO
 
-__all__ = ["Lines", "Losses"]
+__all__ = ["PATIENCE", "Lines", "Losses"]
 
-_PATIENCE = 0.05
+PATIENCE = 0.05
 """Seconds."""
 
 
@@ -40,11 +40,17 @@ class Losses:
 
 
 class Lines:
-    """What structlog writes rendered lines with. Lines of several threads do not mix."""
+    """What structlog writes rendered lines with. Lines of several threads do not mix.
 
-    def __init__(self, stream: TextIO | None, losses: Losses) -> None:
+    Args:
+        stream: None where there is none.
+        patience: seconds that a reader who has fallen behind is waited for.
+    """
+
+    def __init__(self, stream: TextIO | None, losses: Losses, *, patience: float = PATIENCE) -> None:
         self._stream = stream
         self._losses = losses
+        self._patience = patience
         self._lock = threading.Lock()
         self._behind = False
         self._torn = False
@@ -83,7 +89,7 @@ class Lines:
         return True
 
     def _takes_more(self) -> bool:
-        self._behind = not self._ready.poll(0 if self._behind else _PATIENCE * 1000)
+        self._behind = not self._ready.poll(0 if self._behind else self._patience * 1000)
         return not self._behind
 
 

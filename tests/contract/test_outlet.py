@@ -14,7 +14,7 @@ from typing import IO
 
 import pytest
 
-from scrubber.config.outlet import Lines, Losses
+from scrubber.config.outlet import PATIENCE, Lines, Losses
 
 LONG = "x" * 20_000
 
@@ -22,13 +22,13 @@ LONG = "x" * 20_000
 class Pipe:
     """A stream that somebody may read, or not."""
 
-    def __init__(self) -> None:
+    def __init__(self, patience: float = PATIENCE) -> None:
         self._ours, theirs = os.pipe()
         self.stream: IO[str] = os.fdopen(theirs, "w", encoding="utf-8")
         self.lost = 0
         losses = Losses()
         losses.counted_by(self._count)
-        self.lines = Lines(self.stream, losses)
+        self.lines = Lines(self.stream, losses, patience=patience)
 
     def _count(self) -> None:
         self.lost += 1
@@ -92,7 +92,8 @@ def test_once_he_reads_again_lines_begin_on_a_line_of_their_own(pipe: Pipe) -> N
     assert pipe.lost == 1
 
 
-def test_one_that_is_longer_than_the_pipe_arrives_whole_while_somebody_reads(pipe: Pipe) -> None:
+def test_one_that_is_longer_than_the_pipe_arrives_whole_while_somebody_reads() -> None:
+    pipe = Pipe(patience=60.0)
     writing = threading.Thread(target=pipe.lines.write, args=("y" * 1_000_000,))
     writing.start()
     found = ""
@@ -100,6 +101,7 @@ def test_one_that_is_longer_than_the_pipe_arrives_whole_while_somebody_reads(pip
         found += pipe.read()
     writing.join()
     assert found == "y" * 1_000_000 + "\n"
+    pipe.close()
 
 
 def test_threads_do_not_mix_their_lines(pipe: Pipe) -> None:
