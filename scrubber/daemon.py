@@ -147,9 +147,9 @@ async def _serve(
         identity, devices = await _driver(backend, clock, log, supervisor, patient=patient)
         identity = replace(identity, node=settings.node_name)
         key, created = NodeKey.open(settings.state_dir)
-        log.info("key.loaded", key_id=key.key_id)
         if created:
             await _tell_of_key(key, clock, ledger, journal)
+        log.info("key.loaded", key_id=key.key_id)
 
         # A defect in a scrub ends the service; at the end, what is still under way is abandoned, and dirty.
         scrubs = await stack.enter_async_context(asyncio.TaskGroup())

@@ -189,6 +189,6 @@ class Handing:
             grants=((record.device, grant),),
             certificates=spent,
             scrubs=(check,),
-            events=(narrate.granted(record.device, grant, path.value, seconds, check.id),),
+            events=(narrate.granted(grant, fast, path.value, seconds),),
         )
         return change, Granted(record.device, sequence, ready.kind, path, fast.id, exception)

@@ -133,20 +133,21 @@ def residue_unexplained(scrub: ScrubRecord, proved: Certificate | None) -> tuple
     return (Event("residue.unexplained", now, scrub.device, scrub.id, fields=fields),)
 
 
-def granted(device: str, grant: Grant, path: str, seconds: float, check: str) -> Event:
-    """A grant, and the ``check`` that it rests on, which the ledger has as a scrub by the fast path."""
+def granted(grant: Grant, proof: Certificate, path: str, seconds: float) -> Event:
+    """A grant, and the ``proof`` that it used: of a fast path, which the ledger has as a scrub."""
     assignment = grant.assignment
     return Event(
         "handover.granted",
         grant.at,
-        device,
-        check,
+        proof.device,
+        proof.scrub,
         actor="plugin",
         fields={
             "kind": grant.kind.value,
             "path": path,
             "grant": grant.sequence,
-            "certificate": grant.certificate,
+            "certificate": proof.id,
+            "rests_on": proof.rests_on,
             "exception": grant.exception,
             "tenant_namespace": None if assignment is None else assignment.pod.namespace,
             "pod": None if assignment is None else assignment.pod.name,
