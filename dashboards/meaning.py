@@ -47,8 +47,8 @@ class Colour:
     SCRUBBING = "yellow"
     SUSPECT = "super-light-yellow"
     DIRTY = "orange"
-    RETURNING = "purple"
-    PROBATION = "light-purple"
+    RETURNING = "dark-purple"
+    PROBATION = "super-light-purple"
     QUARANTINED = "red"
     CONDEMNED = "dark-red"
     PLAIN = "text"
@@ -152,16 +152,16 @@ KIND_COLOURS: Final[Mapping[str, str]] = {
     "same-pod": "light-blue",
     "same-tenant": "blue",
     "other-tenant": "purple",
-    "unknown": "dark-purple",
+    "unknown": Colour.PLAIN,
 }
-"""The less two containers have to do with each other, the darker."""
+"""The less two containers have to do with each other, the darker; what nobody knows has no colour."""
 
 STEP_COLOURS: Final[Mapping[str, str]] = {
     "holders": "light-orange",
-    "reset": "purple",
+    "reset": "dark-purple",
     "memory": "blue",
-    "on-chip": "light-blue",
-    "diagnostics": "light-purple",
+    "on-chip": "super-light-blue",
+    "diagnostics": "super-light-purple",
     "settings": "super-light-yellow",
     "health": "green",
 }

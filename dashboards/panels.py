@@ -19,9 +19,12 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 from dashboards.meaning import FAMILY_COLOURS, Colour
 
-__all__ = ["DATASOURCE", "Column", "Query", "graph", "listing", "number", "timeline"]
+__all__ = ["DATASOURCE", "Column", "Query", "graph", "listing", "number", "tally", "timeline"]
 
 DATASOURCE: Final = model.DataSourceRef(type_val="prometheus", uid="${datasource}")
+
+_BARS: Final = 120
+"""Over the time range."""
 
 _SOON: Final = 600_000
 """Milliseconds."""
@@ -185,6 +188,8 @@ def graph(
         panel = panel.decimals(decimals)
     if unit == "short":  # a quiet minute is not drawn on a scale of a hundred
         panel = panel.axis_soft_max(1)
+    if unit == "percentunit" and top is None:  # nor nothing on one of ten thousand per cent
+        panel = panel.axis_soft_max(0.01)
     if hue is not None:
         panel = panel.color_scheme(build.FieldColor().mode(model.FieldColorModeId.SHADES).fixed_color(hue))
     if rare:
@@ -198,6 +203,30 @@ def graph(
     for name, colour in (FAMILY_COLOURS if colours is None else colours).items():
         panel = panel.override_by_name(name, [_fixed(colour)])
     return panel.build()
+
+
+def tally(
+    title: str,
+    question: str,
+    *queries: Query,
+    colours: Mapping[str, str] | None = None,
+    span: int = 8,
+    nothing: str | None = None,
+) -> model.Panel:
+    """What happens now and then, as bars; each query counts what came since the point before."""
+    return graph(
+        title,
+        f"{question} (Each bar counts what came since the one before.)",
+        *queries,
+        unit="none",
+        decimals=0,
+        span=span,
+        bars=True,
+        stacked=True,
+        points=_BARS,
+        colours={} if colours is None else colours,
+        nothing=nothing,
+    )
 
 
 def timeline(

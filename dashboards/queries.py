@@ -17,6 +17,7 @@ __all__ = [
     "ONE_DEVICE",
     "OUT",
     "count",
+    "counted",
     "each_time",
     "fold",
     "increase",
@@ -79,8 +80,22 @@ def per_minute(metric: str, *matchers: str, by: Sequence[str] = ()) -> str:
     moved = f"60 * {rate(metric, *matchers, by=by)}"
     if not by:
         return moved
+    return f"{moved} and {_moved_in_range(metric, *matchers, by=by)}"
+
+
+def counted(metric: str, *matchers: str, by: Sequence[str] = ()) -> str:
+    """How far a counter moved since the last point of a graph, for what happens once: by the minute, one would be several.
+
+    With ``by``, only what moved within the board's time range, as in :func:`per_minute`.
+    """
+    assert _family(metric) not in BORN_COUNTING, metric
+    moved = _in_each_step(metric, *matchers, by=by)
+    return f"{moved} and {_moved_in_range(metric, *matchers, by=by)}" if by else moved
+
+
+def _moved_in_range(metric: str, *matchers: str, by: Sequence[str]) -> str:
     in_range = f"increase({of(metric, *matchers)}[$__range] @ end())"
-    return f"{moved} and on ({', '.join(by)}) sum{_grouped(by)} ({in_range}) > 0"
+    return f"on ({', '.join(by)}) sum{_grouped(by)} ({in_range}) > 0"
 
 
 def _in_each_step(metric: str, *matchers: str, by: Sequence[str]) -> str:
@@ -123,20 +138,24 @@ def times(metric: str, *matchers: str, by: Sequence[str] = ()) -> str:
     return f"sum{_grouped(by)} ({moved} > ({new}) or {new} or {moved})"
 
 
-def quantile(share: float, histogram: str, *matchers: str, by: Sequence[str] = ()) -> str:
-    """A quantile of ``histogram`` (named without ``_bucket``) as it goes, in the histogram's unit."""
+def quantile(share: float, histogram: str, *matchers: str, by: Sequence[str] = (), new: bool = False) -> str:
+    """A quantile of ``histogram`` (named without ``_bucket``) as it goes, in the histogram's unit.
+
+    Args:
+        new: some of its series begin with what they count, as those of a refusal do.
+    """
     buckets, grouped = f"{histogram}_bucket", (*by, "le")
-    if histogram not in BORN_COUNTING:
+    if not new and histogram not in BORN_COUNTING:
         return f"histogram_quantile({share}, {rate(buckets, *matchers, by=grouped)})"
     series = of(buckets, *matchers)
-    new = f"{series} unless {series} offset $__rate_interval"
-    counted = f"sum{_grouped(grouped)} ({new} or increase({series}[$__rate_interval]))"
-    return f"histogram_quantile({share}, {counted})"
+    begun = f"{series} unless {series} offset $__rate_interval"
+    moved = f"sum{_grouped(grouped)} ({begun} or increase({series}[$__rate_interval]))"
+    return f"histogram_quantile({share}, {moved})"
 
 
-def quantile_of_range(share: float, histogram: str, *matchers: str) -> str:
-    """A quantile over the whole time range of the board, as one number."""
-    return f"histogram_quantile({share}, {increase(f'{histogram}_bucket', *matchers, by=('le',))})"
+def quantile_of_range(share: float, histogram: str, *matchers: str, by: Sequence[str] = ()) -> str:
+    """A quantile over the whole time range of the board, as one number, or one by ``by``."""
+    return f"histogram_quantile({share}, {increase(f'{histogram}_bucket', *matchers, by=(*by, 'le'))})"
 
 
 def count(metric: str, *matchers: str, by: Sequence[str] = ()) -> str:

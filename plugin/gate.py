@@ -20,7 +20,7 @@ from plugin.observing import GateObserver, Nobody
 from plugin.service import ScrubService
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.domain.errors import Away, InvalidRequest, NotReady, Quarantined, ScrubberError
-from scrubber.ports import UNTRACED, Span, Tracer
+from scrubber.ports import Span
 
 __all__ = ["Gate", "GateTimes"]
 
@@ -71,8 +71,7 @@ class Gate:
 
     Args:
         clock: monotonic seconds.
-        tracer: is told of every call.
-        here: what the tracer's present span is called in other processes; empty where there is none.
+        here: what the present span is called in other processes; empty where there is none.
     """
 
     def __init__(
@@ -85,11 +84,9 @@ class Gate:
         log: Log,
         clock: Callable[[], float],
         observer: GateObserver | None = None,
-        tracer: Tracer = UNTRACED,
         here: Callable[[], str] = str,
     ) -> None:
         self._service = service
-        self._tracer = tracer
         self._here = here
         self._observer = observer or Nobody()
         self._board = board
@@ -99,17 +96,16 @@ class Gate:
         self._clock = clock
         self._reservations: dict[tuple[str, str], _Reservation] = {}
 
-    async def reserve(self, device_ids: Sequence[str], resource: str) -> None:
+    async def reserve(self, device_ids: Sequence[str], resource: str, span: Span) -> None:
         """Tell the service of an ``Allocate``; returns also when it could not be told.
+
+        Args:
+            span: of the call, in which this is done.
 
         Raises:
             InvalidRequest: the service does not know these devices.
             Quarantined: one of them is out of service.
         """
-        with self._tracer.span("Allocate", resource=resource, devices=len(device_ids)) as span:
-            await self._reserved(device_ids, resource, span)
-
-    async def _reserved(self, device_ids: Sequence[str], resource: str, span: Span) -> None:
         trace = self._here()
         untold = dict.fromkeys([(resource, id_) for id_ in device_ids], _Reservation(epoch="", trace=trace))
         self._reservations.update(untold)
@@ -125,25 +121,25 @@ class Gate:
         else:
             self._settle(untold, _Reservation(epoch=self._board.epoch, trace=trace))
 
-    async def hand_over(self, device_ids: Sequence[str], resource: str, deadline: float | None) -> None:
+    async def hand_over(self, device_ids: Sequence[str], resource: str, deadline: float | None, span: Span) -> None:
         """Return when the service has handed all of the devices over.
 
         Args:
             device_ids: as the kubelet names them.
             resource: whose ids they are.
             deadline: seconds until the caller stops waiting; None when it never does.
+            span: of the call, in which this is done.
 
         Raises:
             Away: there is no service; said after ``times.absent`` seconds.
             NotReady: a scrub is under way, an earlier pod is not over yet, or other devices were handed over.
             ScrubberError: what the service refused with; ``public`` may be shown to anybody.
         """
-        with self._tracer.span("PreStartContainer", resource=resource, devices=len(device_ids)) as span:
-            try:
-                await self._hand_over(device_ids, resource, deadline, span)
-            except ScrubberError as error:
-                self._observer.refused(error.code)
-                raise
+        try:
+            await self._hand_over(device_ids, resource, deadline, span)
+        except ScrubberError as error:
+            self._observer.refused(error.code)
+            raise
 
     async def _hand_over(self, device_ids: Sequence[str], resource: str, deadline: float | None, span: Span) -> None:
         began = self._clock()

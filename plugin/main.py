@@ -42,7 +42,7 @@ from scrubber.api.client import PluginClient
 from scrubber.config.outlet import Losses
 from scrubber.config.settings import Address, MetricsTls, TraceExport
 from scrubber.domain.errors import BadConfiguration, ScrubberError
-from scrubber.ports import UNTRACED
+from scrubber.ports import UNTRACED, Tracer
 
 __all__ = ["PluginSettings", "PluginTimes", "run"]
 
@@ -119,7 +119,7 @@ async def _run(settings: PluginSettings, log: Log, losses: Losses, stack: ExitSt
     telling = _telling(settings, metrics, log)
     client = PluginClient(settings.socket.absolute(), carried=traces.carried if traces else tuple)
     announcements = Announcements(client, log=log)
-    behind = _behind(settings, announcements.announce, log)
+    behind = _behind(settings, announcements.announce, log, traces or UNTRACED)
     resources = behind.front if behind else _resources(settings, announcements.announce, log)
     if warning := health_check_warning(nvidia.disabled_health_checks):
         log.warning("plugin.healthchecks-kept", sentence=warning)
@@ -133,7 +133,6 @@ async def _run(settings: PluginSettings, log: Log, losses: Losses, stack: ExitSt
         log=log,
         clock=time.monotonic,
         observer=metrics,
-        tracer=traces or UNTRACED,
         here=traces.here if traces else str,
     )
     watch = ServiceWatch(
@@ -162,6 +161,7 @@ async def _run(settings: PluginSettings, log: Log, losses: Losses, stack: ExitSt
                     log=log,
                     injection=nvidia.injection,
                     sharing=nvidia.sharing,
+                    tracer=traces or UNTRACED,
                 )
             ),
             board=board,
@@ -234,7 +234,7 @@ def _hopeless(resources: Resources | Front, insist: bool) -> bool:
     return insist and bool(resources.complaint) and not resources.boards
 
 
-def _behind(settings: PluginSettings, announce: Announce, log: Log) -> Behind | None:
+def _behind(settings: PluginSettings, announce: Announce, log: Log, tracer: Tracer) -> Behind | None:
     """Vendors' plugins behind this one; None when there are to be none.
 
     Raises:
@@ -257,6 +257,7 @@ def _behind(settings: PluginSettings, announce: Announce, log: Log) -> Behind | 
         announce=announce,
         log=log,
         clock=time.monotonic,
+        tracer=tracer,
     )
 
 

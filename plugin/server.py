@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 import grpc
@@ -26,11 +27,14 @@ from plugin.observing import Nobody, StreamObserver
 from plugin.preferred import preferred
 from plugin.shares import Sharing, devices_of
 from scrubber.domain.errors import InvalidRequest, Quarantined, Retry, ScrubberError
+from scrubber.ports import UNTRACED, Span, Tracer
 
 __all__ = [
+    "TRACED",
     "DevicePlugin",
     "Gatekeeper",
     "Streams",
+    "answering",
     "asked_for",
     "distinct",
     "listed",
@@ -46,9 +50,9 @@ FAULT = "The device plugin on this node failed to answer; its log says why."
 class Gatekeeper(Protocol):
     """Who is asked before a container gets a device; :class:`plugin.gate.Gate` asks the service."""
 
-    async def reserve(self, device_ids: Sequence[str], resource: str) -> None: ...
+    async def reserve(self, device_ids: Sequence[str], resource: str, span: Span) -> None: ...
 
-    async def hand_over(self, device_ids: Sequence[str], resource: str, deadline: float | None) -> None: ...
+    async def hand_over(self, device_ids: Sequence[str], resource: str, deadline: float | None, span: Span) -> None: ...
 
 
 class Streams:
@@ -95,6 +99,8 @@ _REFUSED: Mapping[str, str] = {
     "GetPreferredAllocation": "preference.refused",
 }
 """What a line about a call that was refused is called."""
+TRACED = frozenset({"Allocate", "PreStartContainer"})
+"""Calls that a trace has a span of."""
 
 
 def asked_for(call: str, resource: str, request: object) -> dict[str, object]:
@@ -111,27 +117,57 @@ def tell_refused(log: Log, call: str, error: ScrubberError) -> None:
     log.warning(_REFUSED[call], code=error.code, sentence=str(error), told=error.public)
 
 
+@contextmanager
+def answering(
+    call: str,
+    resource: str,
+    request: object,
+    *,
+    log: Log,
+    tracer: Tracer,
+    refused: Callable[[Log, str, ScrubberError], None] = tell_refused,
+) -> Iterator[Span]:
+    """A call of the kubelet's, from its beginning to its answer: its span, and what its lines name, how it failed too.
+
+    Args:
+        call: the name of its method.
+        refused: writes the line about an error that was raised on purpose.
+    """
+    facts = asked_for(call, resource, request)
+    asked = facts.get("devices")
+    count = len(set(asked)) if isinstance(asked, list) else None
+    span = tracer.span(call, resource=resource, devices=count) if call in TRACED else UNTRACED.span(call)
+    with about(**facts), span as open_:
+        try:
+            yield open_
+        except ScrubberError as error:
+            refused(log, call, error)
+            raise
+        except Exception as error:  # its text is not for a pod's status; the log has all of it
+            log.error("api.failed", exc_info=error)
+            raise
+
+
 _Request = TypeVar("_Request")
 _Answer = TypeVar("_Answer")
 _Call = Callable[["DevicePlugin", _Request, "grpc.aio.ServicerContext[_Request, _Answer]"], Awaitable[_Answer]]
+_Spanned = Callable[["DevicePlugin", _Request, "grpc.aio.ServicerContext[_Request, _Answer]", Span], Awaitable[_Answer]]
 
 
-def _speaking_in_sentences(call: _Call[_Request, _Answer]) -> _Call[_Request, _Answer]:
+def _speaking_in_sentences(call: _Spanned[_Request, _Answer]) -> _Call[_Request, _Answer]:
     """Turn errors into statuses: the public sentence of those raised on purpose, and of a fault nothing but that."""
 
     @functools.wraps(call)
     async def answer(
         self: DevicePlugin, request: _Request, context: grpc.aio.ServicerContext[_Request, _Answer]
     ) -> _Answer:
-        with about(**asked_for(call.__name__, self.resource, request)):
-            try:
-                return await call(self, request, context)
-            except ScrubberError as error:
-                tell_refused(self.log, call.__name__, error)
-                await context.abort(status(error), error.public)
-            except Exception as error:  # its text is not for a pod's status; the log has all of it
-                self.log.error("api.failed", exc_info=error)
-                await context.abort(grpc.StatusCode.INTERNAL, FAULT)
+        try:
+            with answering(call.__name__, self.resource, request, log=self.log, tracer=self.tracer) as span:
+                return await call(self, request, context, span)
+        except ScrubberError as error:
+            await context.abort(status(error), error.public)
+        except Exception:  # noqa: BLE001 - told of where it was met; the pod reads no more than this
+            await context.abort(grpc.StatusCode.INTERNAL, FAULT)
         raise AssertionError("abort raises")
 
     return answer
@@ -142,6 +178,7 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
 
     Args:
         resource: whose devices are on the board.
+        tracer: is told of every allocation and every start.
     """
 
     def __init__(
@@ -154,8 +191,10 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
         log: Log,
         injection: Injection | None = None,
         sharing: Sharing | None = None,
+        tracer: Tracer = UNTRACED,
     ) -> None:
         self.resource = resource
+        self.tracer = tracer
         self._board = board
         self._gate = gate
         self._streams = streams
@@ -186,6 +225,7 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
         self,
         request: kubelet.PreferredAllocationRequest,
         context: grpc.aio.ServicerContext[kubelet.PreferredAllocationRequest, kubelet.PreferredAllocationResponse],
+        span: Span,
     ) -> kubelet.PreferredAllocationResponse:
         offers = {offer.id: offer for offer in self._board.offers}
         return kubelet.PreferredAllocationResponse(
@@ -208,6 +248,7 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
         self,
         request: kubelet.AllocateRequest,
         context: grpc.aio.ServicerContext[kubelet.AllocateRequest, kubelet.AllocateResponse],
+        span: Span,
     ) -> kubelet.AllocateResponse:
         containers = [self._allocatable(container.devices_ids) for container in request.container_requests]
         everything = sorted({offer.id for offers in containers for offer in offers})
@@ -215,7 +256,7 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
             raise InvalidRequest("The request names no device: an allocation needs at least one device id.")
         for offers in containers:
             self._sharing.check(offers)
-        await self._gate.reserve(everything, self.resource)
+        await self._gate.reserve(everything, self.resource, span)
         self.log.info("allocation.granted", devices=everything)
         return kubelet.AllocateResponse(
             container_responses=[container_response(devices_of(offers), self._injection) for offers in containers]
@@ -226,8 +267,10 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
         self,
         request: kubelet.PreStartContainerRequest,
         context: grpc.aio.ServicerContext[kubelet.PreStartContainerRequest, kubelet.PreStartContainerResponse],
+        span: Span,
     ) -> kubelet.PreStartContainerResponse:
-        await self._gate.hand_over(distinct(request.devices_ids), self.resource, deadline=context.time_remaining())
+        ids = distinct(request.devices_ids)
+        await self._gate.hand_over(ids, self.resource, context.time_remaining(), span)
         return kubelet.PreStartContainerResponse()
 
     def _has_news(self, sent: int) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
-from plugin.availability import Availability, SeenDevice, Sighting
+from plugin.availability import Availability, Offer, SeenDevice, Sighting, Word
 from plugin.board import Board
 from plugin.logs import Log, Reminder
 from plugin.observing import Nobody, ServiceObserver
@@ -67,6 +67,13 @@ ENVVAR_REFUSED = (
     "Device {id} is not handed out: the policy refuses devices that are announced by an environment variable, which any "
     "pod can set. Start the plugin with another --device-list-strategy."
 )
+
+
+UNWATCHED = (
+    "No scrub service that is ready was there for {grace:g} s: the device is withheld until one says that it may be "
+    "given out."
+)
+UNHEARD = "No scrub service that is ready has said anything of the device yet."
 
 
 def _seen(device: pb.SnapshotDevice, envvar_refused: bool) -> SeenDevice:
@@ -227,9 +234,21 @@ class ServiceWatch:
         await self._board.show(self._availability.offers(self._clock()), self._availability.epoch)
         for offer in self._board.offers:
             if before.get(offer.id) is not offer.healthy:
-                name = "device.healthy" if offer.healthy else "device.unhealthy"
-                self._log.info(name, device=offer.id, word=offer.word.value, sentence=offer.refusal or None)
+                self._tell(offer)
         self._news.set()
+
+    def _tell(self, offer: Offer) -> None:
+        """A line about what the kubelet is told of one device from now on."""
+        if offer.healthy:
+            self._log.info("device.healthy", device=offer.id, word=offer.word.value, sentence=None)
+            return
+        word, sentence = offer.word, offer.refusal
+        if word is Word.OFFERED:
+            # The last word outlives the service by the grace period only; what is withheld then is the plugin's doing.
+            word, sentence = Word.WITHHELD, UNWATCHED.format(grace=self._times.grace)
+        elif word is Word.NONE:
+            sentence = UNHEARD
+        self._log.warning("device.unhealthy", device=offer.id, word=word.value, sentence=sentence)
 
     async def _let_go(self) -> NoReturn:
         """Write the board anew at the end of the grace period; without it, silence would keep everything healthy."""

@@ -43,7 +43,7 @@ DEVICE = pb.Device(
     model="NVIDIA H200",
     memory_bytes=141 * 2**30,
     state="quarantined",
-    hygiene="dirty",
+    hygiene="in-use",
     health="quarantined",
     cause=pb.Cause(code="xid-95", sentence="XID 95 was seen.", way_back="reset", since=AT, actor="service"),
     certificate=CERTIFICATE,

@@ -7,8 +7,8 @@ from typing import Final
 from grafana_foundation_sdk.models import dashboard as model
 
 from dashboards.meaning import Colour, State, mapping
-from dashboards.panels import Query, graph, timeline
-from dashboards.queries import fold, per_minute, quantile
+from dashboards.panels import Query, graph, tally, timeline
+from dashboards.queries import counted, fold, per_minute, quantile
 
 __all__ = ["plugin", "service"]
 
@@ -66,36 +66,47 @@ def service() -> list[model.Panel]:
         ),
         graph(
             "Ledger, size",
-            "How much disk do the database and its log take?",
+            "How much disk do the database and its log take? (The log grows to about 16 MiB and is then written over from its "
+            "beginning: up to there a slope is no disk that fills.)",
             Query(fold("sum", "scrubber_ledger_size_bytes", by=("instance",)), "{{instance}}"),
             unit="bytes",
             span=6,
             colours={},
         ),
-        graph(
-            "Children started per minute",
-            "Which child processes are started? The driver's, the events' and the walker are restarts beyond the first.",
-            Query(per_minute("scrubber_child_starts_total", by=("child",)), "{{child}}"),
-            Query(per_minute("scrubber_children_abandoned_total"), "could not be ended"),
-            unit="short",
+        tally(
+            "Children started",
+            "Which child processes are started? Erasers come with scrubs, the driver's and the events' with resets.",
+            Query(counted("scrubber_child_starts_total", by=("child",)), "{{child}}"),
+            Query(counted("scrubber_children_abandoned_total"), "could not be ended"),
             span=6,
-            colours={"could not be ended": Colour.QUARANTINED},
+            colours={
+                "driver": Colour.DIRTY,
+                "events": "super-light-yellow",
+                "walker": Colour.RETURNING,
+                "zygote": Colour.PROBATION,
+                "eraser": Colour.IN_USE,
+                "diagnosis": "super-light-blue",
+                "could not be ended": Colour.QUARANTINED,
+            },
+            nothing="No service answered in this range",
         ),
-        graph(
-            "Other things that went wrong, per minute",
+        tally(
+            "Other things that went wrong",
             "Did the ledger fail, were devices used without a grant, did the kubelet restart, were log lines lost?",
-            Query(per_minute("scrubber_ledger_failures_total"), "ledger failed"),
-            Query(per_minute("scrubber_ungranted_uses_total"), "ungranted uses"),
-            Query(per_minute("scrubber_kubelet_restarts_total"), "kubelet restarted"),
-            Query(per_minute("scrubber_log_lines_lost_total"), "log lines lost"),
-            unit="short",
+            Query(counted("scrubber_ledger_failures_total"), "ledger failed"),
+            Query(counted("scrubber_ungranted_uses_total"), "ungranted uses"),
+            Query(counted("scrubber_kubelet_restarts_total"), "kubelet restarted"),
+            Query(counted("scrubber_log_lines_lost_total"), "log lines lost, service"),
+            Query(counted("scrubber_plugin_log_lines_lost_total"), "log lines lost, plugin"),
             span=6,
             colours={
                 "ledger failed": Colour.QUARANTINED,
                 "ungranted uses": Colour.DIRTY,
                 "kubelet restarted": Colour.IN_USE,
-                "log lines lost": Colour.RETURNING,
+                "log lines lost, service": Colour.RETURNING,
+                "log lines lost, plugin": Colour.PROBATION,
             },
+            nothing="No service answered in this range",
         ),
     ]
 
@@ -127,14 +138,18 @@ def plugin() -> list[model.Panel]:
             colours={},
             nothing="No call in this range",
         ),
-        graph(
-            "Registrations per minute",
+        tally(
+            "Registrations",
             "How often does the plugin register, how often does a registration end, and why?",
-            Query(per_minute("scrubber_plugin_registrations_total", by=("way", "outcome")), "by {{way}}: {{outcome}}"),
-            Query(per_minute("scrubber_plugin_registration_ends_total", by=("why",)), "ended: {{why}}"),
-            Query(per_minute("scrubber_plugin_service_outages_total"), "service went away"),
-            unit="short",
-            colours={"service went away": Colour.QUARANTINED},
+            Query(counted("scrubber_plugin_registrations_total", by=("way", "outcome")), "by {{way}}: {{outcome}}"),
+            Query(counted("scrubber_plugin_registration_ends_total", by=("why",)), "ended: {{why}}"),
+            Query(counted("scrubber_plugin_service_outages_total"), "service went away"),
+            colours={
+                "by classic: ok": Colour.CLEAN,
+                "by watcher: ok": Colour.CLEAN,
+                "service went away": Colour.QUARANTINED,
+            },
+            nothing="No plugin answered in this range",
         ),
         graph(
             "Devices told to the kubelet",
@@ -144,13 +159,10 @@ def plugin() -> list[model.Panel]:
             decimals=0,
             stacked=True,
         ),
-        graph(
-            "Starts refused at the gate, per minute",
+        tally(
+            "Starts refused at the gate",
             "With which code were container starts refused?",
-            Query(per_minute("scrubber_plugin_gate_refusals_total", by=("code",)), "{{code}}"),
-            hue=Colour.DIRTY,
-            unit="short",
-            stacked=True,
+            Query(counted("scrubber_plugin_gate_refusals_total", by=("code",)), "{{code}}"),
             nothing="No start was refused in this range",
         ),
         graph(
@@ -161,20 +173,16 @@ def plugin() -> list[model.Panel]:
             decimals=0,
             colours={},
         ),
-        graph(
-            "Lists to the kubelet, per minute",
+        tally(
+            "Lists to the kubelet",
             "How often is the kubelet told something new?",
-            Query(per_minute("scrubber_plugin_lists_sent_total", by=("resource",)), "{{resource}}"),
-            unit="short",
-            colours={},
+            Query(counted("scrubber_plugin_lists_sent_total", by=("resource",)), "{{resource}}"),
             nothing="Nothing new to tell in this range",
         ),
-        graph(
-            "Words to the cluster, per minute",
+        tally(
+            "Words to the cluster",
             "Do events, conditions, labels and evictions reach the API server?",
-            Query(per_minute("scrubber_plugin_cluster_writes_total", by=("what", "outcome")), "{{what}}: {{outcome}}"),
-            unit="short",
-            colours={},
+            Query(counted("scrubber_plugin_cluster_writes_total", by=("what", "outcome")), "{{what}}: {{outcome}}"),
             nothing="Nothing was written: there was nothing to say, or there are no credentials",
         ),
     ]

@@ -6,6 +6,7 @@ from typing import Final
 
 from grafana_foundation_sdk.models import dashboard as model
 
+from dashboards.boards.glance import NOT_VERIFIED, not_verified
 from dashboards.frame import Board, Row, board
 from dashboards.meaning import (
     HEALTH,
@@ -89,13 +90,12 @@ def _glance() -> list[model.Panel]:
             nothing="in service",
         ),
         number(
-            "Memory covered",
-            "How much of its memory did the last slow path clear and read back?",
-            fold("min", "scrubber_memory_coverage_ratio", ONE_DEVICE),
+            "Memory not verified",
+            "Of how much of its memory was it not proved by the last slow path that it holds nothing? Only 0 % is green.",
+            not_verified(ONE_DEVICE, by=("device",)),
             unit="percentunit",
             span=4,
-            steps=((None, Colour.DIRTY), (0.9, Colour.SCRUBBING), (0.99, Colour.CLEAN)),
-            decimals=2,
+            steps=NOT_VERIFIED,
             nothing="no slow path yet",
         ),
         number(
@@ -126,7 +126,7 @@ def _states() -> list[model.Panel]:
         ),
         listing(
             "Why it is out of service",
-            "What took it out, and what brings it back?",
+            "What took it out, and what brings it back? (Which XID it was is below, under XIDs.)",
             f"time() - max by (instance, cause_class, way_back) "
             f"({of('scrubber_quarantine_start_timestamp_seconds', ONE_DEVICE)})",
             columns=[
@@ -196,13 +196,12 @@ def _scrubs() -> list[model.Panel]:
             nothing="No slow path yet",
         ),
         graph(
-            "Memory covered, over time",
-            "Is all of its memory cleared and read back, each time?",
-            Query(fold("min", "scrubber_memory_coverage_ratio", ONE_DEVICE), "last slow path"),
+            "Memory not verified, over time",
+            "Is all of its memory cleared and read back, each time? Then the line is at 0 %.",
+            Query(not_verified(ONE_DEVICE, by=("device",)), "last slow path"),
             unit="percentunit",
             span=12,
-            top=1,
-            colours={"last slow path": Colour.CLEAN},
+            colours={"last slow path": Colour.PLAIN},
             nothing="No slow path yet",
         ),
     ]

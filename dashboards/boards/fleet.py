@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from grafana_foundation_sdk.models import dashboard as model
@@ -11,7 +12,6 @@ from dashboards.boards.glance import (
     DEVICES,
     GRANTED,
     SLOW_WAIT,
-    WAIT,
     alerts,
     devices,
     fast_share,
@@ -22,7 +22,7 @@ from dashboards.boards.glance import (
 from dashboards.frame import TO_DEVICE, TO_NODE, Board, Row, board
 from dashboards.meaning import STATE_COLOURS, Colour, State, health, mapping, said, severities, yes_or_no
 from dashboards.panels import Column, Query, graph, listing, number
-from dashboards.queries import count, fold, of, or_zero, per_minute, quantile, rate, ratio, times
+from dashboards.queries import count, fold, of, or_zero, per_minute, rate, ratio, times
 
 __all__ = ["fleet"]
 
@@ -40,7 +40,7 @@ def fleet() -> model.Dashboard:
         "GPU scrubber / Fleet",
         "Are GPUs clean when they change hands, are they available, and where is something off?",
         [
-            Row(None, [*_glance(), alerts(24, 6)]),
+            Row(None, [*_glance(), alerts(24, 7)]),
             Row("Devices", _devices()),
             Row("Hand-overs", _handovers()),
             Row("What was found", _found()),
@@ -127,7 +127,8 @@ def _devices() -> list[model.Panel]:
         ),
         listing(
             "Devices out of service",
-            "Which devices are out of service, since when, why, and what brings each of them back?",
+            "Which devices are out of service, since when, why, and what brings each of them back? (Which XID it was is on "
+            "the device's board.)",
             f"max by (instance, device, health, cause_class, way_back) ({quarantined})",
             columns=[
                 _NODE,
@@ -183,8 +184,6 @@ def _devices() -> list[model.Panel]:
 
 def _handovers() -> list[model.Panel]:
     refused = 'outcome!="granted"'
-    fast = rate("scrubber_handovers_total", GRANTED, 'path="fast"')
-    every = rate("scrubber_handovers_total", GRANTED)
     return [
         graph(
             "Hand-overs per minute",
@@ -197,8 +196,8 @@ def _handovers() -> list[model.Panel]:
         graph(
             "Fast-path share, over time",
             "Are devices proved clean before somebody asks for them, and on which share of the grants not?",
-            Query(ratio(fast, every), "fleet"),
-            Query(fold("min", "instance:scrubber_handovers:fast_ratio5m"), "lowest node"),
+            Query(_fast_share(), "fleet"),
+            Query(f"min ({_fast_share(by=('instance',))})", "lowest node"),
             rare=True,
             unit="percentunit",
             top=1,
@@ -206,24 +205,28 @@ def _handovers() -> list[model.Panel]:
             nothing="No hand-over in this range",
         ),
         graph(
-            "Hand-over wait",
-            "How long do container starts wait for their device, or until they are refused? The dashed line is the alert's.",
-            Query(quantile(0.5, WAIT, GRANTED), "median"),
-            Query(quantile(0.99, WAIT, GRANTED), "p99"),
-            Query(fold("max", "instance:scrubber_handover_wait:p99_5m"), "p99 of the slowest node"),
-            Query(fold("max", ANSWERS), "with refusals"),
+            "Hand-over wait on the slowest node",
+            "How long did starts of the last five minutes wait for their device, and how long for any answer, a refusal too? "
+            "(The alert speaks when all answers stay above 20 s; a dashed line is there, once waits come near it.)",
+            Query(fold("max", ANSWERS), "all answers, p99 of 5 min"),
+            Query(fold("max", "instance:scrubber_handover_wait:p99_5m"), "granted, p99 of 5 min"),
+            Query(fold("max", "instance:scrubber_handover_wait:p50_5m"), "granted, median of 5 min"),
             rare=True,
             unit="s",
             steps=((None, "transparent"), (SLOW_WAIT, Colour.QUARANTINED)),
             colours={
-                "median": Colour.CLEAN,
-                "p99": Colour.IN_USE,
-                "p99 of the slowest node": "super-light-blue",
-                "with refusals": Colour.DIRTY,
+                "all answers, p99 of 5 min": Colour.PLAIN,
+                "granted, p99 of 5 min": Colour.IN_USE,
+                "granted, median of 5 min": Colour.CLEAN,
             },
             nothing="No hand-over in this range",
         ),
     ]
+
+
+def _fast_share(*, by: Sequence[str] = ()) -> str:
+    name = "scrubber_handovers_total"
+    return ratio(rate(name, GRANTED, 'path="fast"', by=by), rate(name, GRANTED, by=by))
 
 
 def _found() -> list[model.Panel]:
@@ -231,7 +234,7 @@ def _found() -> list[model.Panel]:
         graph(
             "Residue",
             "How much of earlier tenants' data do scrubs meet, and is any of it where nobody should have been?",
-            Query(fold("sum", "instance:scrubber_residue_bytes:rate5m"), "found and cleared"),
+            Query(rate("scrubber_residue_bytes_total"), "found and cleared"),
             Query(
                 rate("scrubber_unexplained_residue_bytes_total"),
                 "unexplained",
@@ -249,7 +252,8 @@ def _found() -> list[model.Panel]:
         ),
         listing(
             "Why devices went out of service",
-            "For which reasons were devices taken out within the time range, and how often?",
+            "For which reasons were devices taken out within the time range, and how often? (Which XID is on the board of each "
+            "device.)",
             f"{times('scrubber_quarantines_total', by=('cause_class',))} > 0",
             columns=[Column("cause_class", "Cause"), Column("Value", "Times", unit="none", decimals=0, width=100)],
             span=8,
@@ -259,7 +263,7 @@ def _found() -> list[model.Panel]:
         ),
         listing(
             "Findings",
-            "What did scrubs and checks find within the time range?",
+            "What did scrubs and checks find within the time range? (On which device: in the log, and in its history.)",
             f"{times('scrubber_findings_total', by=('severity', 'step', 'code'))} > 0",
             columns=[
                 Column("severity", "Severity", width=110, mappings=[severities()]),

@@ -8,14 +8,15 @@ from grafana_foundation_sdk.models import dashboard as model
 
 from dashboards.boards.daemons import plugin, service
 from dashboards.boards.glance import (
-    ANSWERS,
     DEVICES,
     GRANTED,
+    NOT_VERIFIED,
     SLOW_WAIT,
     WAIT,
     alerts,
     devices,
     fast_share,
+    not_verified,
     out_of_service,
     wait,
     waiting,
@@ -33,8 +34,9 @@ from dashboards.meaning import (
     numbered,
     yes_or_no,
 )
-from dashboards.panels import Column, Query, graph, listing, number, timeline
+from dashboards.panels import Column, Query, graph, listing, number, tally, timeline
 from dashboards.queries import (
+    counted,
     fold,
     of,
     per_minute,
@@ -54,7 +56,7 @@ def node() -> model.Dashboard:
         "GPU scrubber / Node",
         "What happened to this node's devices, and are its service and its plugin well?",
         [
-            Row(None, [*_glance(), alerts(24, 6)]),
+            Row(None, [*_glance(), alerts(24, 7)]),
             Row("Devices", _devices()),
             Row("Hand-overs", _handovers()),
             Row("Scrubs", _scrubs()),
@@ -107,11 +109,7 @@ def _devices() -> list[model.Panel]:
                 by=("instance", "device"),
             ),
             f"time() - max by (instance, device) ({of('scrubber_certificate_issued_timestamp_seconds')})",
-            fold(
-                "max",
-                "scrubber_memory_coverage_ratio",
-                by=("instance", "device"),
-            ),
+            not_verified(by=("instance", "device")),
             columns=[
                 Column("instance", "Node", width=140),
                 Column("index", "Index", width=70),
@@ -119,9 +117,11 @@ def _devices() -> list[model.Panel]:
                 Column("model", "Model"),
                 Column("hygiene", "Hygiene", width=100, mappings=[hygiene()]),
                 Column("health", "Health", width=110, mappings=[health()], filled=True),
-                Column("Value #B", "To the kubelet", unit="none", width=120, mappings=[_offered()]),
+                Column(
+                    "Value #B", "To the kubelet", unit="none", width=120, mappings=[yes_or_no("offered", "not offered")]
+                ),
                 Column("Value #C", "Unused certificate, age", unit="s", width=180),
-                Column("Value #D", "Memory covered", unit="percentunit", width=140),
+                Column("Value #D", "Memory not verified", unit="percentunit", width=150, steps=NOT_VERIFIED),
             ],
             height=11,
             sort="Index",
@@ -152,14 +152,15 @@ def _handovers() -> list[model.Panel]:
         ),
         graph(
             "Hand-over wait",
-            "How long do starts wait for their grant, by its path, or until they are refused? The dashed line is the alert's.",
+            "How long do starts wait for their grant, by its path, and how long for any answer, a refusal too? (The alert speaks "
+            "when all answers of 5 minutes stay above 20 s; a dashed line is there, once waits come near it.)",
+            Query(quantile(0.99, WAIT, new=True), "all answers, p99"),
             Query(quantile(0.5, WAIT, GRANTED, by=("path",)), "{{path}} path, median"),
             Query(quantile(0.99, WAIT, GRANTED, by=("path",)), "{{path}} path, p99"),
-            Query(fold("max", ANSWERS), "with refusals, p99"),
             rare=True,
             unit="s",
             steps=((None, "transparent"), (SLOW_WAIT, Colour.QUARANTINED)),
-            colours={**PATH_COLOURS, "with refusals, p99": Colour.DIRTY},
+            colours={**PATH_COLOURS, "all answers, p99": Colour.PLAIN},
             nothing="No hand-over in this range",
         ),
     ]
@@ -167,6 +168,7 @@ def _handovers() -> list[model.Panel]:
 
 def _scrubs() -> list[model.Panel]:
     duration = "scrubber_scrub_duration_seconds"
+    unread = f"{rate('scrubber_cleared_bytes_total')} - {rate('scrubber_verified_bytes_total')}"
     return [
         graph(
             "Scrubs per minute",
@@ -207,9 +209,9 @@ def _scrubs() -> list[model.Panel]:
         ),
         graph(
             "Memory cleared and verified",
-            "How much memory is cleared and read back, and how much of it held something?",
-            Query(rate("scrubber_cleared_bytes_total"), "cleared"),
-            Query(rate("scrubber_verified_bytes_total"), "verified"),
+            "How much memory is cleared and read back, is any of it not read back, and how much held something?",
+            Query(rate("scrubber_verified_bytes_total"), "cleared and verified"),
+            Query(f"clamp_min({unread}, 0)", "cleared, not verified"),
             Query(rate("scrubber_residue_bytes_total"), "residue"),
             Query(
                 rate("scrubber_unexplained_residue_bytes_total"),
@@ -217,19 +219,17 @@ def _scrubs() -> list[model.Panel]:
             ),
             unit="binBps",
             colours={
-                "cleared": Colour.IN_USE,
-                "verified": Colour.CLEAN,
+                "cleared and verified": Colour.CLEAN,
+                "cleared, not verified": Colour.SCRUBBING,
                 "residue": Colour.DIRTY,
                 "unexplained residue": Colour.QUARANTINED,
             },
         ),
-        graph(
-            "Leftovers and resets per minute",
+        tally(
+            "Leftovers and resets",
             "How often had something that outlived its pod to be ended, and how often a device to be reset?",
-            Query(per_minute("scrubber_leftovers_ended_total", by=("act",)), "ended: {{act}}"),
-            Query(per_minute("scrubber_resets_total", by=("outcome",)), "reset: {{outcome}}"),
-            unit="short",
-            colours={},
+            Query(counted("scrubber_leftovers_ended_total", by=("act",)), "ended: {{act}}"),
+            Query(counted("scrubber_resets_total", by=("outcome",)), "reset: {{outcome}}"),
             nothing="Nothing had to be ended or reset in this range",
         ),
         graph(
@@ -239,10 +239,7 @@ def _scrubs() -> list[model.Panel]:
             Query(fold("sum", "scrubber_erasers_waiting"), "scrubs that wait"),
             unit="none",
             decimals=0,
+            stacked=True,
             colours={"busy": Colour.IN_USE, "free": Colour.CLEAN, "scrubs that wait": Colour.DIRTY},
         ),
     ]
-
-
-def _offered() -> model.ValueMapping:
-    return yes_or_no("offered", "not offered", bad=Colour.DIRTY)

@@ -25,6 +25,7 @@ from plugin.kubelet import KubeletPlaces, Registrar, Registration, RegistrationT
 from plugin.logs import Log, logger
 from plugin.server import DevicePlugin, Streams
 from scrubber.domain.device import Access, AccessKind
+from scrubber.ports import Span
 
 __all__ = ["UngatedPlugin", "devices_below"]
 
@@ -47,10 +48,10 @@ def devices_below(sim_dir: Path) -> tuple[Offer, ...]:
 class _OpenGate:
     """Lets everybody through."""
 
-    async def reserve(self, device_ids: Sequence[str], resource: str) -> None:
+    async def reserve(self, device_ids: Sequence[str], resource: str, span: Span) -> None:
         return
 
-    async def hand_over(self, device_ids: Sequence[str], resource: str, deadline: float | None) -> None:
+    async def hand_over(self, device_ids: Sequence[str], resource: str, deadline: float | None, span: Span) -> None:
         return
 
 

@@ -18,6 +18,7 @@ from plugin.upstream.reception import Reception, ReceptionTimes, check_directory
 from plugin.upstream.server import BehindOurs
 from plugin.upstream.upstream import UpstreamTimes
 from plugin.upstream.vendor import VendorTimes
+from scrubber.ports import UNTRACED, Tracer
 
 __all__ = ["Behind", "BehindTimes"]
 
@@ -38,6 +39,7 @@ class Behind:
         directory: where they are to register.
         kubelet_dir: the real kubelet's.
         clock: monotonic seconds.
+        tracer: is told of every allocation and every start.
 
     Attributes:
         front: the node's board, and a list for each resource.
@@ -56,6 +58,7 @@ class Behind:
         announce: Announce,
         log: Log,
         clock: Callable[[], float],
+        tracer: Tracer = UNTRACED,
     ) -> None:
         check_directory(directory, kubelet_dir)
         self.front = Front(announce=announce, times=times.upstream, log=log, clock=clock)
@@ -65,6 +68,7 @@ class Behind:
         self._injection = injection
         self._log = log
         self._clock = clock
+        self._tracer = tracer
 
     async def run(self) -> NoReturn:
         """Take and follow registrations, until cancelled."""
@@ -82,4 +86,5 @@ class Behind:
             log=self._log,
             injection=self._injection,
             clock=self._clock,
+            tracer=self._tracer,
         )

@@ -20,15 +20,16 @@ from plugin.api import deviceplugin_pb2 as kubelet
 from plugin.api import deviceplugin_pb2_grpc
 from plugin.availability import Offer, Word
 from plugin.injection import Injection
-from plugin.logs import Log, about
+from plugin.logs import Log
 from plugin.preferred import preferred
-from plugin.server import FAULT, Gatekeeper, Streams, asked_for, distinct, status, tell_refused
+from plugin.server import FAULT, Gatekeeper, Streams, answering, distinct, status, tell_refused
 from plugin.upstream.answers import named_by_variable
 from plugin.upstream.front import Front
 from plugin.upstream.listing import Entry
 from plugin.upstream.upstream import Upstream
 from plugin.upstream.vendor import Garbled, Hung, VendorRefused
 from scrubber.domain.errors import Away, InvalidRequest, Quarantined, ScrubberError
+from scrubber.ports import UNTRACED, Span, Tracer
 
 __all__ = ["BehindOurs", "clean_first", "within"]
 
@@ -39,27 +40,34 @@ MARGIN = 0.5
 _Request = TypeVar("_Request")
 _Answer = TypeVar("_Answer")
 _Call = Callable[["BehindOurs", _Request, "grpc.aio.ServicerContext[_Request, _Answer]"], Awaitable[_Answer]]
+_Spanned = Callable[["BehindOurs", _Request, "grpc.aio.ServicerContext[_Request, _Answer]", Span], Awaitable[_Answer]]
 
 
-def _speaking_in_sentences(call: _Call[_Request, _Answer]) -> _Call[_Request, _Answer]:
+def _tell(log: Log, call: str, error: ScrubberError) -> None:
+    """The line about an error that was raised on purpose: by the vendor's plugin, or by us."""
+    if isinstance(error, VendorRefused):
+        log.warning("vendor.call-refused", sentence=str(error))
+    else:
+        tell_refused(log, call, error)
+
+
+def _speaking_in_sentences(call: _Spanned[_Request, _Answer]) -> _Call[_Request, _Answer]:
     """Turn errors into statuses: the vendor's own as it is, the public sentence of ours, and of a fault just that."""
 
     @functools.wraps(call)
     async def answer(
         self: BehindOurs, request: _Request, context: grpc.aio.ServicerContext[_Request, _Answer]
     ) -> _Answer:
-        with about(**asked_for(call.__name__, self._upstream.resource, request)):
-            try:
-                return await call(self, request, context)
-            except VendorRefused as error:
-                self.log.warning("vendor.call-refused", sentence=str(error))
-                await context.abort(error.status, error.public)
-            except ScrubberError as error:
-                tell_refused(self.log, call.__name__, error)
-                await context.abort(status(error), error.public)
-            except Exception as error:  # its text is not for a pod's status; the log has all of it
-                self.log.error("api.failed", exc_info=error)
-                await context.abort(grpc.StatusCode.INTERNAL, FAULT)
+        resource, log, tracer = self._upstream.resource, self.log, self._tracer
+        try:
+            with answering(call.__name__, resource, request, log=log, tracer=tracer, refused=_tell) as span:
+                return await call(self, request, context, span)
+        except VendorRefused as error:
+            await context.abort(error.status, error.public)
+        except ScrubberError as error:
+            await context.abort(status(error), error.public)
+        except Exception:  # noqa: BLE001 - told of where it was met; the pod reads no more than this
+            await context.abort(grpc.StatusCode.INTERNAL, FAULT)
         raise AssertionError("abort raises")
 
     return answer
@@ -71,6 +79,7 @@ class BehindOurs(deviceplugin_pb2_grpc.DevicePluginServicer):
     Args:
         injection: how the vendor's plugin was told to announce devices, by the words of NVIDIA's.
         clock: monotonic seconds.
+        tracer: is told of every allocation and every start.
     """
 
     def __init__(
@@ -83,7 +92,9 @@ class BehindOurs(deviceplugin_pb2_grpc.DevicePluginServicer):
         log: Log,
         injection: Injection,
         clock: Callable[[], float],
+        tracer: Tracer = UNTRACED,
     ) -> None:
+        self._tracer = tracer
         self._upstream = upstream
         self._front = front
         self._gate = gate
@@ -120,6 +131,7 @@ class BehindOurs(deviceplugin_pb2_grpc.DevicePluginServicer):
         self,
         request: kubelet.PreferredAllocationRequest,
         context: grpc.aio.ServicerContext[kubelet.PreferredAllocationRequest, kubelet.PreferredAllocationResponse],
+        span: Span,
     ) -> kubelet.PreferredAllocationResponse:
         offers = self._offers()
         narrowed = [clean_first(each, offers) for each in request.container_requests]
@@ -143,13 +155,14 @@ class BehindOurs(deviceplugin_pb2_grpc.DevicePluginServicer):
         self,
         request: kubelet.AllocateRequest,
         context: grpc.aio.ServicerContext[kubelet.AllocateRequest, kubelet.AllocateResponse],
+        span: Span,
     ) -> kubelet.AllocateResponse:
         containers = [self._allocatable(container.devices_ids) for container in request.container_requests]
         everything = sorted({device for devices in containers for device in devices})
         if not everything:
             raise InvalidRequest("The request names no device: an allocation needs at least one device id.")
         ids = sorted({id_ for container in request.container_requests for id_ in container.devices_ids})
-        await self._gate.reserve(ids, self._upstream.resource)
+        await self._gate.reserve(ids, self._upstream.resource, span)
         try:
             answer = await self._vendors_answer(request)
             for container, devices in zip(answer.container_responses, containers, strict=False):
@@ -168,6 +181,7 @@ class BehindOurs(deviceplugin_pb2_grpc.DevicePluginServicer):
         self,
         request: kubelet.PreStartContainerRequest,
         context: grpc.aio.ServicerContext[kubelet.PreStartContainerRequest, kubelet.PreStartContainerResponse],
+        span: Span,
     ) -> kubelet.PreStartContainerResponse:
         # Its type says otherwise, but a call without a deadline has no time remaining.
         remaining = cast("float | None", context.time_remaining())
@@ -180,7 +194,7 @@ class BehindOurs(deviceplugin_pb2_grpc.DevicePluginServicer):
         if wanted:
             # A certificate is used up by a hand-over: none is spent on a start that the vendor cannot be asked for.
             await self._upstream.vendor()
-        await self._gate.hand_over(ids, resource, deadline=ends - self._clock())
+        await self._gate.hand_over(ids, resource, ends - self._clock(), span)
         if not wanted:
             return kubelet.PreStartContainerResponse()
         vendor = await self._upstream.vendor()

@@ -1,8 +1,9 @@
 """Traces of what both daemons do, sent to whoever the operator names; off, and not even loaded, unless asked for.
 
 Promise: a trace changes nothing. No call waits for it, nothing that goes wrong with it is raised, what cannot be sent is
-dropped and told of at most once a minute, and a stop waits for it :data:`FLUSH` seconds and a moment. What a caller says
-about the trace that it belongs to is believed where it is exactly what W3C Trace Context says, and passed over elsewhere.
+dropped and told of, at most once a minute and at the stop, which waits for it :data:`FLUSH` seconds and a moment. What a
+caller says about the trace that it belongs to is believed where it is exactly what W3C Trace Context says, and passed over
+elsewhere.
 Of text, only what the engine gives as attributes is sent: no sentence of an error, no pod's name, no command.
 """
 
@@ -50,8 +51,13 @@ _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f
 _FOLLOWS = "follows"
 _MISSING = (
     "--traces otlp needs OpenTelemetry's SDK, which is not installed here ({}): "
-    "pip install 'gpu-scrubber[otel]', or start with --traces off."
+    "pip install '.[otel]' in the sources of gpu-scrubber, or start with --traces off."
 )
+_CORRECT = (
+    '--traces otlp is refused, as a variable cannot work and nothing goes on with a default here. OpenTelemetry says: "{}" '
+    "Correct the OTEL_ variables."
+)
+_UNSENT = "They were not sent before the stop, or did not fit into the queue."
 
 _here: ContextVar[Context | None] = ContextVar("trace", default=None)
 """What is being done in this task, as OpenTelemetry's context. Their own would be found by looking for plugins."""
@@ -74,10 +80,16 @@ class Traces:
         processor: gets every span that ended.
         resource: who tells: OpenTelemetry's names of it → their values.
         hang_up: called by :meth:`close` when the processor does not come to its end; makes it.
+        last_words: called last of all with how many spans were to be sent.
     """
 
     def __init__(
-        self, processor: SpanProcessor, resource: Mapping[str, str], *, hang_up: Callable[[], None] = lambda: None
+        self,
+        processor: SpanProcessor,
+        resource: Mapping[str, str],
+        *,
+        hang_up: Callable[[], None] = lambda: None,
+        last_words: Callable[[int], None] = lambda _: None,
     ) -> None:
         from opentelemetry import trace
         from opentelemetry.context import Context
@@ -96,6 +108,8 @@ class Traces:
         self._api = trace
         self._nowhere = Context()
         self._hang_up = hang_up
+        self._last_words = last_words
+        self._ended = 0
 
     def span(self, name: str, **attributes: Attribute) -> _Span:
         return _Span(self, name, attributes)
@@ -119,12 +133,14 @@ class Traces:
 
     def close(self) -> None:
         """Send what is left, for at most :data:`FLUSH` seconds; what ends afterwards is told to nobody."""
+        ended = self._ended
         ending = Thread(target=self._provider.shutdown, name="last traces", daemon=True)
         ending.start()
         ending.join(FLUSH)
         if ending.is_alive():
             self._hang_up()
             ending.join(_LET_GO)
+        self._last_words(ended)
 
     # -- for its spans ----------------------------------------------------------------------------------------------
 
@@ -151,6 +167,7 @@ class Traces:
             if isinstance(error, asyncio.CancelledError):
                 told["scrubber.cancelled"] = True
             span.set_attributes(told)
+            self._ended += span.get_span_context().trace_flags.sampled
         span.end()
 
     def _read(self, said: str | bytes) -> SpanContext | None:
@@ -260,12 +277,12 @@ def otlp(service: str, version: str, node: str, log: Log, environment: Mapping[s
     try:
         exporter = Sending(OTLPSpanExporter(endpoint=where, insecure=not encrypted), log, said)
         processor = BatchSpanProcessor(cast("SpanExporter", exporter))  # by its methods, which is all that it goes by
-        traces = Traces(processor, resource, hang_up=exporter.shutdown)
+        traces = Traces(processor, resource, hang_up=exporter.shutdown, last_words=exporter.last_words)
     except Exception as error:
-        raise BadConfiguration(f"--traces otlp: {said.last or error}. Correct the OTEL_ variables.") from error
+        raise BadConfiguration(_CORRECT.format(said.last or error)) from error
     if said.last:  # the library would go on with a default
         traces.close()
-        raise BadConfiguration(f"--traces otlp: {said.last} Correct the OTEL_ variables.")
+        raise BadConfiguration(_CORRECT.format(said.last))
     sampler = environment.get("OTEL_TRACES_SAMPLER") or "parentbased_always_on"
     log.info("traces.exporting", endpoint=urlsplit(where).netloc, encrypted=encrypted, sampler=sampler)
     return traces
@@ -338,7 +355,9 @@ class Sending:
         self._log = log
         self._said = said
         self._clock = clock
+        self._sent = 0
         self._lost = 0
+        self._said_lost = 0
         self._told: float | None = None
         self._over = False
 
@@ -349,13 +368,21 @@ class Sending:
             result = self._exporter.export(spans)
         except Exception as error:  # noqa: BLE001 - a batch is lost, and the next one may be better
             self._said.last, result = f"{type(error).__name__}: {error}", SpanExportResult.FAILURE
-        if result is not SpanExportResult.SUCCESS:
+        if result is SpanExportResult.SUCCESS:
+            self._sent += len(spans)
+            self._said.last = ""
+        else:
             self._lost += len(spans)
             now = self._clock()
             if not self._over and (self._told is None or now - self._told >= _REMIND):
                 self._log.warning("traces.lost", spans=self._lost, sentence=self._said.last)
-                self._told, self._lost = now, 0
+                self._told, self._said_lost, self._lost = now, self._said_lost + self._lost, 0
         return result
+
+    def last_words(self, spans: int) -> None:
+        """Say how many of the ``spans`` that there were in all were not sent, but for those that it was said of."""
+        if (lost := spans - self._sent - self._said_lost) > 0:
+            self._log.warning("traces.lost", spans=lost, sentence=self._said.last or _UNSENT)
 
     def shutdown(self) -> None:
         """Give up what is under way; may be called from another thread, and again."""

@@ -14,7 +14,7 @@ import typer
 
 from scrubber.cli.asking import run
 from scrubber.cli.causes import BY_ITSELF, way_back
-from scrubber.cli.listing import age, chosen
+from scrubber.cli.listing import age, chosen, had_last, tenancies
 from scrubber.cli.options import DeviceArgument, OutputOption, SocketOption
 from scrubber.cli.output import Answer, Column, Output, Section, binary_size, emit, utc
 
@@ -35,6 +35,16 @@ LimitOption = Annotated[
         help="At most so many entries of its history, the newest.",
     ),
 ]
+
+
+_GRANTED = (
+    Column("GRANT"),
+    Column("TENANT", least=24),
+    Column("HAND-OVER"),
+    Column("GRANTED", least=21),
+    Column("BY", least=20, drop=1),
+    Column("POD UID", drop=2),
+)
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -77,7 +87,7 @@ def answer(found: pb.Device, entries: Sequence[pb.HistoryEntry], *, now: float) 
         kind="Device",
         sections=[
             Section("State", (), list(_state(found, now))),
-            _tenancies(found, now),
+            *_tenancies(found, now),
             *([Section("Used without a grant", (), [(each,) for each in found.strangers])] if found.strangers else ()),
             Section("Certificate", (), list(_certificate(found, now))),
             Section("Warnings that stand", ("CODE", "SINCE"), [(w.code, _when(w.since, now)) for w in found.lasting]),
@@ -139,16 +149,16 @@ def _state(found: pb.Device, now: float) -> Rows:
         yield "glass", f"broken until {utc(found.glass.until)} by {found.glass.actor}: {found.glass.reason}"
 
 
-def _tenancies(found: pb.Device, now: float) -> Section:
-    header = (
-        Column("GRANT"),
-        Column("TENANT", least=24),
-        Column("HAND-OVER"),
-        Column("GRANTED", least=21),
-        Column("BY", least=20, drop=1),
-        Column("POD UID", drop=2),
-    )
-    rows = [
+def _tenancies(found: pb.Device, now: float) -> Iterator[Section]:
+    """Who has it; and who had it, where nobody has and no scrub has shown yet that they are over."""
+    nobody = "nobody by a grant" if found.strangers else "nobody"
+    yield Section("Who has it", _GRANTED, _grants(tenancies(found), now), empty=nobody)
+    if had_last(found):
+        yield Section("Had it last", _GRANTED, _grants(had_last(found), now))
+
+
+def _grants(granted: Sequence[pb.Tenancy], now: float) -> Sequence[Sequence[str]]:
+    return [
         (
             str(each.grant),
             "/".join(part for part in (each.tenant_namespace, each.pod, each.container) if part) or "nobody known",
@@ -157,9 +167,8 @@ def _tenancies(found: pb.Device, now: float) -> Section:
             each.certificate or (f"the policy's exception {each.exception}" if each.exception else "-"),
             each.uid or "-",
         )
-        for each in found.tenancies
+        for each in granted
     ]
-    return Section("Who has it", header, rows, empty="nobody by a grant" if found.strangers else "nobody")
 
 
 def _certificate(found: pb.Device, now: float) -> Rows:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from scrubber.cli.asking import run
+from scrubber.cli.listing import had_last, holder, in_use
 from scrubber.cli.options import OutputOption, SocketOption, device_name, seconds
 from scrubber.cli.output import Output, note
 
@@ -138,12 +139,10 @@ def _left_out(device: pb.Device, path: ScrubPath) -> str:
         if path is ScrubPath.SLOW:
             return ""
         return f"it is being scrubbed ({device.scrub})" if device.scrub else "it is being scrubbed"
-    holder = "/".join(part for part in (device.tenant_namespace, device.pod, device.container) if part)
-    if device.hygiene == "in-use":
-        return f"it is in use by {holder}" if holder else "it is in use"
-    if device.tenancies:
-        who = ", ".join(
-            "/".join((each.tenant_namespace, each.pod)) if each.pod else "a pod" for each in device.tenancies
-        )
-        return f"what it was granted to is not over ({who})"
+    if in_use(device):
+        who = holder(device)
+        return f"it is in use by {who}" if who else "it is in use"
+    if had := had_last(device):
+        who = ", ".join("/".join((each.tenant_namespace, each.pod)) if each.pod else "a pod" for each in had)
+        return f"no scrub has shown yet that what had it last is over ({who})"
     return ""

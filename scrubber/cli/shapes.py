@@ -12,6 +12,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from scrubber.api import scrubber_pb2 as pb
+from scrubber.cli.listing import had_last, in_use, tenancies
 
 __all__ = ["baseline", "certificate", "device", "embedded", "history_entry", "scrub"]
 
@@ -42,6 +43,7 @@ def certificate(message: pb.Certificate) -> dict[str, Any]:
 
 def device(message: pb.Device) -> dict[str, Any]:
     """One device. ``state`` sums ``hygiene`` and ``health`` up in one word; ``offered`` is what the kubelet is told."""
+    had = in_use(message)
     return {
         "id": message.id,
         "index": message.index,
@@ -53,9 +55,9 @@ def device(message: pb.Device) -> dict[str, Any]:
         "cause": _cause(message.cause) if message.HasField("cause") else None,
         "retry_at": message.retry_at or None,
         "certificate": _optional_certificate(message),
-        "tenant_namespace": message.tenant_namespace or None,
-        "pod": message.pod or None,
-        "container": message.container or None,
+        "tenant_namespace": (message.tenant_namespace or None) if had else None,
+        "pod": (message.pod or None) if had else None,
+        "container": (message.container or None) if had else None,
         "hand_over": message.kind or None,
         "grants": message.grants,
         "scrub": message.scrub or None,
@@ -71,7 +73,8 @@ def device(message: pb.Device) -> dict[str, Any]:
         "failures": message.failures,
         "waits": message.waits or None,
         "strangers": list(message.strangers),
-        "tenancies": [_tenancy(each) for each in message.tenancies],
+        "tenancies": [_tenancy(each) for each in tenancies(message)],
+        "had_last": [_tenancy(each) for each in had_last(message)],
         "lasting": [{"code": each.code, "since": each.since} for each in message.lasting],
         "lifetime": dict(sorted(message.lifetime.items())),
         "must_reset": message.must_reset,

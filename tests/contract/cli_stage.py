@@ -60,7 +60,7 @@ SICK = pb.Device(
     model="Simulated GPU",
     memory_bytes=1000,
     state="quarantined",
-    hygiene="dirty",
+    hygiene="in-use",
     health="quarantined",
     cause=pb.Cause(code="xid-95", sentence="XID 95 was \x1b[31mseen.", way_back="reset", since=2.5, actor="service"),
     tenant_namespace="red",

@@ -51,6 +51,14 @@ def fresh(device: pb.Device, seconds: float) -> pb.Device:
     return young
 
 
+def given_back(hygiene: str) -> pb.Device:
+    """A device that a pod had, and that no scrub has shown to be over."""
+    device = pb.Device()
+    device.CopyFrom(DEVICE)
+    device.hygiene = hygiene
+    return device
+
+
 def cells(out: str) -> list[dict[str, str]]:
     """The rows of a table that was not made to fit."""
     header, *rows = (re.split(" {2,}", line) for line in out.splitlines())
@@ -82,6 +90,24 @@ class TestDevices:
     async def test_yaml_says_the_same_as_json(self, service: Service, short_tmp: Path) -> None:
         in_yaml, in_json = await run(short_tmp, "devices", "-o", "yaml"), await run(short_tmp, "devices", "-o", "json")
         assert yaml.safe_load(in_yaml.out) == in_json.json
+
+    @pytest.mark.parametrize("hygiene", ["dirty", "scrubbing", "clean"])
+    async def test_a_device_that_was_given_back_is_nobodys_until_somebody_else_has_it(
+        self, service: Service, short_tmp: Path, hygiene: str
+    ) -> None:
+        service.devices = [given_back(hygiene)]
+        assert [row["TENANT"] for row in cells((await run(short_tmp, "devices")).out)] == ["-"]
+        (told,) = (await run(short_tmp, "devices", "-o", "json")).items
+        assert [told[name] for name in ("tenant_namespace", "pod", "container")] == [None] * 3
+        assert told["tenancies"] == []
+        assert [(each["grant"], each["pod"]) for each in told["had_last"]] == [(4, "train-0")]
+
+    async def test_who_has_a_device_has_it_whatever_its_health(self, service: Service, short_tmp: Path) -> None:
+        service.devices = [DEVICE]
+        (told,) = (await run(short_tmp, "devices", "-o", "json")).items
+        assert (told["health"], told["tenant_namespace"], told["pod"]) == ("quarantined", "team-a", "train-0")
+        assert [each["grant"] for each in told["tenancies"]] == [4]
+        assert told["had_last"] == []
 
     async def test_names_feed_another_command(self, service: Service, short_tmp: Path) -> None:
         assert (await run(short_tmp, "devices", "-o", "name")).out == "SIM-GPU-aa\nSIM-GPU-bb\n"
@@ -195,6 +221,17 @@ class TestDevice:
         assert not {"cause", "it waits", "reset", "glass", "failures"} & {
             line.split("  ")[0] for line in out.splitlines()
         }
+
+    async def test_whoever_had_a_device_that_was_given_back_had_it_last(
+        self, service: Service, short_tmp: Path
+    ) -> None:
+        service.devices = [DEVICE]
+        out = (await run(short_tmp, "device", "3")).out
+        assert re.search(r"\nWho has it\nGRANT .*\n4 +team-a/train-0/main ", out)
+        assert "Had it last" not in out
+        service.devices = [given_back("dirty")]
+        out = (await run(short_tmp, "device", "3")).out
+        assert re.search(r"\nWho has it\nnobody by a grant\n\nHad it last\nGRANT .*\n4 +team-a/train-0/main ", out)
 
     @pytest.mark.parametrize(
         ("way", "told"), [("scrub", True), ("reset", True), ("wait", True), ("reboot", False), ("person", False)]

@@ -55,8 +55,10 @@ WRITTEN_BY: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "Version": (("version", "--service"),),
 }
 NEVER_FILLED = {"AuditRow": {"scrub"}}
-BARE = pb.Device(id="GPU-4", index="4", model="m", state="dirty", hygiene="dirty", health="healthy")
-"""A device of which there is nothing else to say."""
+BARE = pb.Device(
+    id="GPU-4", index="4", model="m", state="dirty", hygiene="dirty", health="healthy", tenancies=DEVICE.tenancies
+)
+"""A device that was given back, of which there is nothing else to say."""
 OTHER_FORMATS = {"audit export"}
 """Commands that write JSON without being asked to."""
 

@@ -302,7 +302,7 @@ class TestAllIdle:
             f"Note: Device {each.index} ({each.id}) is left out: {why}."
             for each, why in zip(
                 node.devices[1:3],
-                ("it is in use by red/train/main", "what it was granted to is not over (blue/old)"),
+                ("it is in use by red/train/main", "no scrub has shown yet that what had it last is over (blue/old)"),
                 strict=True,
             )
         ]

@@ -17,6 +17,7 @@ from scrubber.wire import podresources_pb2 as messages
 from scrubber.wire import podresources_pb2_grpc
 from tests.contract.doctor_stage import KUBELET, found, healthy, levels, serving, write
 
+RUNBOOKS = Path(__file__).parents[2] / "docs" / "runbooks"
 SIM = {"backend": "sim"}
 UNKNOWN = {"backend": "", "refusal": "Nobody answers."}
 BY_BACKEND = [({}, Level.ERROR), (UNKNOWN, Level.WARNING), (SIM, Level.WARNING)]
@@ -76,6 +77,8 @@ def test_without_a_plugin_of_ours_no_pod_gets_a_gpu(node: Node) -> None:
     (node.root / KUBELET / "plugins_registry/scrubber-gpu-1.sock").unlink()
     check = found(node, "plugins")
     assert (check.level, "No device plugin of ours" in check.sentence) == (Level.WARNING, True)
+    assert "critical (alert ScrubberPluginAway)" in check.sentence, "a warning only because it may be still to come"
+    assert (RUNBOOKS / "ScrubberPluginAway.md").read_text().splitlines()[2].startswith("**critical**")
     assert "scrubber-plugin.service" in check.remedy
 
 

@@ -297,10 +297,10 @@ async def test_a_start_that_names_no_proper_devices_is_refused(short_tmp: Path, 
 
 async def test_a_fault_of_the_plugin_itself_is_logged_and_not_shown_to_the_pod(short_tmp: Path) -> None:
     class Broken:
-        async def reserve(self, device_ids: object, resource: str) -> None:
+        async def reserve(self, device_ids: object, resource: str, span: object) -> None:
             raise ValueError("/root/secret")
 
-        async def hand_over(self, device_ids: object, resource: str, deadline: object) -> None:
+        async def hand_over(self, device_ids: object, resource: str, deadline: object, span: object) -> None:
             raise ValueError("/root/secret")
 
     lines = io.StringIO()

@@ -241,10 +241,10 @@ async def test_a_port_that_somebody_has_keeps_the_plugin_from_starting_with_a_se
 
 
 class OpenGate:
-    async def reserve(self, device_ids: object, resource: str) -> None:
+    async def reserve(self, device_ids: object, resource: str, span: object) -> None:
         return
 
-    async def hand_over(self, device_ids: object, resource: str, deadline: object) -> None:
+    async def hand_over(self, device_ids: object, resource: str, deadline: object, span: object) -> None:
         return
 
 

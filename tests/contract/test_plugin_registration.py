@@ -37,10 +37,10 @@ OFFER = Offer(id="gpu-0", index="0", word=Word.OFFERED, healthy=True)
 
 
 class OpenGate:
-    async def reserve(self, device_ids: object, resource: str) -> None:
+    async def reserve(self, device_ids: object, resource: str, span: object) -> None:
         return
 
-    async def hand_over(self, device_ids: object, resource: str, deadline: object) -> None:
+    async def hand_over(self, device_ids: object, resource: str, deadline: object, span: object) -> None:
         return
 
 

@@ -80,9 +80,19 @@ def test_a_variable_that_cannot_work_is_refused_at_the_start(
         opened()
 
 
+@pytest.mark.parametrize("share", ["2", "half", ""])
+def test_a_share_that_the_library_would_pass_over_is_refused_in_a_sentence_that_says_so(
+    environment: pytest.MonkeyPatch, share: str
+) -> None:
+    environment.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
+    environment.setenv("OTEL_TRACES_SAMPLER_ARG", share)
+    with pytest.raises(BadConfiguration, match=r"nothing goes on with a default here.*TRACES_SAMPLER_ARG"):
+        opened()
+
+
 def test_without_the_library_the_refusal_says_what_to_install(environment: pytest.MonkeyPatch) -> None:
     environment.setitem(sys.modules, "opentelemetry.sdk.trace.export", None)
-    with pytest.raises(BadConfiguration, match=r"pip install 'gpu-scrubber\[otel\]'"):
+    with pytest.raises(BadConfiguration, match=r"pip install '\.\[otel\]'"):
         opened()
 
 
@@ -149,6 +159,55 @@ def test_what_the_library_says_of_each_attempt_reaches_no_log(
     assert [event for event, _ in log.lines if event != "traces.lost"] == ["traces.exporting"]
     assert capfd.readouterr() == ("", "")
     assert caplog.records == []
+
+
+def test_the_stop_says_what_was_lost_since_it_was_last_told(environment: pytest.MonkeyPatch) -> None:
+    answers = [SpanExportResult.SUCCESS, SpanExportResult.FAILURE, SpanExportResult.FAILURE]
+    exported = Event()
+
+    def export(_: OTLPSpanExporter, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        exported.set()
+        return answers.pop(0)
+
+    environment.setattr(OTLPSpanExporter, "export", export)
+    environment.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "1")
+    log = Lines()
+    traces = opened(log)
+    for name in ("reserve", "hand-over"):
+        with traces.span(name):
+            pass
+        assert exported.wait(60)
+        exported.clear()
+    with traces.span("hand-over"):
+        pass
+    traces.close()
+    assert [facts["spans"] for event, facts in log.lines if event == "traces.lost"] == [1, 1]
+
+
+def test_a_stop_after_which_nothing_is_missing_says_nothing(environment: pytest.MonkeyPatch) -> None:
+    environment.setattr(OTLPSpanExporter, "export", lambda *_: SpanExportResult.SUCCESS)
+    environment.setenv("OTEL_TRACES_SAMPLER", "traceidratio")
+    environment.setenv("OTEL_TRACES_SAMPLER_ARG", "0.5")
+    log = Lines()
+    traces = opened(log)
+    for _ in range(64):  # about half of them are kept, and none of the others is missing
+        with traces.span("hand-over"):
+            pass
+    traces.close()
+    assert [event for event, _ in log.lines] == ["traces.exporting"]
+
+
+def test_what_a_stop_had_to_leave_is_told_with_its_number(environment: pytest.MonkeyPatch) -> None:
+    log = Lines()
+    with who_never_answers() as endpoint:
+        environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
+        traces = opened(log)
+        for _ in range(3):
+            with traces.span("hand-over"):
+                pass
+        traces.close()
+    assert [facts["spans"] for event, facts in log.lines if event == "traces.lost"] == [3]
+    assert all(facts["sentence"] for event, facts in log.lines if event == "traces.lost")
 
 
 @contextmanager

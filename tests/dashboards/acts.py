@@ -111,7 +111,7 @@ class Acts:
     async def _many_are_out(self, node: Node) -> None:
         for index in ("2", "3", "4"):
             control.fault(node.sim, index, conditions={"row-remap-failure": "a row could not be remapped"})
-        await self.fires(node, "ScrubberQuarantineShare")
+        await asyncio.gather(self.fires(node, "ScrubberQuarantineShare"), self.fires(node, "ScrubberDeviceNeedsPerson"))
         for index in ("2", "3", "4"):
             control.clear(node.sim, index, ["condition"])
             await node.order("unquarantine", index, "--yes", "--reason", "its memory was changed")

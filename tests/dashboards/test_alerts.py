@@ -25,6 +25,7 @@ HAPPENS_ON: Final[Mapping[str, str]] = {
     "ScrubberVerificationFailed": "ill",
     "ScrubberDriverStuck": "ill",
     "ScrubberDeviceCondemned": "ill",
+    "ScrubberDeviceNeedsPerson": "ill",
     "ScrubberQuarantineShare": "ill",
     "ScrubberTenantCausesQuarantines": "",  # of all nodes
     "ScrubberResidueAfterCertificate": "strict",
@@ -55,6 +56,7 @@ BESIDES: Final = {("ScrubberScrubSlow", "strict")}
 
 MENDED: Final = (
     *("ScrubberBreakGlassOpen", "ScrubberDeviceCondemned", "ScrubberDriverStuck", "ScrubberQuarantineShare"),
+    "ScrubberDeviceNeedsPerson",
     *("ScrubberServiceAway", "ScrubberPluginAway", "ScrubberNodeAway", "ScrubberPluginNotRegistered"),
     *("ScrubberKubeletNotTrusted", "ScrubberLedgerFailing", "ScrubberAuditNotVerified"),
 )

@@ -16,7 +16,7 @@ import yaml
 
 from dashboards.boards import BOARDS
 from dashboards.frame import Board, json_of
-from dashboards.meaning import HEALTH, HYGIENE, OFFERED, STATE_COLOURS, STATES
+from dashboards.meaning import HEALTH, HYGIENE, OFFERED, STATE_COLOURS, STATES, Colour
 from scrubber.domain.evidence import Severity, Step, Verdict
 from scrubber.domain.handover import HandOver
 from scrubber.domain.health import ADVERTISED, Health
@@ -229,6 +229,27 @@ def test_what_is_counted_by_the_minute_says_so_in_its_title(board: Json) -> None
         assert by_the_minute == ("per minute" in panel["title"]), panel["title"]
         if by_the_minute:
             assert all(target["expr"].startswith("60 * ") for target in panel["targets"]), panel["title"]
+
+
+def test_lines_of_one_graph_are_of_one_window(board: Json) -> None:
+    """Lines of two windows contradict each other: the lowest node had 92 % while the fleet had 60."""
+    for panel in _panels(board):
+        if panel["type"] == "timeseries":
+            text = " ".join(target["expr"] for target in panel["targets"])
+            windows = set(re.findall(r"\d+[mhd]\b", " ".join(re.findall(r":\w+", text))))
+            assert len(windows | set(re.findall(r"\$__rate_interval", text))) <= 1, panel["title"]
+
+
+def test_only_memory_that_was_verified_to_the_last_byte_is_green() -> None:
+    least = 2**-53  # that a share of one can lack
+    panels = {which: {each["title"]: each for each in _panels(_committed(which))} for which in Board}
+    number = panels[Board.DEVICE]["Memory not verified"]
+    column = _properties(panels[Board.NODE]["Each device now"], "Memory not verified")
+    for steps in (number["fieldConfig"]["defaults"]["thresholds"]["steps"], column["thresholds"]["steps"]):
+        assert steps[0]["color"] == Colour.CLEAN
+        assert 0 < steps[1]["value"] < least
+        assert all(each["color"] != Colour.CLEAN for each in steps[1:])
+    assert "decimals" not in number["fieldConfig"]["defaults"]  # Grafana then shows as many as it takes to see it
 
 
 # --- links ---------------------------------------------------------------------------------------------------------

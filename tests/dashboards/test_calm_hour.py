@@ -67,6 +67,16 @@ def test_nobody_is_woken_within_an_hour_of_pods_that_come_and_go_and_daemons_tha
 
 
 @only_with(POSSIBLE)
+def test_the_same_hour_with_one_device_that_waits_for_a_person_tells_of_it(hour: Recorded, tmp_path: Path) -> None:
+    ill = (
+        'scrubber_quarantine_start_timestamp_seconds{job="scrubber",instance="node-1",device="gpu-ill",'
+        'cause_class="row-remap-failure",way_back="person"}'
+    )
+    with_one = replace(hour, series={**hour.series, ill: [0.0] * hour.scrapes})
+    assert fired(with_one, tmp_path, ["ScrubberDeviceNeedsPerson"]) == ""
+
+
+@only_with(POSSIBLE)
 def test_the_same_hour_with_one_device_condemned_wakes_somebody(hour: Recorded, tmp_path: Path) -> None:
     ill = 'scrubber_device_state{job="scrubber",instance="node-1",device="gpu-ill",hygiene="dirty",health="condemned"}'
     with_one = replace(hour, series={**hour.series, ill: [1.0] * hour.scrapes})

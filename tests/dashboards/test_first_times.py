@@ -31,6 +31,8 @@ RANGE: Final = "30m"
 XIDS: Final = (Board.DEVICE, "XIDs")
 TENANTS: Final = (Board.FLEET, "Tenants whose devices went out")
 CALLS: Final = (Board.NODE, "Calls per minute, by answer")
+WRONG: Final = (Board.NODE, "Other things that went wrong")
+WAIT: Final = (Board.NODE, "Hand-over wait")
 HOW_LONG: Final = (Board.NODE, "Scrubs, how long")
 
 _TARGET: Final = 'job="scrubber",instance="a"'
@@ -166,6 +168,23 @@ def test_calls_per_minute_have_the_first_failure_of_its_kind(
 
 
 @only_with(POSSIBLE)
+@pytest.mark.parametrize(
+    ("uses", "answers", "expected"),
+    [
+        ("0x9 1x20", "1x30", throughout(1, 30, 0) | {10: 1}),
+        ("0x9 1x4 stale _x5 0 2x9", "1x14 0x5 1x10", throughout(1, 14, 0) | {10: 1} | throughout(22, 30, 0) | {22: 2}),
+        ("0x9 1x4 0x4 1x11", "1x30", throughout(1, 30, 0) | {10: 1, 20: 1}),
+    ],
+    ids=["once", "a service that was away", "in each of two lives of the service"],
+)
+def test_one_use_without_a_grant_is_one_in_one_bar(
+    uses: str, answers: str, expected: Mapping[int, float], tmp_path: Path
+) -> None:
+    series = {f'scrubber_ungranted_uses_total{{{_TARGET},use="stranger"}}': uses, f"up{{{_TARGET}}}": answers}
+    assert told(asked(WRONG, 1), series, expected, "{}", 31, tmp_path) == ""
+
+
+@only_with(POSSIBLE)
 def test_the_first_scrub_of_its_kind_is_among_those_that_are_timed(tmp_path: Path) -> None:
     series = {
         f'scrubber_scrub_duration_seconds_bucket{{{_SCRUB},le="{bound}"}}': f"_x10 {count}x20"
@@ -173,6 +192,17 @@ def test_the_first_scrub_of_its_kind_is_among_those_that_are_timed(tmp_path: Pat
     }
     median = throughout(10, 13, 90.0)
     assert told(f"{asked(HOW_LONG)} > 0", series, median, '{path="slow"}', 31, tmp_path) == ""
+
+
+@only_with(POSSIBLE)
+def test_the_first_refusal_of_its_code_is_among_all_answers(tmp_path: Path) -> None:
+    refused = f'{_TARGET},path="none",outcome="scrubbing"'
+    series = {
+        f'scrubber_handover_duration_seconds_bucket{{{refused},le="{bound}"}}': f"_x10 {count}x20"
+        for bound, count in (("20", 0), ("25", 1), ("+Inf", 1))
+    }
+    answers = throughout(10, 13, 24.95)
+    assert told(f"{asked(WAIT)} > 0", series, answers, "{}", 31, tmp_path) == ""
 
 
 # -- which they are ------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -64,6 +64,30 @@ def asked(query: str, story: Told, device: str | None = None) -> str:
 def test_every_query_of_every_panel_returns_series(query: str, story: Told) -> None:
     found = story.prometheus.range(asked(query, story), story.began, story.ended)
     assert any(not math.isnan(value) for series in found for _, value in series.points), asked(query, story)
+
+
+@only_with(POSSIBLE)
+@pytest.mark.parametrize("name", ["fleet", "node"])
+@pytest.mark.parametrize(
+    ("alert", "about"),
+    [
+        ("ScrubberServiceAway", {"instance": "cut"}),
+        ("ScrubberPluginAway", {"instance": "cut"}),
+        ("ScrubberNodeAway", {"instance": "cut"}),
+        ("ScrubberTenantCausesQuarantines", {"about": "team-rough"}),
+        ("ScrubberDeviceNeedsPerson", {"instance": "ill", "about": "row-remap-failure"}),
+        ("ScrubberUngrantedUse", {"instance": "strict", "about": "stranger"}),
+    ],
+)
+def test_the_table_of_alerts_has_what_fires_whatever_labels_it_has(
+    name: str, alert: str, about: Mapping[str, str], story: Told
+) -> None:
+    (panel,) = (each for each in _panels(board(name)["panels"]) if each["title"] == "Alerts")
+    (target,) = panel["targets"]
+    found = story.prometheus.range(asked(target["expr"], story), story.began, story.ended)
+    rows = [each.labels for each in found if each.labels["alertname"] == alert]
+    assert rows
+    assert all(row.items() >= about.items() for row in rows)
 
 
 @only_with(POSSIBLE)

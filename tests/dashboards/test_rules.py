@@ -26,7 +26,7 @@ from scrubber.adapters.journal.labels import CAUSES, REFUSALS
 from scrubber.cli.history import moment_of
 from scrubber.cli.main import app
 from scrubber.domain.evidence import Path as ScrubPath
-from scrubber.domain.health import ADVERTISED, Health
+from scrubber.domain.health import ADVERTISED, Health, WayBack
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Enforcement
 from tests.dashboards.prometheus import POSSIBLE, promtool
@@ -188,6 +188,7 @@ def test_what_rules_select_by_is_what_the_code_says() -> None:
     )
     assert selected.pop("code") <= {code for _, _, code in KNOWN}
     assert selected.pop("cause_class") <= CAUSES
+    assert selected.pop("way_back") <= {each.value for each in WayBack}
     assert selected.pop("health") <= {each.value for each in Health}
     assert selected.pop("mode") <= {each.value for each in Enforcement}
     assert selected.pop("path") <= {each.value for each in ScrubPath}
@@ -332,7 +333,8 @@ def test_what_a_page_says_to_look_for_in_the_log_and_among_checks_and_settings_i
     for name, page in {**PAGES, "README": INDEX}.items():
         words = set(re.findall(r"(?<![\w./-])([a-z]+\.[a-z][a-z-]+)(?![\w/.(-])", re.sub(r"\]\([^)]*\)", "", page)))
         for word in words - files:
-            assert word in settings or word.endswith(".md") or f'Event("{word}"' in code, (name, word)
+            told = re.search(rf'(?:Event\(\s*|Health\.[A-Z]+: )"{re.escape(word)}"', code)
+            assert word in settings or word.endswith(".md") or told, (name, word)
         said = re.findall(r"scrubber doctor +# (?:checks? )?([a-z, -]+)(?=:|$)", page, re.MULTILINE)
         said += re.findall(r"checks? `([a-z-]+)`", page)
         for check in {each.strip() for text in said for each in text.split(",")}:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as Written
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
-from plugin.emulator.stage import Stage
+from plugin.emulator.stage import Daemon, Stage
 from scrubber import __version__
 from tests.integration import log_lines
 from tests.integration.acting import QUICK, SOON, found_by, reader, running, writer
@@ -131,9 +130,16 @@ async def test_a_pods_start_is_one_trace_through_both_daemons_down_to_the_steps(
         assert scrub.said["scrubber.tenant"] == "team-a"
 
         assert not any(b"secret-of" in each for each in collector.raw), "a pod's name stays on the node"
-        lines = [json.loads(line) for line in stage.service.log.read_text().splitlines()]
-        granted = [each for each in lines if each["event"] == "handover.granted"][-1]
+        granted = _last(stage.service, "handover.granted")
         assert granted["trace_id"] == over.written.trace_id.hex()
+        assert _last(stage.plugin, "handover.granted")["trace_id"] == granted["trace_id"]
+        assert _last(stage.plugin, "allocation.granted")["trace_id"] == allocate.written.trace_id.hex()
+        proof = _last(stage.service, "certificate.issued")
+        assert (granted["rests_on"], proof["scrub_id"]) == (proof["certificate"], scrub.said["scrubber.scrub_id"])
+
+
+def _last(daemon: Daemon, event: str) -> dict[str, Any]:
+    return [each for each in log_lines.lines(daemon) if each["event"] == event][-1]
 
 
 def _granted(collector: Collector) -> list[tuple[Span, Span]]:

@@ -21,6 +21,7 @@ from plugin.service import ScrubService
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.domain.errors import Away, InvalidRequest, ScrubberError
 from scrubber.domain.resources import Announced
+from tests.world.spans import Told
 
 GPU = "vendor.example/gpu"
 DEVICES = ("gpu-0", "gpu-1")
@@ -103,7 +104,7 @@ async def play(acts: list[Any]) -> None:
 
 async def start(plugin: Plugin, ids: list[str], service: Service) -> None:
     try:
-        await plugin.gate.hand_over(ids, GPU, deadline=30.0)
+        await plugin.gate.hand_over(ids, GPU, 30.0, Told("", {}))
     except ScrubberError:
         known = all(id_ in plugin.means or id_.partition("::")[0] in DEVICES for id_ in ids)
         assert service.lossy or not known, f"{ids} are {plugin.means}, and the service could have been told"

@@ -26,11 +26,14 @@ from scrubber.domain.errors import (
     Refused,
     ScrubberError,
 )
-from tests.world.spans import Recorder
+from scrubber.ports import Span
+from tests.world.spans import Recorder, Told
 
 GPU = "vendor.example/gpu"
 MEANINGS = {"a": "gpu-a", "b": "gpu-b", "c": "gpu-c"}
 QUICK = GateTimes(absent=0.1, retry=0.01, reserve=0.1)
+UNTOLD: Span = Told("", {})
+"""A span that nobody looks at."""
 Answer = Callable[[], Awaitable[None]]
 
 
@@ -115,7 +118,7 @@ async def gate(service: Service, times: GateTimes = QUICK, epoch: str = "one", *
 async def test_the_service_is_asked_to_wait_less_than_the_kubelet_does() -> None:
     service = Service()
     keeper, _ = await gate(service)
-    await keeper.hand_over(["a", "b"], GPU, deadline=30.0)
+    await keeper.hand_over(["a", "b"], GPU, 30.0, UNTOLD)
     (asked,) = service.asked
     assert asked.devices == ["a", "b"]
     assert asked.wait < asked.timeout <= 25.0
@@ -126,7 +129,7 @@ async def test_the_service_is_asked_to_wait_less_than_the_kubelet_does() -> None
 async def test_a_shorter_deadline_is_kept_and_none_is_no_longer_than_ours(deadline: float, most: float) -> None:
     service = Service()
     keeper, _ = await gate(service)
-    await keeper.hand_over(["a"], GPU, deadline)
+    await keeper.hand_over(["a"], GPU, deadline, UNTOLD)
     assert 0.8 * most < service.asked[0].wait < service.asked[0].timeout <= most
 
 
@@ -134,7 +137,7 @@ async def test_an_absent_service_refuses_the_start_with_a_sentence_for_the_pod()
     service = Service(answers=[refused(Away("nobody answers on /run/scrubber/plugin/plugin.sock"))])
     keeper, _ = await gate(service)
     with pytest.raises(Away, match="nobody answers") as caught:
-        await keeper.hand_over(["a"], GPU, deadline=30.0)
+        await keeper.hand_over(["a"], GPU, 30.0, UNTOLD)
     assert caught.value.public == ABSENT
     assert len(service.asked) > 1
 
@@ -143,7 +146,7 @@ async def test_a_service_that_is_back_in_time_is_asked_again_and_the_start_goes_
     away = refused(Away("restarting"))
     service = Service(answers=[away, away, granted])
     keeper, _ = await gate(service)
-    await keeper.hand_over(["a"], GPU, deadline=30.0)
+    await keeper.hand_over(["a"], GPU, 30.0, UNTOLD)
     assert len(service.asked) == 3
 
 
@@ -156,7 +159,7 @@ async def test_a_service_that_dies_during_a_scrub_is_waited_for_anew() -> None:
 
     service = Service(answers=[scrubbed_for_longer_than_an_absence_may_last, refused(Away("not back yet")), granted])
     keeper, _ = await gate(service)
-    await keeper.hand_over(["a"], GPU, deadline=30.0)
+    await keeper.hand_over(["a"], GPU, 30.0, UNTOLD)
     assert len(service.asked) == 3
     assert service.asked[2].timeout < service.asked[0].timeout
 
@@ -165,7 +168,7 @@ async def test_a_service_that_comes_and_goes_cannot_keep_a_start_beyond_its_dead
     service = Service(answers=[refused(Away("away"))])
     keeper, _ = await gate(service, GateTimes(absent=60.0, retry=0.01))
     with pytest.raises(Away) as caught:
-        await keeper.hand_over(["a"], GPU, deadline=0.12)
+        await keeper.hand_over(["a"], GPU, 0.12, UNTOLD)
     assert caught.value.public == ABSENT
 
 
@@ -182,7 +185,7 @@ async def test_what_the_service_refuses_is_refused_at_once_and_unchanged(error: 
     service = Service(answers=[refused(error)])
     keeper, _ = await gate(service)
     with pytest.raises(type(error)) as caught:
-        await keeper.hand_over(["a"], GPU, deadline=30.0)
+        await keeper.hand_over(["a"], GPU, 30.0, UNTOLD)
     assert caught.value is error
     assert len(service.asked) == 1
 
@@ -198,7 +201,7 @@ async def test_a_start_that_the_kubelet_gives_up_is_no_longer_waited_for() -> No
             ended.set()
 
     keeper, _ = await gate(Service(answers=[scrubbing]))
-    start = asyncio.create_task(keeper.hand_over(["a"], GPU, deadline=30.0))
+    start = asyncio.create_task(keeper.hand_over(["a"], GPU, 30.0, UNTOLD))
     async with asyncio.timeout(5):
         await waiting.wait()
         start.cancel()
@@ -208,8 +211,8 @@ async def test_a_start_that_the_kubelet_gives_up_is_no_longer_waited_for() -> No
 async def test_an_allocation_that_the_service_was_told_of_is_not_unseen() -> None:
     service = Service()
     keeper, _ = await gate(service)
-    await keeper.reserve(["a"], GPU)
-    await keeper.hand_over(["a"], GPU, deadline=30.0)
+    await keeper.reserve(["a"], GPU, UNTOLD)
+    await keeper.hand_over(["a"], GPU, 30.0, UNTOLD)
     assert service.asked[0].unseen == []
 
 
@@ -219,29 +222,29 @@ async def test_an_allocation_that_the_service_could_not_be_told_of_is_named_at_t
 ) -> None:
     service = Service(reservation=problem)
     keeper, _ = await gate(service)
-    await keeper.reserve(["a", "b"], GPU)
-    await keeper.hand_over(["a"], GPU, deadline=30.0)
-    await keeper.hand_over(["a"], GPU, deadline=30.0)
-    await keeper.hand_over(["b", "c"], GPU, deadline=30.0)
+    await keeper.reserve(["a", "b"], GPU, UNTOLD)
+    await keeper.hand_over(["a"], GPU, 30.0, UNTOLD)
+    await keeper.hand_over(["a"], GPU, 30.0, UNTOLD)
+    await keeper.hand_over(["b", "c"], GPU, 30.0, UNTOLD)
     assert [asked.unseen for asked in service.asked] == [["a"], [], ["b"]]
 
 
 async def test_an_unseen_allocation_stays_unseen_until_a_start_was_granted() -> None:
     service = Service(answers=[refused(NotReady("busy")), granted], reservation=refused(Away("away")))
     keeper, _ = await gate(service)
-    await keeper.reserve(["a"], GPU)
+    await keeper.reserve(["a"], GPU, UNTOLD)
     with pytest.raises(NotReady):
-        await keeper.hand_over(["a"], GPU, deadline=30.0)
-    await keeper.hand_over(["a"], GPU, deadline=30.0)
+        await keeper.hand_over(["a"], GPU, 30.0, UNTOLD)
+    await keeper.hand_over(["a"], GPU, 30.0, UNTOLD)
     assert [asked.unseen for asked in service.asked] == [["a"], ["a"]]
 
 
 async def test_what_one_run_of_the_service_was_told_the_next_one_has_not_seen() -> None:
     service = Service()
     keeper, board = await gate(service, epoch="one")
-    await keeper.reserve(["a"], GPU)
+    await keeper.reserve(["a"], GPU, UNTOLD)
     await board.show((), "two")
-    await keeper.hand_over(["a"], GPU, deadline=30.0)
+    await keeper.hand_over(["a"], GPU, 30.0, UNTOLD)
     assert service.asked[0].unseen == ["a"]
 
 
@@ -250,12 +253,12 @@ async def test_an_allocation_during_a_start_belongs_to_the_next_start() -> None:
     keeper, _ = await gate(service)
 
     async def allocated_meanwhile() -> None:
-        await keeper.reserve(["a"], GPU)
+        await keeper.reserve(["a"], GPU, UNTOLD)
 
     service.answers = [allocated_meanwhile, granted]
-    await keeper.reserve(["a"], GPU)
-    await keeper.hand_over(["a"], GPU, deadline=30.0)
-    await keeper.hand_over(["a"], GPU, deadline=30.0)
+    await keeper.reserve(["a"], GPU, UNTOLD)
+    await keeper.hand_over(["a"], GPU, 30.0, UNTOLD)
+    await keeper.hand_over(["a"], GPU, 30.0, UNTOLD)
     assert [asked.unseen for asked in service.asked] == [["a"], ["a"]]
 
 
@@ -263,16 +266,25 @@ async def test_an_allocation_during_a_start_belongs_to_the_next_start() -> None:
 async def test_only_what_no_retry_would_mend_refuses_an_allocation(error: ScrubberError) -> None:
     keeper, _ = await gate(Service(reservation=refused(error)))
     with pytest.raises(type(error)):
-        await keeper.reserve(["a"], GPU)
+        await keeper.reserve(["a"], GPU, UNTOLD)
 
 
 # -- what is told of it as a trace ----------------------------------------------------------------------------------------
 
 
-def traced() -> tuple[Recorder, dict[str, Any]]:
-    """A tracer that remembers, and what the gate is given of it: a span is called by its number in the order of roots."""
-    recorder = Recorder()
-    return recorder, {"tracer": recorder, "here": lambda: f"span-{len(recorder.roots)}"}
+async def allocated(keeper: Gate, recorder: Recorder, *ids: str) -> None:
+    with recorder.span("Allocate") as span:
+        await keeper.reserve(ids, GPU, span)
+
+
+async def started(keeper: Gate, recorder: Recorder, *ids: str) -> None:
+    with recorder.span("PreStartContainer") as span:
+        await keeper.hand_over(ids, GPU, 30.0, span)
+
+
+def here(recorder: Recorder) -> Callable[[], str]:
+    """A span is called by its number in the order of roots."""
+    return lambda: f"span-{len(recorder.roots)}"
 
 
 def follows(recorder: Recorder) -> list[object]:
@@ -281,34 +293,31 @@ def follows(recorder: Recorder) -> list[object]:
 
 
 async def test_a_start_follows_the_allocation_of_its_devices_and_a_restart_follows_none() -> None:
-    recorder, more = traced()
-    keeper, _ = await gate(Service(answers=[refused(NotReady("busy")), granted]), **more)
-    await keeper.reserve(["a", "b"], GPU)
+    recorder = Recorder()
+    keeper, _ = await gate(Service(answers=[refused(NotReady("busy")), granted]), here=here(recorder))
+    await allocated(keeper, recorder, "a", "b")
     with pytest.raises(NotReady):
-        await keeper.hand_over(["a"], GPU, deadline=30.0)
-    await keeper.hand_over(["a", "b"], GPU, deadline=30.0)
-    await keeper.hand_over(["a", "b"], GPU, deadline=30.0)
-    assert [each.name for each in recorder.roots] == ["Allocate", *["PreStartContainer"] * 3]
+        await started(keeper, recorder, "a")
+    await started(keeper, recorder, "a", "b")
+    await started(keeper, recorder, "a", "b")
     assert follows(recorder) == ["span-1", "span-1", None]
-    assert [each.ended for each in recorder.roots] == ["", "NotReady", "", ""]
-    assert recorder.roots[0].attributes == {"resource": GPU, "devices": 2}
 
 
 async def test_a_start_of_devices_that_were_not_allocated_together_follows_nothing() -> None:
-    recorder, more = traced()
-    keeper, _ = await gate(Service(), **more)
-    await keeper.reserve(["a"], GPU)
-    await keeper.reserve(["b"], GPU)
-    await keeper.hand_over(["a", "b"], GPU, deadline=30.0)
-    await keeper.reserve(["a"], GPU)
-    await keeper.hand_over(["a", "c"], GPU, deadline=30.0)
+    recorder = Recorder()
+    keeper, _ = await gate(Service(), here=here(recorder))
+    await allocated(keeper, recorder, "a")
+    await allocated(keeper, recorder, "b")
+    await started(keeper, recorder, "a", "b")
+    await allocated(keeper, recorder, "a")
+    await started(keeper, recorder, "a", "c")
     assert follows(recorder) == [None, None]
 
 
 async def test_an_allocation_that_the_service_could_not_be_told_of_says_so() -> None:
-    recorder, more = traced()
-    keeper, _ = await gate(Service(reservation=refused(Away("away"))), **more)
-    await keeper.reserve(["a"], GPU)
+    recorder = Recorder()
+    keeper, _ = await gate(Service(reservation=refused(Away("away"))), here=here(recorder))
+    await allocated(keeper, recorder, "a")
     assert recorder.roots[0].attributes["told"] is False
     assert recorder.roots[0].ended == ""
 
@@ -319,8 +328,8 @@ async def test_an_allocation_that_the_service_could_not_be_told_of_says_so() -> 
 async def test_the_service_is_asked_by_the_kubelets_ids_and_the_resource_they_are_of() -> None:
     service = Service()
     keeper, _ = await gate(service)
-    await keeper.reserve(["a"], GPU)
-    await keeper.hand_over(["a", "b"], GPU, deadline=30.0)
+    await keeper.reserve(["a"], GPU, UNTOLD)
+    await keeper.hand_over(["a", "b"], GPU, 30.0, UNTOLD)
     assert service.reserved == [(GPU, ["a"])]
     assert [(asked.resource, asked.devices) for asked in service.asked] == [(GPU, ["a", "b"])]
 
@@ -328,9 +337,9 @@ async def test_the_service_is_asked_by_the_kubelets_ids_and_the_resource_they_ar
 async def test_an_allocation_of_one_resource_is_none_of_anothers_id_of_the_same_name() -> None:
     service = Service(reservation=refused(Away("away")))
     keeper, _ = await gate(service)
-    await keeper.reserve(["0"], GPU)
-    await keeper.hand_over(["0"], "vendor.example/nic", deadline=30.0)
-    await keeper.hand_over(["0"], GPU, deadline=30.0)
+    await keeper.reserve(["0"], GPU, UNTOLD)
+    await keeper.hand_over(["0"], "vendor.example/nic", 30.0, UNTOLD)
+    await keeper.hand_over(["0"], GPU, 30.0, UNTOLD)
     assert [asked.unseen for asked in service.asked] == [[], ["0"]]
 
 
@@ -349,9 +358,9 @@ async def test_a_service_that_was_started_anew_is_told_again_before_an_allocatio
     service = Service()
     keeper, _ = await gate(service)
     service.reservation = unknown_until_told(service)
-    await keeper.reserve(["a"], GPU)
+    await keeper.reserve(["a"], GPU, UNTOLD)
     assert service.announced == [(GPU, MEANINGS)] * 2
-    await keeper.hand_over(["a"], GPU, deadline=30.0)
+    await keeper.hand_over(["a"], GPU, 30.0, UNTOLD)
     assert service.asked[0].unseen == [], "it was told of the allocation in the end"
 
 
@@ -359,7 +368,7 @@ async def test_a_service_that_was_started_anew_is_told_again_before_a_start_is_r
     service = Service()
     keeper, _ = await gate(service)
     service.answers = [unknown_until_told(service)]
-    await keeper.hand_over(["a"], GPU, deadline=30.0)
+    await keeper.hand_over(["a"], GPU, 30.0, UNTOLD)
     assert (len(service.announced), len(service.asked)) == (2, 2)
 
 
@@ -367,7 +376,7 @@ async def test_what_the_service_does_not_know_when_it_was_told_again_is_refused(
     service = Service(answers=[refused(InvalidRequest("There is no device a here."))])
     keeper, _ = await gate(service)
     with pytest.raises(InvalidRequest, match="no device a"):
-        await keeper.hand_over(["a"], GPU, deadline=30.0)
+        await keeper.hand_over(["a"], GPU, 30.0, UNTOLD)
     assert (len(service.announced), len(service.asked)) == (2, 2)
 
 
@@ -377,8 +386,8 @@ async def test_what_the_service_does_not_know_when_it_was_told_again_is_refused(
 async def test_a_service_too_old_to_be_told_is_asked_by_its_own_devices_ids(words: ScrubberError) -> None:
     service = Service(announcement=refused(words), reservation=refused(Away("away")))
     keeper, _ = await gate(service)
-    await keeper.reserve(["b", "a"], GPU)
-    await keeper.hand_over(["b", "a"], GPU, deadline=30.0)
+    await keeper.reserve(["b", "a"], GPU, UNTOLD)
+    await keeper.hand_over(["b", "a"], GPU, 30.0, UNTOLD)
     assert service.reserved == [("", ["gpu-a", "gpu-b"])]
     assert [(asked.resource, asked.devices, asked.unseen) for asked in service.asked] == [
         ("", ["gpu-a", "gpu-b"], ["gpu-a", "gpu-b"])
@@ -389,7 +398,7 @@ async def test_a_start_is_let_through_for_the_devices_that_the_container_has_and
     service = Service()
     keeper, _ = await gate(service)
     service.meanings = {**MEANINGS, "a": "gpu-b"}
-    await keeper.hand_over(["a"], GPU, deadline=30.0)
+    await keeper.hand_over(["a"], GPU, 30.0, UNTOLD)
     assert service.announced == [(GPU, MEANINGS)] * 2
     assert len(service.asked) == 2
 
@@ -400,7 +409,7 @@ async def test_a_service_that_takes_an_id_for_another_device_whatever_it_is_told
     service.meanings = {**MEANINGS, "a": "gpu-b"}
     service.announcement = refused(Away("away"))
     with pytest.raises(NotReady, match="takes the ids of these devices for others") as refusal:
-        await keeper.hand_over(["a"], GPU, deadline=30.0)
+        await keeper.hand_over(["a"], GPU, 30.0, UNTOLD)
     assert refusal.value.public == OTHERWISE
 
 
@@ -408,7 +417,7 @@ async def test_what_the_service_could_not_be_told_of_a_list_it_is_told_before_it
     service = Service(announcement=refused(Away("away")))
     keeper, _ = await gate(service)
     service.announcement = granted
-    await keeper.hand_over(["a"], GPU, deadline=30.0)
+    await keeper.hand_over(["a"], GPU, 30.0, UNTOLD)
     assert (len(service.announced), len(service.asked)) == (2, 1)
 
 
@@ -416,5 +425,5 @@ async def test_a_share_that_is_on_no_list_any_more_is_its_device() -> None:
     service = Service()
     keeper, _ = await gate(service)
     service.meanings["gpu-b::7"] = "gpu-b"
-    await keeper.hand_over(["gpu-b::7"], GPU, deadline=30.0)
+    await keeper.hand_over(["gpu-b::7"], GPU, 30.0, UNTOLD)
     assert len(service.asked) == 1

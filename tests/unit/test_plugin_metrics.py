@@ -22,6 +22,7 @@ CONTRACT = {
     "scrubber_plugin_build_info": {"version", "python"},
     "scrubber_plugin_service_up": set(),
     "scrubber_plugin_service_outages_total": set(),
+    "scrubber_plugin_log_lines_lost_total": set(),
     "scrubber_plugin_registrations_total": {"resource", "way", "outcome"},
     "scrubber_plugin_registered": {"resource"},
     "scrubber_plugin_registration_ends_total": {"resource", "why"},

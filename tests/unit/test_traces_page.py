@@ -15,6 +15,7 @@ import yaml
 from opentelemetry.sdk import environment_variables
 from packaging.requirements import Requirement
 
+from plugin.server import TRACED
 from scrubber.cli.main import app
 from scrubber.config.settings import TraceExport
 from tests.deployed import BASE, DEPLOY, ROOT, apply, documents, said_of, unit
@@ -23,7 +24,10 @@ PAGE = (ROOT / "docs" / "tracing.md").read_text()
 EXAMPLES = [yaml.safe_load(each) for each in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)]
 ENVIRONMENT = (DEPLOY / "systemd" / "traces.env").read_text()
 DROP_IN = "scrubber-plugin.service.d/traces.conf"
-SOURCES = [*sorted((ROOT / "scrubber" / "engine").rglob("*.py")), ROOT / "plugin" / "gate.py"]
+SOURCES = [
+    *sorted((ROOT / "scrubber" / "engine").rglob("*.py")),
+    *(ROOT / "plugin" / name for name in ("gate.py", "server.py")),
+]
 
 
 def rows(heading: str) -> list[list[str]]:
@@ -47,7 +51,7 @@ def calls(*names: str) -> Iterator[ast.Call]:
 
 def opened() -> set[str]:
     """The names of the spans; that of a step has its step in it."""
-    found = set()
+    found = set(TRACED)
     for call in calls("span", "_span"):
         name = call.args[0]
         if isinstance(name, ast.JoinedStr):

@@ -97,7 +97,11 @@ def plugins(node: Node) -> Iterator[Check]:
     if ours:
         yield Check("plugins", Level.OK, f"The device plugin listens on {ours[0]}.")
     else:
-        sentence = f"No device plugin of ours listens in {directory}: no pod gets a GPU through this service."
+        # No error: it is so on every node whose plugin is still to be installed, which the doctor is called before.
+        sentence = (
+            f"No device plugin of ours listens in {directory}: the kubelet has no GPU to give to a pod, and pods that run "
+            "keep theirs. On a node that is in use this is critical (alert ScrubberPluginAway)."
+        )
         remedy = "systemctl enable --now scrubber-plugin.service; as a pod: kubectl apply -k deploy/kubernetes/base"
         yield Check("plugins", Level.WARNING, sentence, remedy)
 

@@ -1,0 +1,118 @@
+"""The boards' table of alerts shows every alert that fires, whatever labels its rule leaves it.
+
+Here the rules are evaluated by Prometheus' own engine over scrapes that were made up; that an alert of the real story is in the
+table is ``test_panels.py``'s.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+
+from tests.dashboards.prometheus import POSSIBLE, promtool
+from tests.pods import only_with
+
+DASHBOARDS: Final = Path(__file__).parents[2] / "dashboards"
+RULES: Final = [str(DASHBOARDS / "rules" / name) for name in ("recording.yaml", "alerts.yaml")]
+
+AWAY: Final = {'up{job="scrubber",instance="a"}': "1x19 0x41", 'up{job="scrubber-plugin",instance="a"}': "1x60"}
+NO_PLUGIN: Final = {'up{job="scrubber",instance="a"}': "1x60"}
+WAITS: Final = {
+    **AWAY,
+    'up{job="scrubber",instance="a"}': "1x60",
+    'scrubber_quarantine_start_timestamp_seconds{job="scrubber",instance="a",device="GPU-1",cause_class="xid",way_back="reboot"}': (
+        "_x20 600x40"
+    ),
+}
+TENANT: Final = {
+    **AWAY,
+    'up{job="scrubber",instance="a"}': "1x60",
+    'scrubber_tenant_quarantines_total{job="scrubber",instance="a",tenant_namespace="team-x"}': "0x19 3x41",
+}
+USED: Final = {
+    **AWAY,
+    'up{job="scrubber",instance="a"}': "1x60",
+    'scrubber_ungranted_uses_total{job="scrubber",instance="a",use="stranger"}': "0x19 1x41",
+}
+
+
+def asked(board: str, *, job: str, instance: str) -> str:
+    """The table's query, as Grafana would send it."""
+    document = json.loads((DASHBOARDS / f"{board}.json").read_text())
+    (panel,) = (each for each in document["panels"] if each["title"] == "Alerts")
+    (target,) = panel["targets"]
+    expr: str = target["expr"]
+    return expr.replace("$job", job).replace("$instance", instance)
+
+
+def told(series: dict[str, str], query: str, rows: list[tuple[str, float]], into: Path) -> str:
+    """What promtool says to the claim that the table has exactly these rows after half an hour."""
+    samples = [{"labels": labels, "value": value} for labels, value in rows]
+    test: dict[str, Any] = {
+        "interval": "30s",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [{"expr": query, "eval_time": "29m", "exp_samples": samples}],
+    }
+    path = into / "table.yaml"
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "rule_files": RULES,
+                "evaluation_interval": "30s",
+                "group_eval_order": ["scrubber.recording", "scrubber.alerts"],
+                "tests": [test],
+            }
+        )
+    )
+    done = promtool("test", "rules", path)
+    return "" if done.returncode == 0 else done.stdout
+
+
+@only_with(POSSIBLE)
+@pytest.mark.parametrize("board", ["fleet", "node"])
+@pytest.mark.parametrize(
+    ("series", "instance", "row"),
+    [
+        pytest.param(AWAY, "a", '{alertname="ScrubberServiceAway",severity="critical",instance="a"}', id="no job"),
+        pytest.param(NO_PLUGIN, "a", '{alertname="ScrubberPluginAway",severity="critical"}', id="of no node"),
+        pytest.param(
+            TENANT,
+            "a",
+            '{alertname="ScrubberTenantCausesQuarantines",severity="warning",about="team-x"}',
+            id="of a tenant",
+        ),
+        pytest.param(
+            WAITS,
+            ".+",
+            '{alertname="ScrubberDeviceNeedsPerson",severity="warning",instance="a",device="GPU-1",about="xid"}',
+            id="of a device",
+        ),
+        pytest.param(
+            USED,
+            "(a|b)",
+            '{alertname="ScrubberUngrantedUse",severity="critical",instance="a",about="stranger"}',
+            id="of a use",
+        ),
+    ],
+)
+def test_an_alert_is_in_the_table_with_what_it_is_about_and_since_when(
+    board: str, series: dict[str, str], instance: str, row: str, tmp_path: Path
+) -> None:
+    since = 0 if series is NO_PLUGIN else 600
+    query = asked(board, job="scrubber", instance=instance)
+    assert told(series, query, [(row, 29 * 60 - since)], tmp_path) == ""
+
+
+@only_with(POSSIBLE)
+def test_an_alert_of_a_node_that_is_not_picked_is_not_in_the_table(tmp_path: Path) -> None:
+    assert told(AWAY, asked("node", job=".+", instance="b"), [], tmp_path) == ""
+
+
+@only_with(POSSIBLE)
+def test_an_alert_that_does_not_fire_yet_is_not_in_the_table(tmp_path: Path) -> None:
+    soon = {'up{job="scrubber",instance="a"}': "1x56 0x4", 'up{job="scrubber-plugin",instance="a"}': "1x60"}
+    assert told(soon, asked("node", job=".+", instance="a"), [], tmp_path) == ""

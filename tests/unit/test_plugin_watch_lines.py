@@ -1,0 +1,80 @@
+"""What the plugin's log says of each device when the service says something else of it, or nothing any more."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from plugin.availability import Offer
+from plugin.board import Board
+from plugin.logs import logger
+from plugin.service import ServiceWatch, WatchTimes
+from scrubber.api import scrubber_pb2 as pb
+from scrubber.domain.errors import Away
+from tests.plugin_collaborators import PATIENCE, device, snapshot
+
+TIMES = WatchTimes(grace=0.05, heartbeat=60.0, probe=1.0, retry=0.01)
+
+
+class Service:
+    """Says this once, and is gone as soon as it is told to go."""
+
+    def __init__(self, shown: pb.Snapshot) -> None:
+        self._shown = shown
+        self._heard = False
+        self.goes = asyncio.Event()
+
+    async def watch_snapshots(self) -> AsyncIterator[pb.Snapshot]:
+        if not self._heard:
+            self._heard = True
+            yield self._shown
+            await self.goes.wait()
+        raise Away("The scrub service does not answer.")
+
+    async def snapshot(self, timeout: float) -> pb.Snapshot:
+        return self._shown
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"nobody is asked {name} here")
+
+
+async def lines(service: Service, until: Callable[[tuple[Offer, ...]], bool]) -> list[dict[str, Any]]:
+    """About devices, by the time that the board is so after the service went."""
+    stream, board = io.StringIO(), Board()
+    log = logger("json", "info", stream)
+    watch = ServiceWatch(service, board, times=TIMES, log=log, clock=time.monotonic)
+    task = asyncio.create_task(watch.run())
+    async with asyncio.timeout(PATIENCE):
+        await board.until(lambda: bool(board.offers))
+        service.goes.set()
+        await board.until(lambda: until(board.offers))
+    task.cancel()
+    await asyncio.wait({task})
+    told = [json.loads(line) for line in stream.getvalue().splitlines()]
+    return [each for each in told if each["event"].startswith("device.")]
+
+
+def none_healthy(offers: tuple[Offer, ...]) -> bool:
+    return not any(offer.healthy for offer in offers)
+
+
+async def test_a_device_that_goes_with_the_service_is_withheld_and_the_line_says_why() -> None:
+    good, bad = await lines(Service(snapshot(device(0))), none_healthy)
+    assert (good["event"], good["level"], good["word"], good["sentence"]) == ("device.healthy", "info", "offered", None)
+    assert (bad["event"], bad["level"], bad["word"]) == ("device.unhealthy", "warning", "withheld")
+    assert "No scrub service that is ready was there for 0.05 s" in bad["sentence"]
+
+
+async def test_a_device_that_was_out_of_service_before_keeps_the_service_s_sentence() -> None:
+    (line,) = await lines(Service(snapshot(device(0, advertised=False, refusal="No: XID 95."))), none_healthy)
+    assert (line["level"], line["word"], line["sentence"]) == ("warning", "withheld", "No: XID 95.")
+
+
+async def test_a_device_of_which_nobody_has_spoken_is_neither_offered_nor_withheld() -> None:
+    (line,) = await lines(Service(snapshot(device(0), ready=False)), none_healthy)
+    assert (line["level"], line["word"]) == ("warning", "none")
+    assert "has said anything" in line["sentence"]
