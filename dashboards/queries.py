@@ -148,7 +148,9 @@ def quantile(share: float, histogram: str, *matchers: str, by: Sequence[str] = (
     if not new and histogram not in BORN_COUNTING:
         return f"histogram_quantile({share}, {rate(buckets, *matchers, by=grouped)})"
     series = of(buckets, *matchers)
-    begun = f"{series} unless {series} offset $__rate_interval"
+    # What was not scraped then may have been there for long: it is new only to a scraper who looked.
+    looked = f"on (job, instance) {of('up')} offset $__rate_interval == 1"
+    begun = f"{series} unless {series} offset $__rate_interval and {looked}"
     moved = f"sum{_grouped(grouped)} ({begun} or increase({series}[$__rate_interval]))"
     return f"histogram_quantile({share}, {moved})"
 

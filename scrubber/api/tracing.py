@@ -263,6 +263,8 @@ def otlp(service: str, version: str, node: str, log: Log, environment: Mapping[s
         from opentelemetry.sdk.version import __version__
     except ImportError as missing:
         raise BadConfiguration(_MISSING.format(missing)) from missing
+    except Exception as error:  # it reads some of its variables as it is loaded
+        raise BadConfiguration(_CORRECT.format(error)) from error
     where, encrypted = _endpoint(environment)
     said = Said()
     said.listen()
@@ -279,13 +281,20 @@ def otlp(service: str, version: str, node: str, log: Log, environment: Mapping[s
         processor = BatchSpanProcessor(cast("SpanExporter", exporter))  # by its methods, which is all that it goes by
         traces = Traces(processor, resource, hang_up=exporter.shutdown, last_words=exporter.last_words)
     except Exception as error:
-        raise BadConfiguration(_CORRECT.format(said.last or error)) from error
+        raise BadConfiguration(_CORRECT.format(_without_secrets(said.last or str(error)))) from error
     if said.last:  # the library would go on with a default
         traces.close()
-        raise BadConfiguration(_CORRECT.format(said.last))
+        raise BadConfiguration(_CORRECT.format(_without_secrets(said.last)))
     sampler = environment.get("OTEL_TRACES_SAMPLER") or "parentbased_always_on"
     log.info("traces.exporting", endpoint=urlsplit(where).netloc, encrypted=encrypted, sampler=sampler)
     return traces
+
+
+def _without_secrets(said: str) -> str:
+    """What the library said; of headers, which it quotes, in words of ours."""
+    if "header" in said.lower():
+        return "OTEL_EXPORTER_OTLP_HEADERS is not NAME=VALUE,NAME=VALUE with values as in a URL."
+    return said
 
 
 def _variable(environment: Mapping[str, str], name: str) -> str:
@@ -315,7 +324,12 @@ def _endpoint(environment: Mapping[str, str]) -> tuple[str, bool]:
         known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port is not None
     except ValueError:
         known = False
-    if not known:
+    if "@" in where:
+        raise BadConfiguration(
+            "OTEL_EXPORTER_OTLP_ENDPOINT names a user, and would be in the log with the password: say who you are in "
+            "OTEL_EXPORTER_OTLP_HEADERS, or by a client certificate."
+        )
+    if not known or any(each.isspace() for each in where):
         raise BadConfiguration(
             f'OTEL_EXPORTER_OTLP_ENDPOINT is "{where}": write https://HOST:PORT, or http://HOST:PORT to send without '
             "encryption."
@@ -324,7 +338,20 @@ def _endpoint(environment: Mapping[str, str]) -> tuple[str, bool]:
         # The library would go on without it, and trust whom the system trusts.
         if (file := _variable(environment, name)) and not os.access(file, os.R_OK):
             raise BadConfiguration(f"OTEL_EXPORTER_OTLP_{name}: {file} is not there, or cannot be read.")
+    if bool(_variable(environment, "CLIENT_KEY")) != bool(_variable(environment, "CLIENT_CERTIFICATE")):
+        raise BadConfiguration(
+            "OTEL_EXPORTER_OTLP_CLIENT_KEY and OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE come together, or not at all."
+        )
+    if (timeout := _variable(environment, "TIMEOUT")) and not _is_a_time(timeout):
+        raise BadConfiguration(f'OTEL_EXPORTER_OTLP_TIMEOUT is "{timeout}": write seconds, more than 0.')
     return where, urlsplit(where).scheme == "https"
+
+
+def _is_a_time(text: str) -> bool:
+    try:
+        return 0 < float(text) < float("inf")
+    except ValueError:
+        return False
 
 
 class Said(logging.Handler):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +13,7 @@ import typer
 
 from scrubber.cli.asking import run
 from scrubber.cli.options import OutputOption, SocketOption, device_name, seconds
-from scrubber.cli.output import Answer, Column, Output, emit, utc
+from scrubber.cli.output import Answer, Column, Output, emit, note, utc
 
 if TYPE_CHECKING:
     from scrubber.api import scrubber_pb2 as pb
@@ -66,8 +66,11 @@ SinceOption = Annotated[
 ]
 LimitOption = Annotated[
     int,
-    typer.Option("--limit", envvar="SCRUBBER_LIMIT", min=1, max=10_000, help="At most so many entries, the newest."),
+    typer.Option("--limit", envvar="SCRUBBER_LIMIT", min=1, max=1_000, help="At most so many entries, the newest."),
 ]
+
+_MOST = 1000
+"""So many entries the service gives at once."""
 
 _MOMENTS = ("retry_at", "since", "until")
 """Fields of events that are seconds since the epoch."""
@@ -111,7 +114,10 @@ def history(
             return found.entries
 
     found = run(ask())
-    emit(replace(answer(found), empty=_nothing(asked), notes=list(_more(found, asked))), output)
+    if output is Output.TABLE and len(found) == limit:
+        # Above the table: nobody scrolls through rows to learn that the oldest of them are not there.
+        note(_more(asked))
+    emit(replace(answer(found), empty=_nothing(asked)), output)
 
 
 def outcome_of(written: str) -> str:
@@ -183,9 +189,14 @@ def _nothing(asked: _Asked) -> str:
     return sentence
 
 
-def _more(found: Sequence[pb.HistoryEntry], asked: _Asked) -> Iterator[str]:
-    if len(found) == asked.limit:
-        yield f"These are the newest {asked.limit}; --limit shows more, --since and the other filters fewer."
+def _more(asked: _Asked) -> str:
+    """What a person is told who sees as many rows as were asked for: there may be older ones, and how to see them."""
+    since = f" since {utc(asked.since)}" if asked.since else ""
+    if asked.limit < _MOST:
+        how = f"--limit shows more, up to {_MOST}"
+    else:
+        how = "--device, --tenant and --outcome reach further back, and scrubber audit export has all"
+    return f"These are the newest {asked.limit}{since}, and there may be older ones: {how}."
 
 
 def _row(entry: pb.HistoryEntry) -> Sequence[str]:

@@ -361,7 +361,9 @@ class Keeper(Possession):
                 after = after.recovery_failed(retry_at=now)
             if after is not self._record:
                 scrubs = () if self._unrecorded is None else (self._unrecorded,)
-                ended = (event for scrub in scrubs for event in narrate.scrub_finished(scrub, None))
+                ended = (
+                    event for scrub in scrubs for event in narrate.scrub_finished(scrub, None, self._record.tenant)
+                )
                 events = (*ended, *self._health_events(self._record, after, now))
                 after = replace(after, version=self._record.version + 1)
                 await self._commit(Change(scrubs=scrubs, events=events), after)

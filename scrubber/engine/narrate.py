@@ -72,8 +72,10 @@ def scrub_finished(scrub: ScrubRecord, certificate: Certificate | None, tenant: 
                     Event("leftover.ended", now, scrub.device, scrub.id, fields={"pid": int(pid)}) for pid in pids
                 ]
             if finding.code in _ENDED:
-                event = Event(_ENDED[finding.code], now, scrub.device, scrub.id, fields=dict(finding.evidence))
-                events.append(event)
+                # A stranger is nobody's who had the device; of a pod that had it, the scrub's tenant is the pod's.
+                nobodys = {"tenant_namespace": None} if finding.code == "stranger-ended" else {}
+                acts = {**finding.evidence, **nobodys}
+                events.append(Event(_ENDED[finding.code], now, scrub.device, scrub.id, fields=acts))
             if finding.code in ("orphaned-eraser", "eraser-unkillable"):
                 ended = finding.code == "orphaned-eraser"
                 fields = {"pid": finding.evidence.get("pid"), "ended": ended}

@@ -120,8 +120,35 @@ class TestHistory:
         self, service: Service, short_tmp: Path
     ) -> None:
         ended = await run(short_tmp, "history", "--limit", "2")
-        assert ended.err == ("Note: These are the newest 2; --limit shows more, --since and the other filters fewer.\n")
+        assert ended.err == (
+            "Note: These are the newest 2, and there may be older ones: --limit shows more, up to 1000.\n"
+        )
         assert (await run(short_tmp, "history", "--limit", "2", "-o", "json")).err == ""
+        assert (await run(short_tmp, "history", "--limit", "3")).err == ""
+
+    async def test_a_time_that_is_not_shown_whole_says_so_before_the_first_row(
+        self, service: Service, short_tmp: Path
+    ) -> None:
+        told = await at_terminal(
+            *("history", "--since", "1970-01-01T00:01:00Z", "--limit", "2"),
+            columns=200,
+            environment={"SCRUBBER_SOCKET": str(short_tmp)},
+        )
+        note, header, *_ = told.text.splitlines()
+        assert note == (
+            "Note: These are the newest 2 since 1970-01-01T00:01:00Z, and there may be older ones: "
+            "--limit shows more, up to 1000."
+        )
+        assert header.split()[:3] == ["SEQUENCE", "TIME", "EVENT"]
+
+    async def test_the_most_that_the_service_gives_says_what_reaches_further_back(
+        self, service: Service, short_tmp: Path
+    ) -> None:
+        service.entries = service.entries[:1] * 1000
+        assert (await run(short_tmp, "history", "--limit", "1000")).err == (
+            "Note: These are the newest 1000, and there may be older ones: --device, --tenant and --outcome reach further back, "
+            "and scrubber audit export has all.\n"
+        )
 
     @pytest.mark.parametrize(
         ("error", "code"),

@@ -65,7 +65,12 @@ def opened(log: Lines | None = None) -> Traces:
         ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "unix:///run/otel.sock", "https://HOST:PORT"),
         ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf", "grpc"),
         ("OTEL_EXPORTER_OTLP_CERTIFICATE", "/nowhere/ca.pem", "/nowhere/ca.pem"),
-        ("OTEL_EXPORTER_OTLP_TIMEOUT", "soon", "OTEL_"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://a b:4317", "https://HOST:PORT"),
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "soon", "more than 0"),
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "0", "more than 0"),
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "inf", "more than 0"),
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "nan", "more than 0"),
+        ("OTEL_EXPORTER_OTLP_CLIENT_KEY", __file__, "together"),
         ("OTEL_EXPORTER_OTLP_COMPRESSION", "lzma", "lzma"),
         ("OTEL_TRACES_SAMPLER", "sometimes", "sometimes"),
         ("OTEL_BSP_MAX_QUEUE_SIZE", "many", "OTEL_BSP_MAX_QUEUE_SIZE"),
@@ -88,6 +93,36 @@ def test_a_share_that_the_library_would_pass_over_is_refused_in_a_sentence_that_
     environment.setenv("OTEL_TRACES_SAMPLER_ARG", share)
     with pytest.raises(BadConfiguration, match=r"nothing goes on with a default here.*TRACES_SAMPLER_ARG"):
         opened()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("OTEL_EXPORTER_OTLP_HEADERS", "Authorization: Bearer s3cr3t"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "authorization=ok,s3cr3t"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://ingest:s3cr3t@collector.example:4317"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://ingest:s3cr3t@collector.example"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://ingest:s3cr3t@[::1"),
+    ],
+)
+def test_a_refusal_names_the_variable_and_not_the_secret_in_it(
+    environment: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    environment.setenv(variable, value)
+    with pytest.raises(BadConfiguration, match=variable) as refusal:
+        opened()
+    assert "s3cr3t" not in str(refusal.value)
+
+
+def test_what_the_library_cannot_even_be_loaded_with_is_refused_as_any_setting() -> None:
+    """It reads some variables once, as it is loaded."""
+    asked = "import logging, sys\nfrom scrubber.api.tracing import otlp\nfrom scrubber.domain.errors import BadConfiguration\n"
+    asked += "try: otlp('x', '0', '', logging.getLogger())\nexcept BadConfiguration as refusal: print(refusal)"
+    variables = {"OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT": "-1", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
+    told = subprocess.run(
+        [sys.executable, "-c", asked], env={**os.environ, **variables}, capture_output=True, text=True, check=True
+    )
+    assert "Correct the OTEL_ variables" in told.stdout
 
 
 def test_without_the_library_the_refusal_says_what_to_install(environment: pytest.MonkeyPatch) -> None:

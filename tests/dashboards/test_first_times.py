@@ -189,7 +189,7 @@ def test_the_first_scrub_of_its_kind_is_among_those_that_are_timed(tmp_path: Pat
     series = {
         f'scrubber_scrub_duration_seconds_bucket{{{_SCRUB},le="{bound}"}}': f"_x10 {count}x20"
         for bound, count in (("60", 0), ("120", 1), ("+Inf", 1))
-    }
+    } | {f"up{{{_TARGET}}}": "1x30"}
     median = throughout(10, 13, 90.0)
     assert told(f"{asked(HOW_LONG)} > 0", series, median, '{path="slow"}', 31, tmp_path) == ""
 
@@ -200,9 +200,18 @@ def test_the_first_refusal_of_its_code_is_among_all_answers(tmp_path: Path) -> N
     series = {
         f'scrubber_handover_duration_seconds_bucket{{{refused},le="{bound}"}}': f"_x10 {count}x20"
         for bound, count in (("20", 0), ("25", 1), ("+Inf", 1))
-    }
+    } | {f"up{{{_TARGET}}}": "1x30"}
     answers = throughout(10, 13, 24.95)
     assert told(f"{asked(WAIT)} > 0", series, answers, "{}", 31, tmp_path) == ""
+
+
+@only_with(POSSIBLE)
+def test_what_was_counted_long_ago_is_not_new_after_a_scrape_that_failed(tmp_path: Path) -> None:
+    series = {
+        f'scrubber_scrub_duration_seconds_bucket{{{_SCRUB},le="{bound}"}}': f"{count}x9 stale {count}x20"
+        for bound, count in (("60", 0), ("120", 7), ("+Inf", 7))
+    } | {f"up{{{_TARGET}}}": "1x9 0 1x20"}
+    assert told(f"{asked(HOW_LONG)} > 0", series, {}, '{path="slow"}', 31, tmp_path) == ""
 
 
 # -- which they are ------------------------------------------------------------------------------------------------------

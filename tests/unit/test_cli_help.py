@@ -294,7 +294,7 @@ def test_a_device_may_be_named_by_what_a_narrow_table_showed_of_it(copied: str) 
         (["devices", "--colour"], "No such option: --colour"),
         (["history", "--since", "yesterday"], '"yesterday" is neither a time'),
         (["history", "--limit", "0"], "Error: --limit: 0 is too little; 1 is the least.\n"),
-        (["history", "--limit", "90000"], "Error: --limit: 90000 is too much; 10000 is the most.\n"),
+        (["history", "--limit", "90000"], "Error: --limit: 90000 is too much; 1000 is the most.\n"),
         (["history", "--limit", "abc"], 'Error: --limit: "abc" is no whole number.\n'),
         (["sim", "fault", "--dir", "x", "--rate", "fast"], 'Error: --rate: "fast" is no number.\n'),
         (["devices", "-o", "xml"], 'Error: --output: "xml" is none of table, json, yaml, name.\n'),

@@ -11,6 +11,7 @@ from scrubber.domain.evidence import Outcome, Path
 from scrubber.domain.health import Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.engine.views import Granted, HandOverCall
+from tests.world.asking import started
 from tests.world.kubelet import Gone
 from tests.world.timeline import in_virtual_time
 from tests.world.vault import CrashPoint
@@ -99,6 +100,20 @@ async def test_a_scrub_whose_end_cannot_be_written_down_proves_nothing_and_is_pu
         assert [scrub for scrub in world.vault.scrubs.values() if scrub.ended is None] == []
         assert world.journal is not None
         assert sorted(each.id for each in world.journal.scrubs) == sorted(world.vault.scrubs)  # each is counted once
+
+
+@in_virtual_time
+async def test_the_end_of_a_scrub_that_is_written_down_late_names_whose_bytes_it_was_to_clear() -> None:
+    async with a_world(devices=1) as world:
+        world.kubelet.delete(await started(world))
+        await world.until(lambda: bool(world.erasers.running))
+        world.vault.refuses = FULL
+        await world.run(10.0)
+        world.vault.refuses = None
+        await world.until(world.settled)
+        ends = [each for each in world.vault.events if each.name == "scrub.finished"]
+        (late,) = [each for each in ends if each.fields["outcome"] == "abandoned"]
+        assert late.fields["tenant_namespace"] == "acme"
 
 
 @pytest.mark.parametrize("durable", [False, True])

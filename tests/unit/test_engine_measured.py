@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from scrubber.domain.evidence import Certificate, Occasion, Outcome, Path, ScrubRecord, Step, StepResult, Verdict
+from scrubber.domain.evidence import (
+    Certificate,
+    Finding,
+    Occasion,
+    Outcome,
+    Path,
+    ScrubRecord,
+    Severity,
+    Step,
+    StepResult,
+    Verdict,
+)
 from scrubber.domain.hygiene import Hygiene
 from scrubber.engine import narrate
 from scrubber.ports import Event
@@ -151,3 +162,14 @@ async def test_slots_say_how_many_are_busy_and_who_waits() -> None:
         assert slots.free == 0
         for each in world.matter.gpus.values():
             each.slow = 1.0
+
+
+def test_whom_a_scrub_ended_as_a_stranger_is_not_told_as_the_tenants_who_had_the_device() -> None:
+    stranger = Finding(Step.HOLDERS, "stranger-ended", Severity.NOTE, "It was ended.", {"pid": 7, "pod_uid": "uid-2"})
+    record = of_steps(StepResult(Step.HOLDERS, Verdict.PASSED, 1.0, (stranger,)))
+    ended, finished = narrate.scrub_finished(record, None, "acme")
+    assert (ended.name, ended.fields) == (
+        "stranger.ended",
+        {"pid": 7, "pod_uid": "uid-2", "tenant_namespace": None},
+    )
+    assert finished.fields["tenant_namespace"] == "acme"

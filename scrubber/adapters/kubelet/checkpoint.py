@@ -77,9 +77,11 @@ class CheckpointFile:
         path = self._path
         try:
             with path.open("rb") as file:
-                text = b""
-                while len(text) <= _MOST_BYTES and (part := file.read(_PART)):
-                    text += part
+                parts, size = [], 0
+                while size <= _MOST_BYTES and (part := file.read(_PART)):
+                    parts.append(part)
+                    size += len(part)
+                text = b"".join(parts)
         except FileNotFoundError:
             return Checkpoint()
         except OSError as exc:
