@@ -14,7 +14,8 @@ import typer
 
 from scrubber.cli.asking import run
 from scrubber.cli.causes import BY_ITSELF, way_back
-from scrubber.cli.listing import age, chosen, had_last, tenancies
+from scrubber.cli.having import had_last, tenancies
+from scrubber.cli.listing import age, chosen
 from scrubber.cli.options import DeviceArgument, OutputOption, SocketOption
 from scrubber.cli.output import Answer, Column, Output, Section, binary_size, emit, utc
 

@@ -9,12 +9,13 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from scrubber.cli.having import holder
 from scrubber.cli.output import Answer, Column, binary_size, utc
 
 if TYPE_CHECKING:
     from scrubber.api import scrubber_pb2 as pb
 
-__all__ = ["age", "answer", "chosen", "had_last", "holder", "in_use", "tenancies"]
+__all__ = ["age", "answer", "chosen"]
 
 
 def chosen(found: Sequence[pb.Device], wanted: Sequence[str]) -> Sequence[pb.Device]:
@@ -87,28 +88,6 @@ def _health(device: pb.Device) -> str:
     out = device.state not in ("dirty", "scrubbing", "clean", "in-use")
     health = device.health or (device.state if out else "-")
     return f"{health}, offered" if out and device.offered else health
-
-
-def in_use(device: pb.Device) -> bool:
-    """Whether anybody has it. The grants of one that was given back stay open until a scrub has shown their pods over."""
-    return device.hygiene == "in-use"
-
-
-def tenancies(device: pb.Device) -> Sequence[pb.Tenancy]:
-    """The grants by which somebody has the device now, oldest first."""
-    return device.tenancies if in_use(device) else ()
-
-
-def had_last(device: pb.Device) -> Sequence[pb.Tenancy]:
-    """The grants by which somebody had it since it was last clean, oldest first; none while somebody has it."""
-    return () if in_use(device) else device.tenancies
-
-
-def holder(device: pb.Device) -> str:
-    """Namespace, pod and container that have the device; empty if nobody has."""
-    if not in_use(device):
-        return ""
-    return "/".join(part for part in (device.tenant_namespace, device.pod, device.container) if part)
 
 
 def _certificate(device: pb.Device, now: float) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from scrubber.cli.asking import run
-from scrubber.cli.listing import had_last, holder, in_use
+from scrubber.cli.having import had_last, holder, in_use
 from scrubber.cli.options import OutputOption, SocketOption, device_name, seconds
 from scrubber.cli.output import Output, note
 

@@ -12,7 +12,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from scrubber.api import scrubber_pb2 as pb
-from scrubber.cli.listing import had_last, in_use, tenancies
+from scrubber.cli.having import had_last, in_use, tenancies
 
 __all__ = ["baseline", "certificate", "device", "embedded", "history_entry", "scrub"]
 
