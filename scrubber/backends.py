@@ -121,8 +121,8 @@ class _Watchers:
     async def pause(self, gpu: str) -> None:
         await self._watch.pause(gpu)
 
-    async def resume(self, gpu: str) -> None:
-        await self._watch.resume(gpu)
+    async def resume(self, gpu: str, deadline: float) -> None:
+        await self._watch.resume(gpu, deadline)
 
     def forget(self, device: str) -> None:
         self._watch.forget(device)

@@ -261,10 +261,21 @@ async def test_a_pause_ends_the_child_of_its_gpu_alone_and_what_it_missed_is_tol
     await node.watch.ready(20.0)
     assert node.children.pids() == {other}
     signals = node.watch.listen()
-    await node.watch.resume(first.id)
-    assert await until(signals, Signal(first.id, "changed")) == []
-    node.world.gpus[0].raise_xid(79)
-    await until(signals, Signal(first.id, "xid", 79))
+    await node.watch.resume(first.id, 20.0)
+    assert node.watch.unheard(first.id) is None
+    node.world.gpus[0].raise_xid(79)  # at once: from the return on nothing is missed
+    assert await until(signals, Signal(first.id, "xid", 79)) == [Signal(first.id, "changed")]
+
+
+async def test_a_gpu_that_is_not_heard_again_in_time_is_unheard_until_it_is(node: Node) -> None:
+    first, second = await node.follow()
+    await node.watch.pause(first.id)
+    signals = node.watch.listen()
+    await node.watch.resume(first.id, 0.0)
+    assert node.watch.unheard(first.id) == "Its events have not been watched since it was reset."
+    assert node.watch.unheard(second.id) is None
+    await until(signals, Signal(first.id, "changed"))
+    assert node.watch.unheard(first.id) is None
 
 
 async def test_a_pause_in_the_midst_of_a_start_leaves_no_child(node: Node) -> None:
@@ -277,8 +288,8 @@ async def test_a_pause_in_the_midst_of_a_start_leaves_no_child(node: Node) -> No
 
 async def test_a_pause_of_a_gpu_that_nobody_watches_is_done_at_once(node: Node) -> None:
     await node.watch.pause("GPU-unheard-of")
-    await node.watch.resume("GPU-unheard-of")
-    await node.watch.resume("GPU-unheard-of")
+    await node.watch.resume("GPU-unheard-of", 20.0)
+    await node.watch.resume("GPU-unheard-of", 20.0)
 
 
 async def test_a_child_that_cannot_be_ended_is_said_and_not_doubled(world: World) -> None:

@@ -54,7 +54,11 @@ class EventChildren(Protocol):
             Stuck: it cannot be ended.
         """
 
-    async def resume(self, gpu: str) -> None: ...
+    async def resume(self, gpu: str, deadline: float) -> None:
+        """Start one again, and return once it hears its events; also when it does not after ``deadline`` seconds.
+
+        Who looks at the GPU after that misses nothing that came since, or finds it unheard.
+        """
 
     def forget(self, device: str) -> None:
         """The XIDs seen of ``device`` so far were cured by a reset."""
@@ -232,18 +236,15 @@ class NvidiaResetter:
         _demand(now)
 
     async def _put_back(self, switched: Sequence[Device], paused: Sequence[str]) -> list[str]:
-        """Persistence mode, then the watch for events; sentences about what could not be."""
+        """Persistence mode, then the watch for events; sentences about a mode that could not be."""
         problems: list[str] = []
         for device in switched:
             try:
                 await self._persist(device, "enabled", _PUT_BACK)
             except ScrubberError as error:
                 problems.append(f"Persistence mode could not be switched on again (nvidia-smi -pm 1): {error}")
-        for gpu in paused:
-            try:
-                await self._events.resume(gpu)
-            except ScrubberError as error:
-                problems.append(f"Its events are not watched again: {error}")
+        # Side by side: it may be every GPU of the node.
+        await asyncio.gather(*(self._events.resume(gpu, _PUT_BACK) for gpu in paused))
         return problems
 
     async def _persist(self, device: Device, mode: str, deadline: float) -> None:

@@ -169,13 +169,7 @@ class EventWatch:
 
     async def ready(self, deadline: float) -> None:
         """Return once it is known of every GPU whether its events are heard, or after ``deadline`` seconds."""
-        waiting = [asyncio.create_task(gpu.first.wait()) for gpu in self._gpus.values()]
-        try:
-            if waiting:
-                await asyncio.wait(waiting, timeout=deadline)
-        finally:
-            for each in waiting:
-                each.cancel()
+        await _known(self._gpus.values(), deadline)
 
     async def close(self) -> None:
         """End every child and every stream of signals."""
@@ -209,13 +203,21 @@ class EventWatch:
                 "ended. If it stays, reboot the node."
             )
 
-    async def resume(self, gpu: str) -> None:
-        """Watch ``gpu`` again; what it missed is told as a change."""
+    async def resume(self, gpu: str, deadline: float) -> None:
+        """Watch ``gpu`` again, from the return on, as what comes before that is never told; what it missed is a change.
+
+        Where that is not known after ``deadline`` seconds, its events are :meth:`unheard` until they are heard.
+        """
         if gpu not in self._paused:
             return
         self._paused.discard(gpu)
-        if gpu in self._gpus:
-            self._watch(self._gpus[gpu])
+        watched = self._gpus.get(gpu)
+        if watched is None:
+            return
+        watched.unheard = "Its events have not been watched since it was reset."
+        watched.first.clear()
+        self._watch(watched)
+        await _known([watched], deadline)
 
     def forget(self, device: str) -> None:
         """The XIDs of ``device`` were cured by a reset; one is always of the whole GPU, with all its instances."""
@@ -359,6 +361,17 @@ class _NoMore(Exception):
         super().__init__(sentence)
         self.sentence = sentence
         self.for_ever = for_ever
+
+
+async def _known(gpus: Iterable[_Gpu], deadline: float) -> None:
+    """Return once it is known of each of ``gpus`` whether its events are heard, or after ``deadline`` seconds."""
+    waiting = [asyncio.create_task(gpu.first.wait()) for gpu in gpus]
+    try:
+        if waiting:
+            await asyncio.wait(waiting, timeout=deadline)
+    finally:
+        for each in waiting:
+            each.cancel()
 
 
 async def _death(child: Child) -> None:
