@@ -51,6 +51,7 @@ class Laws:
         self._boot = boot
         self._now = now
         self._wall = wall
+        self._called_clean: set[str] = set()
         self.breaches: list[str] = []
         self.health = HealthLaws(policy=policy, wall=wall, late=late, breach=self.breach)
 
@@ -167,11 +168,17 @@ class Laws:
                 self.breach("2", f"{record.device} was granted and the ledger says {record.hygiene.value}")
             gpu = self._matter.gpus[record.device]
             # Of one that fell off the bus nobody can say who wrote on it; it is proved anew before it is offered.
-            if record.hygiene is Hygiene.CLEAN and any(gpu.cells) and not gpu.lost:
+            if record.hygiene is Hygiene.CLEAN and not gpu.lost and not self._may_be_called_clean(gpu):
                 self.breach("6", f"{record.device} is called clean and holds {gpu.cells}")
+            (self._called_clean.add if record.hygiene is Hygiene.CLEAN else self._called_clean.discard)(record.device)
         for certificate in change.certificates:
             if not certificate.not_covered:
                 self.breach("6", f"{certificate.id} does not say what it left out")
+
+    def _may_be_called_clean(self, gpu: Gpu) -> bool:
+        """It holds zeros; or it was clean before a process of the host wrote on it, which no look has seen so far."""
+        written = set(gpu.cells) - {""}
+        return not written or (gpu.id in self._called_clean and all(each.startswith("host/") for each in written))
 
     def _may_be_unjudged(self, record: DeviceRecord) -> None:
         """Somebody said so: a policy that observes, or a person who broke its glass, for a time that is not over."""

@@ -374,9 +374,9 @@ class _EndWell:
         await world.run(10.0)  # what was on its way when the world was made well has arrived
         if any(_needs_reboot(record) for record in world.vault.records.values()):
             world.reboot()
-        await self._eventually(lambda record: not _for_a_person(record))
+        await self._eventually(lambda record: not self._for_a_person(record))
         for device, record in list(world.vault.records.items()):
-            if _for_a_person(record):
+            if self._for_a_person(record):
                 await world.node.unquarantine(device, "looked at", "uid:0")
         await self._eventually(lambda record: True)
         for tenant in world.kubelet.tenants:
@@ -384,6 +384,15 @@ class _EndWell:
                 world.kubelet.delete(tenant)
         await self._eventually(lambda record: True)
         await world.until(lambda: all(_at_rest(record) for record in world.vault.records.values()), 300.0)
+
+    def _for_a_person(self, record: DeviceRecord) -> bool:
+        """Also one that rests until a day has passed: a person need not wait for that."""
+        if record.health is Health.CONDEMNED:
+            return True
+        if record.health is not Health.QUARANTINED or record.cause is None:
+            return False
+        rests = (record.retry_at or 0.0) > self._world.clock.wall() + DEFAULT.recovery.backoff_max
+        return rests or record.cause.by_person or record.cause.way_back is WayBack.PERSON
 
     async def _eventually(self, counts: Callable[[DeviceRecord], bool]) -> None:
         """Every pod that waits for devices that count is started, and these are clean or in use."""
@@ -423,11 +432,3 @@ def _at_rest(record: DeviceRecord) -> bool:
 
 def _needs_reboot(record: DeviceRecord) -> bool:
     return record.health is Health.QUARANTINED and record.cause is not None and record.cause.way_back is WayBack.REBOOT
-
-
-def _for_a_person(record: DeviceRecord) -> bool:
-    if record.health is Health.CONDEMNED:
-        return True
-    if record.health is not Health.QUARANTINED or record.cause is None:
-        return False
-    return record.cause.by_person or record.cause.way_back is WayBack.PERSON
