@@ -19,7 +19,7 @@ from scrubber.api import scrubber_pb2 as pb
 from scrubber.api.frontdoor import actor_of
 from scrubber.api.watching import Following
 from scrubber.domain.device import find_device
-from scrubber.domain.errors import InvalidRequest
+from scrubber.domain.errors import InvalidRequest, NotReady
 from scrubber.engine.views import DeviceView, ScrubNews, Service
 from scrubber.ports import HistoryQuery
 
@@ -78,14 +78,17 @@ class ReadServicer(scrubber_pb2_grpc.ReadServicer):
         self._following = following
 
     async def ListDevices(self, request: pb.ListDevicesRequest, context: Context) -> pb.ListDevicesResponse:
-        return messages.device_list(self._service.view())
+        view = self._service.view()
+        view.be_ready()
+        return messages.device_list(view)
 
     async def WatchDevices(
         self, request: pb.ListDevicesRequest, context: Context
     ) -> AsyncGenerator[pb.ListDevicesResponse, None]:
         async with aclosing(self._following.views()) as views:
             async for view in views:
-                yield messages.device_list(view)
+                if view.ready:
+                    yield messages.device_list(view)
 
     async def GetHistory(self, request: pb.GetHistoryRequest, context: Context) -> pb.GetHistoryResponse:
         """Newest first. A device that is no longer on the node is found by its whole id."""
@@ -93,12 +96,12 @@ class ReadServicer(scrubber_pb2_grpc.ReadServicer):
             raise InvalidRequest(f"At most {_LONGEST_HISTORY} entries of history are given at once.")
         if not math.isfinite(request.since):
             raise InvalidRequest(f"History begins at a time in seconds since the epoch, not at {request.since}.")
-        unknown: InvalidRequest | None = None
+        unknown: InvalidRequest | NotReady | None = None
         device = request.device or None
         if device is not None:
             try:
                 device = _named(self._service, device)
-            except InvalidRequest as error:
+            except (InvalidRequest, NotReady) as error:
                 unknown = error
         query = HistoryQuery(
             device=device,
@@ -201,8 +204,15 @@ async def _close(answers: AsyncIterator[Any]) -> None:
 
 
 def _named(service: Service, wanted: str) -> str:
-    """Id of the device that people call ``wanted``; raises :class:`InvalidRequest` unless it is exactly one."""
-    return find_device((each.device for each in service.view().devices), wanted).id
+    """Id of the device that people call ``wanted``.
+
+    Raises:
+        InvalidRequest: it is none, or more than one.
+        NotReady: the service is starting; it cannot say yet which devices there are.
+    """
+    view = service.view()
+    view.be_ready()
+    return find_device((each.device for each in view.devices), wanted).id
 
 
 def _view_of(service: Service, device: str) -> DeviceView | None:

@@ -18,7 +18,6 @@ from scrubber.domain.errors import (
     Held,
     InvalidRequest,
     LedgerFailure,
-    NotReady,
     Quarantined,
     ScrubberError,
 )
@@ -258,7 +257,7 @@ class Node(Orders):
 
     async def reserve(self, devices: Sequence[str], resource: str = "") -> tuple[str, ...]:
         with self._instruments.tracer.span("reserve", resource=resource, devices=len(devices)):
-            self._be_ready()
+            self._board.view.be_ready()
             keepers = [each.keeper for each in self._resolve(resource, devices)]
             for keeper in keepers:
                 if keeper.withheld:
@@ -283,7 +282,7 @@ class Node(Orders):
         only = call.devices[0] if len(call.devices) == 1 else None
         self.waiting += 1
         try:
-            self._be_ready()
+            self._board.view.be_ready()
             wanted = self._resolve(call.resource, call.devices)
             only = wanted[0].device if len(wanted) == 1 else None
             for each in wanted:
@@ -341,14 +340,6 @@ class Node(Orders):
         assignments = [reading.assignment_of(each.device, each.shares, resource=resource) for each in wanted]
         pods = {None if each is None else each.pod for each in assignments}
         return {pod for pod in pods if pod is not None and pod.uid is not None} if len(pods) == 1 else set()
-
-    def _be_ready(self) -> None:
-        if not self._ready:
-            raise NotReady(
-                "The service has not looked at every device yet.",
-                public="The scrub service is starting. The start is tried again.",
-                code="starting",
-            )
 
     async def _same_answer(self, wanted: Sequence[Wanted]) -> tuple[Granted, ...] | None:
         """The answer that its caller did not live to hear, if it is the same pod and container that asks again.

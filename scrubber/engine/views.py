@@ -10,6 +10,7 @@ from typing import Protocol
 from scrubber.domain.assignment import Pod
 from scrubber.domain.breaker import Breaker
 from scrubber.domain.device import Device, NodeIdentity
+from scrubber.domain.errors import NotReady
 from scrubber.domain.evidence import Certificate, Path, ScrubRecord, Step
 from scrubber.domain.handover import HandOver
 from scrubber.domain.policy import Policy
@@ -102,6 +103,19 @@ class NodeView:
     ledger: str = "ok"
     envvar_refused: bool = False
     notices: tuple[PodNotice, ...] = ()
+
+    def be_ready(self) -> None:
+        """Go on only with a view that has every device.
+
+        Raises:
+            NotReady: the service is starting.
+        """
+        if not self.ready:
+            raise NotReady(
+                "The service is starting and has not looked at every device yet. Ask again in a moment.",
+                public="The scrub service is starting. The start is tried again.",
+                code="starting",
+            )
 
 
 @dataclass(frozen=True, slots=True)

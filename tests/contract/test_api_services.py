@@ -125,6 +125,24 @@ async def test_any_number_of_watchers_see_the_same(node: FakeNode, plugin: Plugi
     assert {each.result() for each in watchers} == {version}
 
 
+async def test_before_every_device_was_looked_at_nobody_is_told_which_there_are(
+    node: FakeNode, read: ReadClient, admin: AdminClient
+) -> None:
+    """An empty list would say that the node has none, and a name that is not found that there is no such device."""
+    version = await node.show(ready=False)
+    with pytest.raises(NotReady, match="has not looked at every device yet"):
+        await read.devices()
+    with pytest.raises(NotReady, match="has not looked at every device yet"):
+        await admin.quarantine("GPU-a0", "it looks odd")
+    assert node.asked == []
+    await read.history()  # the audit is there before the devices are
+    async with asyncio.timeout(DEADLINE), aclosing(read.watch_devices()) as lists:
+        coming = asyncio.ensure_future(anext(lists))
+        await node.show(ready=True)
+        assert (await coming).version > version
+    assert len((await read.devices()).devices) == 2
+
+
 async def test_a_slow_watcher_skips_versions_and_ends_at_the_newest(node: FakeNode, read: ReadClient) -> None:
     async with asyncio.timeout(DEADLINE), aclosing(read.watch_devices()) as lists:
         await anext(lists)
