@@ -8,6 +8,7 @@ stops placing pods here at once, and the process exits with 0.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import random
 import secrets
@@ -175,6 +176,9 @@ async def _run(settings: PluginSettings, log: Log, losses: Losses, stack: ExitSt
     if settings.metrics_address is not None:
         _serve_metrics(settings.metrics_address, settings.metrics_tls, registry, log, stack)
     stop = _stop_signals()
+    # A full collection looks at everything that was loaded: 24 ms, in the midst of a hand-over.
+    gc.collect()
+    gc.freeze()
     log.info("plugin.started", version=__version__, kubelet=str(settings.kubelet_dir), service=str(settings.socket))
     if telling:
         telling.start()

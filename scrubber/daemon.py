@@ -7,6 +7,7 @@ supervisor restarts. Nothing in here decides about a device.
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import sys
 from collections.abc import Coroutine, Mapping
@@ -238,6 +239,9 @@ async def _serve(
             _serve_metrics(settings, metrics, log, stack)
 
         await reconcile(node, devices, state, instruments=instruments)
+        # A full collection looks at everything that was loaded: 36 ms with 256 devices, in the midst of a hand-over.
+        gc.collect()
+        gc.freeze()
         supervisor.notify(f"READY=1\nSTATUS=Watching {len(devices)} devices")
         log.info(
             "service.ready",
