@@ -1,12 +1,14 @@
 """What every test may ask for: a short directory for sockets, and one way to run properties.
 
-Two things happen by themselves. Hypothesis measures no time: on a shared machine a deadline would fail for what the
-neighbours do. And what Python compiles is kept, whatever the environment says: else each of the thousands of daemons
-and children that the tests start would compile all that it imports.
+Three things happen by themselves. Hypothesis measures no time: on a shared machine a deadline would fail for what the
+neighbours do. What Python compiles is kept, whatever the environment says: else each of the thousands of daemons and
+children that the tests start would compile all that it imports. And an interrupt interrupts: a shell without job control
+starts in the background what ignores it, and what that starts inherits it.
 """
 
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -17,6 +19,8 @@ from hypothesis import settings
 
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("house", deadline=None, print_blob=True)
 settings.register_profile("thorough", parent=settings.get_profile("house"), max_examples=2_000)
 settings.load_profile("house")

@@ -127,8 +127,9 @@ def _until_something_is_typed() -> None:
     told, heard = socket.socketpair()
     with told, heard:
         told.setblocking(False)
-        before = signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
+        before = -1
         try:
+            before = signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
             select.select([sys.stdin, heard], [], [])
         finally:
             signal.set_wakeup_fd(before)

@@ -12,6 +12,7 @@ import fcntl
 import os
 import pty
 import re
+import signal
 import struct
 import sys
 import termios
