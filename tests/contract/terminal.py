@@ -12,7 +12,6 @@ import fcntl
 import os
 import pty
 import re
-import signal
 import struct
 import sys
 import termios
