@@ -21,7 +21,7 @@ from scrubber.wire import podresources_pb2 as lister
 from scrubber.wire import podresources_pb2_grpc as lister_rpc
 
 RESOURCE = "scrubber.dev/gpu"
-SOON = 15.0
+SOON = 30.0
 """Seconds within which what must happen happens, on a busy machine too; nothing is measured by it."""
 FAST = KubeletTimings().scaled(0.02)
 

@@ -52,14 +52,15 @@ class Started:
     """A process of a test; ``line`` is the next line that its program printed."""
 
     child: asyncio.subprocess.Process
+    output: asyncio.StreamReader
+    pipe: asyncio.BaseTransport
 
     @property
     def pid(self) -> int:
         return self.child.pid
 
     async def line(self) -> str:
-        assert self.child.stdout is not None
-        return (await asyncio.wait_for(self.child.stdout.readline(), PATIENCE)).decode().strip()
+        return (await asyncio.wait_for(self.output.readline(), PATIENCE)).decode().strip()
 
     async def ended(self) -> int:
         return await asyncio.wait_for(self.child.wait(), PATIENCE)
@@ -181,14 +182,21 @@ class Node:
         """Run the Python ``program`` in a container; returns once it printed ``ready``."""
         prefix, environment = self.ground.place(pod, container)
         source = f"import ctypes, os, platform, signal, sys, threading, time\n{program}"
+        loop, output = asyncio.get_running_loop(), asyncio.StreamReader()
+        ours, theirs = os.pipe()
+        pipe, _ = await loop.connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(output), os.fdopen(ours, "rb", buffering=0)
+        )
+        # Not asyncio's own pipe: a process that has one is over for asyncio only when its children's ends are closed, too.
         child = await asyncio.create_subprocess_exec(
             *prefix, sys.executable, "-S", "-c", source, *arguments,
             stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
+            stdout=theirs,
             env={**os.environ, **environment},
             start_new_session=True,
         )  # fmt: skip
-        started = Started(child)
+        os.close(theirs)
+        started = Started(child, output, pipe)
         self.started.append(started)
         assert await started.line() == "ready"
         return started
@@ -199,10 +207,8 @@ class Node:
                 each.child.kill()
         self.ground.clear()
         for each in self.started:
-            # Its children had the pipe too; asyncio lets go of a process only when that is closed.
-            assert each.child.stdout is not None
-            await asyncio.wait_for(each.child.stdout.read(), PATIENCE)
             await each.ended()
+            each.pipe.close()
         await asyncio.sleep(0)
 
 

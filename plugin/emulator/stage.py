@@ -13,6 +13,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -196,8 +197,10 @@ class Stage:
     @staticmethod
     def children_of(daemon: Daemon) -> dict[int, int]:
         """PID → start time (clock ticks since boot) of each child process of ``daemon``."""
-        tasks = Path(f"/proc/{daemon.pid}/task").iterdir()
-        pids = [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+        pids: list[int] = []
+        for task in Path(f"/proc/{daemon.pid}/task").iterdir():
+            with suppress(OSError):  # a thread that has just ended
+                pids += map(int, (task / "children").read_text().split())
         return {pid: started for pid in pids if (started := _started(pid)) is not None}
 
     async def erasing(self, daemon: Daemon, timeout: float) -> dict[int, int]:
@@ -205,8 +208,9 @@ class Stage:
         async with asyncio.timeout(timeout):
             while True:
                 for pid, started in self.children_of(daemon).items():
-                    if b"eraser" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                        return {pid: started}
+                    with suppress(OSError):  # a child that has just ended
+                        if b"eraser" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                            return {pid: started}
                 await asyncio.sleep(0.01)
 
     @staticmethod
