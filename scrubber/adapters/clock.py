@@ -6,6 +6,8 @@ import asyncio
 import time
 from contextlib import AbstractAsyncContextManager
 
+from scrubber.adapters.patience import patience
+
 __all__ = ["SystemClock"]
 
 
@@ -23,3 +25,6 @@ class SystemClock:
 
     def timeout(self, seconds: float) -> AbstractAsyncContextManager[object]:
         return asyncio.timeout(seconds)
+
+    def patience(self, seconds: float) -> AbstractAsyncContextManager[object]:
+        return patience(seconds)

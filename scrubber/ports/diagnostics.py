@@ -12,7 +12,7 @@ __all__ = ["Diagnostics"]
 
 class Diagnostics(Protocol):
     async def diagnose(self, device: Device, level: Level, deadline: float) -> tuple[Check, ...]:
-        """Run what fits into ``level.seconds``, in a child of its own that is killed after ``deadline`` seconds.
+        """Run what fits into ``level.seconds``, in a child of its own that is killed ``deadline`` seconds after its order.
 
         Precondition: nobody holds the device. It overwrites memory: what ran before must have been cleared, and what
         it leaves behind is cleared by itself.

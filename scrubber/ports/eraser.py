@@ -15,7 +15,8 @@ __all__ = ["EraseReport", "EraseRequest", "Eraser", "OnChip", "Progress"]
 class EraseRequest:
     """What to do: count residue first, write an address-derived pattern in between, and always clear and verify.
 
-    ``on_chip`` asks for shared memory and registers as well, where a device has them. ``deadline`` is in seconds from the start; the child is killed when it is over.
+    ``on_chip`` asks for shared memory and registers as well, where a device has them. ``deadline`` is in seconds, from
+    the order to the child on; the child is killed when it is over.
     """
 
     scrub: str

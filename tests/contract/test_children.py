@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from scrubber.adapters.children.message import LIMIT, Garbled, Message, body_length, pack, unpack
-from scrubber.adapters.children.patience import patience
 from scrubber.adapters.children.process import Child, ChildDied, Children, NotStarted
 from scrubber.adapters.children.questions import QuestionPool
+from scrubber.adapters.patience import patience
 from scrubber.domain.errors import Away, Held, Lost, ScrubberError, Stuck, Unreadable
 from tests.contract.shortage import descriptors_left
 

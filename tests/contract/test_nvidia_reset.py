@@ -603,3 +603,16 @@ async def test_a_program_that_talks_without_end_fills_no_memory_and_its_last_wor
     with pytest.raises(Unreadable, match=r"no such reset: The last word\.") as failure:
         await smi.reset([world.gpus[0].uuid], "Device 0", LONG)
     assert len(str(failure.value)) < 500
+
+
+async def test_a_run_that_ended_is_not_waited_for_because_of_whoever_has_its_output(world: World) -> None:
+    left = world.root / "left"
+    world.nvidia_smi.write_text(
+        f"#!/bin/sh\nsleep 600 &\necho $! > {left}.new; mv {left}.new {left}\nsleep 0.1\necho 'Done, all but one.'; exit 3\n"
+    )
+    smi = NvidiaSmi(Places(world.root), kill_limit=0.05)
+    try:
+        with pytest.raises(Unreadable, match=r"no such reset: Done, all but one\."):
+            await smi.reset([world.gpus[0].uuid], "Device 0", LONG)
+    finally:
+        os.kill(int(left.read_text()), signal.SIGKILL)

@@ -176,8 +176,10 @@ async def test_a_node_that_cannot_start_an_eraser_blames_no_device(sim: Sim, dev
         await sim.backend.eraser.erase(device, request(), unheard)
     with descriptors_left(0), pytest.raises(Away, match="cannot be started"):
         await sim.backend.resetter.reset(device, 60.0)
+    hasty = SimBackend(sim.directory, children=Children(start_limit=0.0))
     with pytest.raises(Away, match="was not ready"):
-        await sim.backend.eraser.erase(device, request(deadline=0.0), unheard)
+        await hasty.eraser.erase(device, request(), unheard)
+    await hasty.close()
     assert b"secret" in sim.content(device)
     assert (await sim.backend.eraser.erase(device, request(), unheard)).verified_bytes == device.memory_bytes
 

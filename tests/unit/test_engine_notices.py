@@ -373,6 +373,9 @@ class _Clock:
     def timeout(self, seconds: float) -> AbstractAsyncContextManager[object]:
         raise NotImplementedError
 
+    def patience(self, seconds: float) -> AbstractAsyncContextManager[object]:
+        raise NotImplementedError
+
 
 REFUSAL = NotReady("Who else has it.", public="Device GPU-0 is dirty. The start is tried again.")
 

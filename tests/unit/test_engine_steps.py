@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -248,6 +249,42 @@ async def test_a_step_that_outlives_the_plan_fails_it() -> None:
         result = await scrub.run(work(world, WHOLE, slow_path=0.5), lambda _: None)
         assert result.outcome is Outcome.FAILED
         assert [finding.code for finding in result.findings] == ["scrub-overdue"]
+
+
+@dataclass
+class Interrupted(Answering):
+    """The service stands still while the first question is answered."""
+
+    async def orphan(self, device: Device) -> int | None:
+        asyncio.get_running_loop().call_later(0.01, self.world.pause, 3.0)
+        await self.world.run(0.02)
+        return None
+
+
+@dataclass
+class Slow:
+    """:class:`scrubber.ports.Telemetry` that takes a moment."""
+
+    world: World
+    telemetry: Telemetry
+
+    async def snapshot(self, device: Device) -> Snapshot:
+        await self.world.run(0.02)
+        return await self.telemetry.snapshot(device)
+
+    def signals(self) -> AsyncIterator[Signal]:
+        return self.telemetry.signals()
+
+
+@in_virtual_time
+async def test_a_service_that_stood_still_in_the_midst_of_a_step_blames_no_device() -> None:
+    async with a_world(devices=1) as world:
+        context = work(world, WHOLE, slow_path=0.5)
+        slow = Slow(world, context.instruments.telemetry)
+        instruments = replace(context.instruments, eraser=Interrupted(world, WHOLE), telemetry=slow)
+        result = await scrub.run(replace(context, instruments=instruments), lambda _: None)
+        assert [finding.code for finding in result.findings] == []
+        assert result.outcome is Outcome.PASSED
 
 
 @in_virtual_time

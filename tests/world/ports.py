@@ -61,6 +61,10 @@ class ClockOfLife:
         self._life.check()
         return self._clock.timeout(seconds)
 
+    def patience(self, seconds: float) -> AbstractAsyncContextManager[object]:
+        self._life.check()
+        return self._clock.patience(seconds)
+
 
 class InventoryOfLife:
     """:class:`scrubber.ports.Inventory`."""

@@ -14,6 +14,8 @@ from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import Any, ParamSpec, TypeVar
 
+from scrubber.adapters.patience import patience
+
 __all__ = ["Deadlock", "Livelock", "VirtualClock", "VirtualLoop", "in_virtual_time"]
 
 EPOCH = 1_800_000_000.0
@@ -94,6 +96,9 @@ class VirtualClock:
 
     def timeout(self, seconds: float) -> AbstractAsyncContextManager[object]:
         return asyncio.timeout(seconds)
+
+    def patience(self, seconds: float) -> AbstractAsyncContextManager[object]:
+        return patience(seconds)
 
 
 def in_virtual_time(test: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:

@@ -5,7 +5,6 @@ Promise: a number that makes no sense is refused and never rounded to one that d
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 from scrubber.adapters.children.message import Message
@@ -41,8 +40,7 @@ async def listen(child: Child, progress: Callable[[Progress], None], *, silence:
 
 async def _next_of(child: Child, silence: float) -> Message:
     try:
-        async with asyncio.timeout(silence):
-            return await child.receive()
+        return await child.hear(silence)
     except TimeoutError as error:
         raise Stuck(f"Process {child.pid} has not said for {silence:g} s how far it is; it was killed.") from error
 

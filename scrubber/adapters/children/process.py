@@ -26,7 +26,7 @@ from pathlib import Path
 import scrubber
 from scrubber.adapters.children.conversation import ChildDied, Conversation
 from scrubber.adapters.children.message import Message
-from scrubber.adapters.children.patience import patience
+from scrubber.adapters.patience import patience
 from scrubber.domain.errors import Away
 
 __all__ = ["Abandoned", "Child", "ChildDied", "Children", "NotStarted", "process_over"]
@@ -225,10 +225,25 @@ class Child:
             TimeoutError: no answer in time.
             ChildDied: there will be none.
         """
+        return await self._in_time(self._exchange(message), deadline)
+
+    async def hear(self, deadline: float) -> Message:
+        """The next message, waited for ``deadline`` seconds; a loop that stood still costs it no more than :meth:`call`.
+
+        Raises:
+            TimeoutError: none came in time. What was read of one is kept for the next call.
+            ChildDied: there will be none.
+        """
+        return await self._in_time(self.receive(), deadline)
+
+    async def _exchange(self, message: Message) -> Message:
+        await self.send(message)
+        return await self.receive()
+
+    async def _in_time(self, conversation: Coroutine[object, object, Message], deadline: float) -> Message:
         try:
             async with patience(deadline):
-                await self.send(message)
-                return await self.receive()
+                return await conversation
         except TimeoutError:
             answer = self._conversation.lying_ready()
             if answer is None:

@@ -19,6 +19,7 @@ from scrubber.adapters.children.process import Child, ChildDied
 from scrubber.adapters.cuda.fence import Fence, Gpu
 from scrubber.adapters.cuda.programs import Programs, make_private
 from scrubber.adapters.locks import lock_holder, lock_path
+from scrubber.adapters.patience import patience
 from scrubber.domain.device import Device
 from scrubber.domain.errors import Away, Held, ScrubberError, Stuck, Unreadable
 
@@ -37,7 +38,7 @@ class Work:
         name: what it is called in sentences: ``eraser``, ``diagnostic``.
         order: what it is told; ``lock``, the path of the device's lock, and ``fenced`` are added to it.
         listen: talks to the child until it has reported, and answers the report.
-        deadline: seconds, from the fence to the report.
+        deadline: seconds, from the order to the report.
     """
 
     module: str
@@ -119,27 +120,22 @@ class Workplace:
         return ended
 
     async def _within(self, device: Device, work: Work, children: list[Child]) -> Done:
-        """Everything that the deadline counts. ``children`` gets the child, as soon as there is one."""
+        """Everything up to the report. ``children`` gets the child, as soon as there is one."""
+        await self._fence.take_down(device)
+        fenced = await self._fence.put_up(device)
+        child = await self._programs.start(work.module, device)
+        children.append(child)
         try:
-            async with asyncio.timeout(work.deadline):
-                await self._fence.take_down(device)
-                fenced = await self._fence.put_up(device)
-                child = await self._programs.start(work.module, device)
-                children.append(child)
+            async with patience(work.deadline):  # a node that is slow to start a child takes nothing of it
                 await child.send({**work.order, "lock": str(self._lock(device)), "fenced": fenced})
                 report = await work.listen(child)
         except TimeoutError as error:
-            if not children:
-                raise Away(
-                    f"The {work.name} of device {device.index} was not ready within {work.deadline:g} s; "
-                    "the node is overloaded, and it is tried again."
-                ) from error
-            how = "it was killed" if await children[0].kill() else "it does not die and was abandoned"
+            how = "it was killed" if await child.kill() else "it does not die and was abandoned"
             raise Stuck(
                 f"The {work.name} of device {device.index} did not end within {work.deadline:g} s; {how}."
             ) from error
         except ChildDied as died:
-            if await self._programs.died_with_zygote(children[0]):
+            if await self._programs.died_with_zygote(child):
                 raise Away(
                     f"The {work.name} of device {device.index} was ended with the zygote that it came from; "
                     "the kernel's log says whether memory was short. It is tried again."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from scrubber.adapters.kubelet.allowance import Allowance
 from scrubber.adapters.kubelet.checkpoint import CheckpointFile
@@ -25,7 +26,9 @@ from scrubber.adapters.kubelet.pod_resources import Busy, InAPod, PodResources
 from scrubber.adapters.kubelet.trust import Observation, SocketIdentity, Standing, judge
 from scrubber.domain.assignment import Assignment, Pod, Reading, Trust
 from scrubber.domain.errors import Away
-from scrubber.ports.clock import Clock
+
+if TYPE_CHECKING:
+    from scrubber.ports.clock import Clock
 
 __all__ = ["KubeletAssignments"]
 

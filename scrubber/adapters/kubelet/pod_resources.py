@@ -9,6 +9,7 @@ import os
 import re
 from collections import defaultdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -18,8 +19,10 @@ from scrubber.adapters.kubelet.corroboration import ClaimedDevice, ListedPod
 from scrubber.adapters.kubelet.listener import InAPod, PinnedSocket, stranger
 from scrubber.adapters.kubelet.trust import SocketIdentity
 from scrubber.domain.errors import Away, BadConfiguration
-from scrubber.ports.clock import Clock
 from scrubber.wire import podresources_pb2 as messages
+
+if TYPE_CHECKING:
+    from scrubber.ports.clock import Clock
 
 __all__ = ["Busy", "InAPod", "PodResources"]
 

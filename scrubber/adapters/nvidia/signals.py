@@ -298,9 +298,7 @@ class EventWatch:
         heard = False
         try:
             while True:
-                async with asyncio.timeout(self._patience):
-                    message = await child.receive()
-                heard = self._take(gpu, message) or heard
+                heard = self._take(gpu, await child.hear(self._patience)) or heard
         except TimeoutError:
             gpu.unwatched = f"The driver did not answer about its events for {self._patience:g} s."
         except (ChildDied, Unreadable) as error:

@@ -15,6 +15,7 @@ from contextlib import suppress
 
 from scrubber.adapters.children.process import Abandoned
 from scrubber.adapters.nvidia.places import Places
+from scrubber.adapters.patience import patience
 from scrubber.domain.errors import Held, Stuck, Unreadable
 
 __all__ = ["NvidiaSmi"]
@@ -81,10 +82,9 @@ class NvidiaSmi:
         for each in self.abandoned:
             if each.device in gpus:
                 raise _undying(about, each.pid)
-        process = await self._start("--gpu-reset", "-i", ",".join(gpus))
-        tail = asyncio.create_task(_tail(process.stdout))
+        process, words = await self._start("--gpu-reset", "-i", ",".join(gpus))
         try:
-            async with asyncio.timeout(deadline):
+            async with patience(deadline):
                 status = await process.wait()
         except TimeoutError as error:
             await self._end(process, gpus, about)
@@ -93,26 +93,37 @@ class NvidiaSmi:
                 "the node needs a reboot."
             ) from error
         finally:
-            await asyncio.wait({tail}, timeout=self._kill_limit)  # whoever inherited its output may keep it open
-            tail.cancel()
-        _judge(status, tail.result() if tail.done() and not tail.cancelled() else "", about)
+            await words.all_said(self._kill_limit)  # whoever inherited its output may keep it open
+        _judge(status, words.text, about)
 
-    async def _start(self, *words: str) -> asyncio.subprocess.Process:
+    async def _start(self, *arguments: str) -> tuple[asyncio.subprocess.Process, _LastWords]:
         program = self.program
         if program is None:
             raise Unreadable("nvidia-smi is not installed where the driver is.")
         try:
-            return await asyncio.create_subprocess_exec(
-                *(program, *words),
+            words, output = await _LastWords.listen()
+        except OSError as error:
+            raise Unreadable(f"{program} cannot be started: {error.strerror}.") from error
+        try:
+            # Not asyncio's own pipe: a process that has one is over for asyncio only when nobody has its end any more.
+            process = await asyncio.create_subprocess_exec(
+                *(program, *arguments),
                 stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
+                stdout=output,
+                stderr=output,
                 cwd="/",
                 env={"PATH": os.defpath, "LANG": "C.UTF-8", **self._places.environment()},
                 start_new_session=True,
             )
         except OSError as error:
+            words.close()
             raise Unreadable(f"{program} cannot be started: {error.strerror}.") from error
+        except BaseException:
+            words.close()
+            raise
+        finally:
+            os.close(output)
+        return process, words
 
     async def _end(self, process: asyncio.subprocess.Process, gpus: Sequence[str], about: str) -> None:
         """Kill the run and its group; raises :class:`Stuck` when it does not die."""
@@ -144,9 +155,46 @@ def _undying(about: str, pid: int) -> Stuck:
     )
 
 
-async def _tail(stream: asyncio.StreamReader | None) -> str:
+class _LastWords(asyncio.Protocol):
     """The end of what a program says, however much that is."""
-    kept = b""
-    while stream is not None and (part := await stream.read(_TAIL)):
-        kept = (kept + part)[-_TAIL:]
-    return kept.decode("utf-8", "replace")
+
+    def __init__(self) -> None:
+        self._kept = b""
+        self._over = asyncio.Event()
+        self._pipe: asyncio.BaseTransport | None = None
+
+    @classmethod
+    async def listen(cls) -> tuple[_LastWords, int]:
+        """Listens from now on; the descriptor is the program's, and the caller's to close."""
+        ours, theirs = os.pipe()
+        try:
+            words = cls()
+            await asyncio.get_running_loop().connect_read_pipe(lambda: words, os.fdopen(ours, "rb", buffering=0))
+        except BaseException:
+            os.close(theirs)
+            raise
+        return words, theirs
+
+    @property
+    def text(self) -> str:
+        return self._kept.decode("utf-8", "replace")
+
+    async def all_said(self, seconds: float) -> None:
+        """Wait until nobody can say any more, or for ``seconds``; then listen no longer."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._over.wait()
+        self.close()
+
+    def close(self) -> None:
+        if self._pipe is not None:
+            self._pipe.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._pipe = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._kept = (self._kept + data)[-_TAIL:]
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._over.set()

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from pathlib import Path
 
 from scrubber.adapters.children.checking import checks_of
 from scrubber.adapters.children.message import Message
-from scrubber.adapters.children.process import Child, ChildDied, Children
+from scrubber.adapters.children.process import ChildDied, Children
 from scrubber.adapters.children.questions import answer_of
 from scrubber.adapters.locks import lock_path
+from scrubber.adapters.patience import patience
 from scrubber.adapters.sim.inventory import SimInventory
 from scrubber.adapters.sim.layout import SimDevice
 from scrubber.domain.device import Device
 from scrubber.domain.diagnosis import Check, Level
-from scrubber.domain.errors import Away, Stuck, Unreadable
+from scrubber.domain.errors import Stuck, Unreadable
 
 __all__ = ["SimDiagnostics"]
 
@@ -40,26 +40,18 @@ class SimDiagnostics:
         if level is Level.NONE:
             return ()
         found = self._inventory.find(device)
-        until = time.monotonic() + level.seconds
-        child: Child | None = None
+        child = await self._children.start(_MODULE, device=device.id, nice=_NICE)
         try:
-            async with asyncio.timeout(deadline):
-                child = await self._children.start(_MODULE, device=device.id, nice=_NICE)
-                await child.send(self._order(found, until))
+            async with patience(deadline):  # a node that is slow to start a child takes nothing of it
+                await child.send(self._order(found, time.monotonic() + level.seconds))
                 checks = checks_of(answer_of(await child.receive()))
         except TimeoutError as error:
-            if child is None:
-                raise Away(
-                    f"The diagnostic of device {device.index} was not ready within {deadline:g} s; "
-                    "the node is overloaded, and it is tried again."
-                ) from error
             how = "it was killed" if await child.kill() else "it does not die and was abandoned"
             raise Stuck(f"The diagnostic of device {device.index} did not end within {deadline:g} s; {how}.") from error
         except ChildDied as died:
             raise Unreadable(f"The diagnostic of device {device.index} broke off: {died}") from died
         finally:
-            if child is not None:
-                gone = await child.kill()
+            gone = await child.kill()
         if not gone:
             raise Stuck(f"The diagnostic of device {device.index} has reported and does not end; it was abandoned.")
         return checks

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
 from scrubber.adapters.children.erasing import byte_count, listen, seconds_by_phase
 from scrubber.adapters.children.message import Message
 from scrubber.adapters.children.orphans import end_holder
-from scrubber.adapters.children.process import Child, ChildDied, Children
+from scrubber.adapters.children.process import ChildDied, Children
 from scrubber.adapters.locks import lock_holder, lock_path
+from scrubber.adapters.patience import patience
 from scrubber.adapters.sim.inventory import SimInventory
 from scrubber.adapters.sim.layout import SimDevice
 from scrubber.domain.device import Device
-from scrubber.domain.errors import Away, Stuck, Unreadable
+from scrubber.domain.errors import Stuck, Unreadable
 from scrubber.ports.eraser import EraseReport, EraseRequest, Progress
 
 __all__ = ["SimEraser"]
@@ -33,18 +33,12 @@ class SimEraser:
 
     async def erase(self, device: Device, request: EraseRequest, progress: Callable[[Progress], None]) -> EraseReport:
         found = self._inventory.find(device)
-        child: Child | None = None
+        child = await self._children.start(_MODULE, device=device.id, nice=_NICE)
         try:
-            async with asyncio.timeout(request.deadline):
-                child = await self._children.start(_MODULE, device=device.id, nice=_NICE)
+            async with patience(request.deadline):  # a node that is slow to start a child takes nothing of it
                 await child.send(self._order(found, request))
                 report = _report(found, await listen(child, progress))
         except TimeoutError as error:
-            if child is None:  # it has not touched the device
-                raise Away(
-                    f"The eraser of device {device.index} was not ready within {request.deadline:g} s; "
-                    "the node is overloaded, and it is tried again."
-                ) from error
             how = "it was killed" if await child.kill() else "it does not die and was abandoned"
             raise Stuck(
                 f"The eraser of device {device.index} did not end within {request.deadline:g} s; {how}."
@@ -52,8 +46,7 @@ class SimEraser:
         except ChildDied as died:
             raise Unreadable(f"The eraser of device {device.index} broke off: {died}") from died
         finally:
-            if child is not None:
-                gone = await child.kill()
+            gone = await child.kill()
         if not gone:
             raise Stuck(f"The eraser of device {device.index} has reported and does not end; it was abandoned.")
         return report

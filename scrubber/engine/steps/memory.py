@@ -11,7 +11,7 @@ __all__ = ["clear_memory"]
 
 
 async def clear_memory(work: Work) -> StepResult:
-    """Clear all of it. The seconds count from the moment that an eraser slot was free."""
+    """Clear all of it. The seconds count from the order to the eraser: a node that starts it slowly takes none of them."""
     instruments = work.instruments
     limit = work.policy.limits.memory_deadline(work.device.memory_bytes)
     rule = work.policy.memory
