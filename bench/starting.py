@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 import sys
@@ -12,6 +13,9 @@ from collections.abc import Mapping, Sequence
 from bench.figures import Quantiles, Timing
 from bench.node import MEMORY
 from plugin.emulator.stage import Stage
+from scrubber.cli.doctor import CHECKS
+from scrubber.cli.exits import Exit
+from scrubber.config.shipped import find_policy
 
 __all__ = ["command_line", "service"]
 
@@ -44,6 +48,8 @@ async def service(*, devices: int, starts: int) -> Timing:
 async def command_line(stage: Stage, *, runs: int) -> list[Timing]:
     """Commands from exec to exit, in turn with an interpreter that only loads gRPC: what asks the service cannot be faster."""
     socket_flag = ("--socket", str(stage.sockets))
+    doctor = ("doctor", *socket_flag, "-o", "json")
+    verdict = await _verdict(stage, *doctor)
     rows: tuple[tuple[str, str, tuple[str, ...], Mapping[str, str]], ...] = (
         ("help", "scrubber --help", ("--help",), {}),
         ("version", "scrubber version", ("version",), {}),
@@ -51,6 +57,8 @@ async def command_line(stage: Stage, *, runs: int) -> list[Timing]:
         ("device", "scrubber device 0", ("device", "0", *socket_flag), {}),
         ("history", "scrubber history", ("history", *socket_flag), {}),
         ("completion", "Tab where a device is wanted", ("device", *socket_flag, ""), {"_SCRUBBER_COMPLETE": "zsh"}),
+        ("policy-check", "scrubber policy check FILE", ("policy", "check", str(find_policy("default"))), {}),
+        ("doctor", f"scrubber doctor, {len(CHECKS)} looks", doctor, {}),
     )
     timings = []
     for name, title, words, environment in rows:
@@ -58,21 +66,34 @@ async def command_line(stage: Stage, *, runs: int) -> list[Timing]:
         reference: list[float] = []
         for _ in range(runs):
             reference.append(await _run("-c", "import grpc.aio"))
-            measured.append(await _run("-m", "scrubber.cli.main", *words, environment=environment))
+            wanted = verdict if words is doctor else Exit.OK
+            measured.append(await _run("-m", "scrubber.cli.main", *words, environment=environment, wanted=wanted))
         timings.append(
             Timing(f"command.{name}", title, Quantiles.of(measured), Quantiles.of(reference), "import grpc.aio")
         )
     return timings
 
 
-async def _run(*arguments: str, environment: Mapping[str, str] | None = None) -> float:
+async def _verdict(stage: Stage, *words: str) -> int:
+    """How ``scrubber doctor`` ends here: it is of another mind about each machine, and a crash must not pass for a verdict."""
+    ended = await stage.command(*words)
+    try:
+        if json.loads(ended.out)["kind"] == "DoctorReport":
+            return ended.status
+    except ValueError:
+        pass
+    raise RuntimeError(f"scrubber doctor gave no report: {ended.err}")
+
+
+async def _run(*arguments: str, environment: Mapping[str, str] | None = None, wanted: int = Exit.OK) -> float:
+    """Seconds from exec to exit. Raises ``RuntimeError`` when it ends with another status than ``wanted``."""
     began = time.perf_counter()
     process = await asyncio.create_subprocess_exec(
         sys.executable, *arguments, stdout=asyncio.subprocess.DEVNULL, env={**os.environ, **(environment or {})}
     )
     status = await process.wait()
     seconds = time.perf_counter() - began
-    if status != 0:
+    if status != wanted:
         raise RuntimeError(f"{' '.join(_shown(arguments))} ended with {status}")
     return seconds
 

@@ -26,6 +26,19 @@ CAUSES: Mapping[str, str] = {
         f"as for the restart of a container ({_FAST_PATH}). A first start writes one certificate more and looks for the "
         "pod's sandbox; and between two of them the kubelet starts processes, so caches are cold on both sides."
     ),
+    "command.policy-check": (
+        "profiled: 175 ms of processor time, 3.1 times that of scrubber version (56 ms), and no waiting. The interpreter and "
+        "Typer take 45 ms, the rules that a policy sets 27 ms, pydantic 60 ms, the shape of a policy's file 25 ms, the parser of "
+        "YAML 8 ms, reading and judging the file and the table of XIDs 8 ms."
+    ),
+    "command.doctor": (
+        "profiled on two cores, 16 devices: 265 ms of processor time, 4.7 times that of scrubber version (56 ms), and 25 ms "
+        "of waiting. The interpreter and Typer take 45 ms, the doctor's modules and the event loop 35 ms, gRPC and our "
+        "messages 22 ms, the adapter that asks the kubelet as the service does 82 ms (50 ms of it pydantic, for the kubelet's "
+        "checkpoint), reading and judging the policy's file 36 ms, the ledger's adapter 8 ms, both questions 8 ms, what is "
+        "installed 5 ms, all other looks and the end 24 ms. Waited is for the answers of service and kubelet, and 10 ms for "
+        "the kernel's list of locks. Nearly all of it is the loading of modules, which takes one core, however many there are."
+    ),
     "idle.cpu": (
         "profiled: threads of gRPC's that look around after every question to the kubelet are 0.3 % in both daemons, the "
         "event loop itself 0.12 %, the question 0.09 %, the looks at who uses the devices 0.09 %, those at the driver and its "
@@ -35,6 +48,8 @@ CAUSES: Mapping[str, str] = {
 """By the name of the target."""
 
 _NOT_KNOWN = "Not looked into yet."
+_ANSWER = 250.0
+"""Milliseconds from exec to exit of a command."""
 _SAME, _CERTIFICATE = "hand-over.same-container", "hand-over.certificate"
 
 
@@ -85,16 +100,20 @@ def judge(timings: Sequence[Timing], amounts: Sequence[Amount]) -> tuple[Target,
     if faults:
         slowest = max(each.measured.p99 for each in faults)
         add("fault", "fault → ListAndWatch: p99", 100.0, 1000 * slowest, "ms")
-    commands = [each for each in timings if each.name.startswith("command.")]
+    own = {"command.policy-check": "scrubber policy check", "command.doctor": "scrubber doctor"}
+    commands = [each for each in timings if each.name.startswith("command.") and each.name not in own]
     if commands:
         slowest = max(each.measured.p99 for each in commands)
         add(
             "command",
             "a command that asks the service, from exec to exit: p99 of the slowest",
-            250.0,
+            _ANSWER,
             1000 * slowest,
             "ms",
         )
+    for name, words in own.items():
+        if name in times:
+            add(name, f"{words}, from exec to exit: p99", _ANSWER, 1000 * times[name].measured.p99, "ms")
     scraped = _sizes(times, "scrape.devices-")
     if scraped:
         most = times[f"scrape.devices-{scraped[-1]}"]

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import typer
 
 from scrubber.cli.exits import Exit, exit_for
+from scrubber.cli.lasting import seldom
 from scrubber.cli.lazy import Entry, LazyGroup, Section
 from scrubber.cli.options import new_app
 from scrubber.cli.output import complain
@@ -77,6 +78,7 @@ def _nothing_of_its_own() -> None: ...
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line ``argv`` (default: this process's own) and exit."""
+    seldom()
     try:
         command = typer.main.get_command(app)
         if (shell := os.environ.get(_ASKING_SHELL)) is not None:

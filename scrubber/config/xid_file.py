@@ -95,22 +95,23 @@ def load_xids(path: Path | None = None) -> Mapping[int, XidRow]:
     Raises:
         BadConfiguration: it cannot be read, or is no such table.
     """
+    ours = path is None
     path = shipped_xids() if path is None else path
     try:
         content = file_content(path, "a table of XIDs")
     except (OSError, ValueError) as error:  # ValueError: a path that no file can have
         why = getattr(error, "strerror", None) or error
         raise BadConfiguration(f"{path}: the table of XIDs cannot be read: {why}.") from error
-    return parse_xids(content, str(path))
+    return parse_xids(content, str(path), ours=ours)
 
 
-def parse_xids(content: bytes, name: str) -> Mapping[int, XidRow]:
-    """The table in ``content``; ``name`` is how the file is called in complaints.
+def parse_xids(content: bytes, name: str, *, ours: bool = False) -> Mapping[int, XidRow]:
+    """The table in ``content``; ``name`` is how the file is called in complaints, ``ours``: it ships with the program.
 
     Raises:
         BadConfiguration: one line for each complaint, in the order of the file: ``FILE:LINE: what is wrong; what helps``.
     """
-    document = read_yaml(content, name)
+    document = read_yaml(content, name, ours=ours)
     if not isinstance(document.value, dict):
         raise BadConfiguration(
             f"{name}:{document.line(())}: a table of XIDs is a mapping with the keys sources and xids; "

@@ -22,7 +22,7 @@ LATEST = BENCH / "results" / "latest.json"
 PROMISED = {
     *("hand-over.same-container", "hand-over.certificate", "growth.devices", "allocate", "fault"),
     *("growth.processes.same-container", "growth.processes.certificate", "idle.cpu", "idle.pss", "storm", "storm.rows"),
-    *("command", "scrape"),
+    *("command", "command.policy-check", "command.doctor", "scrape"),
 }
 
 
@@ -111,6 +111,15 @@ def test_the_slowest_command_decides() -> None:
     (target,) = judge([timing("command.version", 60.0, 80.0), timing("command.devices", 130.0, 80.0)], ())
     assert (target.name, target.met) == ("command", False)
     assert target.measured == pytest.approx(260.0)
+
+
+@pytest.mark.parametrize("name", ["command.policy-check", "command.doctor"])
+def test_a_command_that_does_more_than_ask_is_judged_by_itself_and_by_the_same_limit(name: str) -> None:
+    asks, more = judge([timing("command.devices", 60.0, 80.0), timing(name, 130.0, 80.0)], ())
+    assert (asks.name, asks.met) == ("command", True)
+    assert (more.name, more.met, more.unit) == (name, False, "ms")
+    assert more.measured == pytest.approx(260.0)
+    assert more.limit == asks.limit
 
 
 def test_growth_with_devices_is_judged_by_all_their_numbers() -> None:

@@ -84,6 +84,72 @@ def test_what_asks_the_service_loads_its_client_and_no_more(words: list[str], tm
     assert among(modules, ("pydantic", "rich", "structlog", "yaml", "cryptography", "plugin", *DAEMON)) == []
 
 
+def test_a_look_at_a_node_without_anything_loads_nothing_that_reads_what_is_there(tmp_path: Path) -> None:
+    modules = loaded("doctor", "--node-root", str(tmp_path), SCRUBBER_SOCKET=str(tmp_path))
+    assert "scrubber.cli.checks.pods" in modules
+    assert among(modules, ("yaml", "tomllib", "cryptography", "rich", "structlog", "plugin")) == []
+
+
+COLLECTED = """
+import gc, sys
+from scrubber.cli.main import main
+first, last, attribute, *words = sys.argv[1:]
+found = []
+
+def collects(phase, info):
+    if phase == "start" and first in sys.modules and not hasattr(sys.modules.get(last), attribute):
+        found.append(info["generation"])
+
+gc.callbacks.append(collects)
+try:
+    main(words)
+except SystemExit:
+    pass
+print(len(found), hasattr(sys.modules[last], attribute), gc.isenabled())
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "attribute", "words"),
+    [
+        *(
+            ("pydantic", "scrubber.config.policy_file", "signed", ["policy", word, "strict"])
+            for word in ("check", "show")
+        ),
+        *(("pydantic", "scrubber.config.xid_file", "xid_schema", ["policy", word]) for word in ("xids", "explain")),
+        ("grpc", "scrubber.api.client", "ReadClient", ["doctor"]),
+    ],
+    ids=lambda value: value[1] if isinstance(value, list) and len(value) > 1 else None,
+)
+def test_a_command_that_loads_much_and_ends_soon_looks_for_no_cycles_in_it(
+    first: str, last: str, attribute: str, words: list[str], tmp_path: Path
+) -> None:
+    command = [sys.executable, "-c", COLLECTED, first, last, attribute, *words]
+    environment = {"PATH": "", "SCRUBBER_SOCKET": str(tmp_path)}
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert ended.stdout.splitlines()[-1] == "0 True True"
+
+
+DAEMON_STARTS = """
+import atexit, gc
+from scrubber.cli.lasting import as_usual, seldom
+usual = gc.get_threshold()
+atexit.register(lambda: print(gc.get_freeze_count() > 1000))  # what is registered first is called last
+seldom()
+print(gc.get_threshold()[0] > 100 * usual[0])
+if {daemon}:
+    as_usual()
+    print(gc.get_threshold() == usual)
+"""
+
+
+@pytest.mark.parametrize("daemon", [False, True])
+def test_a_daemon_looks_for_cycles_as_usual(daemon: bool) -> None:
+    program = DAEMON_STARTS.format(daemon=daemon)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stdout.splitlines() == (["True", "True", "False"] if daemon else ["True", "True"])
+
+
 @pytest.mark.parametrize("entry", Commands.entries, ids=lambda entry: entry.name)
 def test_the_table_says_of_a_command_what_the_command_says(entry: Entry) -> None:
     said = " ".join((entry.load().help or "").partition("\n\n")[0].split())

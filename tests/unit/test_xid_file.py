@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from scrubber.config.policy_file import load_policy
-from scrubber.config.shipped import shipped_xids
+from scrubber.config.shipped import shipped_policies, shipped_xids
 from scrubber.config.xid_file import XidRow, load_xids, parse_xids
+from scrubber.config.yaml_lines import read_yaml
 from scrubber.domain.errors import BadConfiguration
 from scrubber.domain.policy import XidClass
 
@@ -145,3 +146,22 @@ def test_what_is_no_table_is_refused_with_line_and_hint(text: str, complaint: st
 def test_a_table_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadConfiguration, match=r"xid\.yaml: the table of XIDs cannot be read: No such file"):
         load_xids(tmp_path / "xid.yaml")
+
+
+@pytest.mark.parametrize("path", [shipped_xids(), *shipped_policies().values()], ids=lambda path: path.stem)
+def test_what_ships_is_read_alike_by_both_parsers_line_by_line(path: Path) -> None:
+    content = path.read_bytes()
+    assert read_yaml(content, "file", ours=True) == read_yaml(content, "file")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"sources: {a: b\n", b"sources:\n\ta: b\n", b"sources: &x {}\n", b"--- a\n--- b\n", b'sources: "\\q"\n', b"- 1\n"],
+)
+def test_a_table_of_ours_that_is_spoilt_is_complained_of_like_any_other(content: bytes) -> None:
+    complaints = []
+    for ours in (True, False):
+        with pytest.raises(BadConfiguration) as refused:
+            parse_xids(content, "xid.yaml", ours=ours)
+        complaints.append(str(refused.value))
+    assert complaints[0] == complaints[1]

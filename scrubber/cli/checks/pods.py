@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -69,7 +68,7 @@ def _refuse_envvar(path: Path) -> str:
 
 def _toolkit_config(path: Path) -> Iterator[Check]:
     try:
-        options = tomllib.loads(read_text(path))
+        options = _toml(path)
     except PermissionError as error:
         yield unseen("toolkit-envvar", "whether any pod can give itself GPUs was not seen", error)
         return
@@ -116,7 +115,7 @@ def cdi_annotations(node: Node) -> Iterator[Check]:
         return
     for path in configs:
         try:
-            patterns = list(_patterns_in(tomllib.loads(read_text(path))))
+            patterns = list(_patterns_in(_toml(path)))
         except (OSError, ValueError, RecursionError) as error:
             found = True
             sentence = f"{path} cannot be read: {_why(error)}. Whether a pod can name itself a GPU is unknown."
@@ -143,7 +142,7 @@ def _imported(node: Node, config: Path) -> list[Path]:
         OSError: a directory with such files cannot be listed.
     """
     try:
-        patterns = tomllib.loads(read_text(config)).get("imports", [])
+        patterns = _toml(config).get("imports", [])
     except (OSError, ValueError, RecursionError):
         return []
     found: list[Path] = []
@@ -152,6 +151,14 @@ def _imported(node: Node, config: Path) -> list[Path]:
         place = node.path(directory or "/") if str(pattern).startswith("/") else config.parent / directory
         found += matching(place, name)
     return found
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    """Raises OSError, ValueError and RecursionError: it cannot be read, or is no TOML."""
+    text = read_text(path)
+    import tomllib  # most nodes have no such file
+
+    return tomllib.loads(text)
 
 
 def _why(error: Exception) -> str:
