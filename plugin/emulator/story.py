@@ -21,6 +21,7 @@ from rich.table import Table
 
 from plugin.emulator.pods import ContainerState, Phase, Pod, PodSpec, RestartPolicy
 from plugin.emulator.stage import RESOURCE, Stage, gpu_pod, tenant
+from plugin.emulator.staying import serve_metrics, until_interrupted
 from plugin.emulator.ungated import UngatedPlugin, devices_below
 
 __all__ = ["main"]
@@ -32,23 +33,28 @@ class Unexpected(Exception):
     """An expectation of the story did not hold."""
 
 
-def main(*, keep: bool = False, directory: Path | None = None) -> int:
+def main(*, keep: bool = False, directory: Path | None = None, stay: bool = False) -> int:
     """Tell the story; 0 if every expectation held, else 1.
 
     Args:
         keep: leave the logs and the ledger where they are, and say where.
         directory: where to put them; a temporary directory when None.
+        stay: leave the node running afterwards, until SIGINT or SIGTERM, with both daemons' metrics on loopback.
     """
-    return asyncio.run(_tell(Console(highlight=False, soft_wrap=True), keep=keep, directory=directory))
+    return asyncio.run(_tell(Console(highlight=False, soft_wrap=True), keep=keep, directory=directory, stay=stay))
 
 
-async def _tell(console: Console, *, keep: bool, directory: Path | None) -> int:
+async def _tell(console: Console, *, keep: bool, directory: Path | None, stay: bool) -> int:
     stage = Stage(directory=directory, keep=True)
+    if stay:
+        serve_metrics(stage)
     began = time.monotonic()
     try:
         async with stage:
             await Story(stage, console).run()
-        console.print(f"\nEvery expectation held, in {time.monotonic() - began:.0f} s.")
+            console.print(f"\nEvery expectation held, in {time.monotonic() - began:.0f} s.")
+            if stay:
+                await until_interrupted(stage, console)
     except (Unexpected, TimeoutError, RuntimeError) as failure:
         console.print(f"\n[bold red]The story broke:[/] {escape(str(failure))}")
         console.print(f"Logs and ledger: {stage.directory}")

@@ -94,6 +94,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "demo": (
         "scrubber demo",
         "scrubber demo --keep --dir /tmp/node",
+        "scrubber demo --stay",
     ),
     "sim create": ("scrubber sim create --dir /tmp/node --devices 4 --memory 64MiB",),
     "sim split": ("scrubber sim split --dir /tmp/node --device 0 --instances 2",),

@@ -17,6 +17,7 @@ import typer
 
 from scrubber.cli import metrics_flags as metrics
 from scrubber.cli import plugin_flags as flags
+from scrubber.cli.lasting import as_usual
 from scrubber.cli.options import KubeletDirOption, SocketOption, seconds
 from scrubber.config.settings import (
     FROM_KUBELET_DIR,
@@ -227,6 +228,7 @@ def serve(
     _only_our_lines()
     from scrubber import daemon
 
+    as_usual()
     raise typer.Exit(asyncio.run(daemon.run(settings)))
 
 
@@ -322,6 +324,7 @@ def plugin(
         metrics_tls=MetricsTls.given(metrics_cert, metrics_key, metrics_client_ca),
         traces=traces,
     )
+    as_usual()
     raise typer.Exit(asyncio.run(run(settings)))
 
 
@@ -335,8 +338,16 @@ def demo(
             "--dir", envvar="SCRUBBER_DEMO_DIR", metavar="DIR", help="Where the node is made.", show_default="a new one"
         ),
     ] = None,
+    stay: Annotated[
+        bool,
+        typer.Option(
+            "--stay",
+            envvar="SCRUBBER_DEMO_STAY",
+            help="Leave the node running afterwards until Ctrl-C, with its metrics on ports of 127.0.0.1 that it names.",
+        ),
+    ] = False,
 ) -> None:
     """Tell the story of a hand-over. It runs on a simulated node of its own, and exits with 0 if every expectation held."""
     from plugin.emulator.story import main
 
-    raise typer.Exit(main(keep=keep, directory=directory))
+    raise typer.Exit(main(keep=keep, directory=directory, stay=stay))
