@@ -95,8 +95,8 @@ async def test_the_eraser_is_killed_in_mid_clear_and_the_next_tenant_finds_only_
     report = tmp_path / "report"
     async with in_mid_clear(tmp_path, report) as (stage, eraser):
         waiting = await stage.kubelet.run(tenant(report, "team-b", "next"))
+        assert eraser.signal(signal.SIGKILL)  # before it can finish
         control.clear(stage.sim, "0")
-        assert eraser.signal(signal.SIGKILL)
         await found_only_zeros(stage, waiting, report)
 
 

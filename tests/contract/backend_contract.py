@@ -77,7 +77,7 @@ async def xid(rig: Rig, device: Device, code: int) -> None:
     """Raise an XID and wait until the backend has heard of it."""
     signals = rig.backend.telemetry.signals()
     rig.raise_xid(device, code)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         while await anext(signals) != Signal(device.id, "xid", code):
             continue
 
@@ -165,7 +165,7 @@ class BackendContract:
         device, other = await two(rig)
         signals = rig.backend.telemetry.signals()
         rig.raise_xid(device, 95)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             assert await anext(signals) == Signal(device.id, "xid", 95)
         assert (await rig.backend.telemetry.snapshot(device)).xids == {95: 1}
         assert (await rig.backend.telemetry.snapshot(other)).xids == {}

@@ -17,7 +17,7 @@ from scrubber.api.sockets import Purpose, Sockets, target
 from scrubber.domain.errors import NotReady, Quarantined, ScrubberError
 from tests.contract.api_service import FakeNode
 
-DEADLINE = 10.0
+DEADLINE = 30.0
 
 
 class Counted:

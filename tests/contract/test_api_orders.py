@@ -26,7 +26,7 @@ from scrubber.ports import HistoryQuery
 from scrubber.ports.trail import AuditRow, Head, TrailPage
 from tests.contract.api_service import CERTIFICATE, FakeNode
 
-DEADLINE = 10.0
+DEADLINE = 30.0
 ACTOR = f"uid:{os.geteuid()}"
 ROWS = tuple(
     AuditRow(number, 1000.5, "scrub.finished", "GPU-a0", None, "uid:7", f'{{"n":{number}}}', "00", "ff")

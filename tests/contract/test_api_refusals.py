@@ -21,7 +21,7 @@ from scrubber.api.status import UNEXPECTED
 from scrubber.domain.errors import InvalidRequest, NotReady, ScrubberError
 from tests.contract.api_service import FakeNode
 
-DEADLINE = 10.0
+DEADLINE = 30.0
 METHODS = {
     Purpose.PLUGIN: ("GetSnapshot", "WatchSnapshots", "Reserve", "HandOver", "Announce"),
     Purpose.READ: (

@@ -28,7 +28,7 @@ from scrubber.engine.views import HandOverCall, PodNotice
 from scrubber.ports import HistoryQuery
 from tests.contract.api_service import CERTIFICATE, FakeNode
 
-DEADLINE = 10.0
+DEADLINE = 30.0
 
 
 @pytest.fixture

@@ -154,8 +154,8 @@ async def test_an_api_server_that_is_of_no_use_delays_nothing_of_the_kubelets(
             await running.says("cluster.away")
         else:
             await server.until(lambda: bool(server.asked))
-        await registered.plugin.Allocate(allocation("sim-0"), timeout=10)
-        await registered.plugin.PreStartContainer(start("sim-0"), timeout=10)
+        await registered.plugin.Allocate(allocation("sim-0"), timeout=30)
+        await registered.plugin.PreStartContainer(start("sim-0"), timeout=30)
         service.show(snapshot(device(0, advertised=False, refusal="Device sim-0 is quarantined."), version=2))
         await kubelet.until(lambda: registered.healthy == set())
         ended, _ = await running.stops()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import socket
@@ -22,6 +21,7 @@ from scrubber.adapters.kubelet.listener import InAPod, PinnedSocket, listener_of
 from scrubber.adapters.kubelet.pod_resources import PodResources
 from scrubber.domain.assignment import Reading, Trust
 from scrubber.domain.errors import Away, Unreadable
+from tests.contract.test_children_forked import ended
 from tests.pods import CGROUP_WAYS, PATIENCE, MarkerGround, Node, ground_of, new_pod, node_of, only_with
 from tests.relay import compiled
 
@@ -205,7 +205,7 @@ async def test_a_process_that_is_gone_is_not_taken_for_the_one_that_has_its_sock
     path = short_tmp / "kubelet.sock"
     left = await bench.start(new_pod(), "main", INHERITED, str(path))
     # In the pod's cgroup was whoever opened it: all that could be asked about it now is what its PID stands for since.
-    await asyncio.wait_for(left.child.wait(), PATIENCE)
+    await ended(left.pid)  # not its wait(), which also waits for whoever has its output
     async with asking(path, nobodys) as resources:
         with pytest.raises(Away, match=rf"that one \(PID {left.pid}\) has ended; restart the kubelet"):
             await resources.list(resources.identity())

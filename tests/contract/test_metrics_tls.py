@@ -36,7 +36,7 @@ from scrubber.config.settings import MetricsTls
 from scrubber.domain.errors import BadConfiguration
 
 HOST = "127.0.0.1"
-SOON = 10.0
+SOON = 20.0
 """Seconds after which a test gives up; nothing here takes a noticeable part of it."""
 
 

@@ -350,7 +350,7 @@ async def test_a_restart_of_the_service_is_invisible_and_a_long_absence_is_not(s
 async def test_a_restarted_service_that_does_not_get_ready_makes_nothing_healthy_for_longer_than_the_grace(
     short_tmp: Path,
 ) -> None:
-    async with node(short_tmp, watch=WatchTimes(grace=0.3, heartbeat=3600.0)) as here:
+    async with node(short_tmp, watch=WatchTimes(grace=1.0, heartbeat=3600.0)) as here:
         here.service.show(snapshot(device(0, numa_node=1), device(1), device(2), ready=False, epoch="second"))
         await here.board.until(lambda: here.board.epoch == "second")
         assert here.registered.healthy == {"sim-0", "sim-1"}

@@ -17,7 +17,7 @@ from tests.contract.sim_rig import Sim, make
 class TestSimBackend(BackendContract):
     @pytest.fixture
     async def rig(self, tmp_path: Path) -> AsyncIterator[Sim]:
-        backend = SimBackend(make(tmp_path / "sim"), question_deadline=0.5)
+        backend = SimBackend(make(tmp_path / "sim"), question_deadline=2.0)
         await backend.start()
         sim = Sim(tmp_path / "sim", backend)
         yield sim

@@ -37,7 +37,7 @@ async def device(sim: Sim) -> Device:
 
 
 async def the_next(signals: AsyncIterator[Signal]) -> Signal:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         return await anext(signals)
 
 

@@ -60,11 +60,11 @@ async def test_a_line_that_is_too_wide_fails_the_test() -> None:
 
 async def test_keys_size_and_interrupts_reach_the_command() -> None:
     code = (
-        "import os, signal, sys\n"
+        "import os, signal, sys, time\n"
         "signal.signal(signal.SIGWINCH, lambda *_: print(os.get_terminal_size().columns, flush=True))\n"
         "print('ready', flush=True)\n"
         "print('got', sys.stdin.readline(), flush=True)\n"
-        "signal.pause(); signal.pause()"
+        "while True: time.sleep(0.01)"  # a pause() that begins right after a signal waits for the next one
     )
     async with terminal(code, columns=70, program=PYTHON) as there:
         await there.shows("ready")

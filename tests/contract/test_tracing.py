@@ -335,8 +335,8 @@ async def node(short_tmp: Path, sent: Sent) -> AsyncIterator[Listening]:
 async def test_the_service_goes_on_where_the_plugin_is(node: Listening, sent: Sent, short_tmp: Path) -> None:
     async with PluginClient(short_tmp / "s", carried=sent.traces.carried) as plugin:
         with sent.traces.span("Allocate"):
-            await plugin.reserve(["GPU-a0"], timeout=10)
-        await plugin.reserve(["GPU-a0"], timeout=10)
+            await plugin.reserve(["GPU-a0"], timeout=30)
+        await plugin.reserve(["GPU-a0"], timeout=30)
     first, second = [each for each in sent.spans if each.name == "reserve"]
     assert first.parent is not None
     assert first.parent.span_id == id_of(sent.named("Allocate"))
@@ -348,9 +348,9 @@ async def test_the_service_goes_on_where_the_plugin_is(node: Listening, sent: Se
 async def test_who_may_only_look_leaves_no_trace(node: Listening, short_tmp: Path) -> None:
     metadata = (("traceparent", CALLER),)
     async with grpc.aio.insecure_channel(target(Sockets(short_tmp / "s").path(Purpose.READ))) as channel:
-        await scrubber_pb2_grpc.ReadStub(channel).ListDevices(pb.ListDevicesRequest(), metadata=metadata, timeout=10)
+        await scrubber_pb2_grpc.ReadStub(channel).ListDevices(pb.ListDevicesRequest(), metadata=metadata, timeout=30)
     async with grpc.aio.insecure_channel(target(Sockets(short_tmp / "s").path(Purpose.PLUGIN))) as channel:
-        await scrubber_pb2_grpc.PluginStub(channel).GetSnapshot(pb.GetSnapshotRequest(), metadata=metadata, timeout=10)
+        await scrubber_pb2_grpc.PluginStub(channel).GetSnapshot(pb.GetSnapshotRequest(), metadata=metadata, timeout=30)
     assert node.at == ["", CALLER]
 
 
@@ -361,7 +361,7 @@ async def test_an_operators_tool_may_have_its_scrub_in_its_own_trace(
         stub = scrubber_pb2_grpc.AdminStub(channel)
         request = pb.ScrubRequest(device="GPU-a0", path="slow")
         for metadata in ((("traceparent", CALLER),), None):
-            async for _ in stub.Scrub(request, metadata=metadata, timeout=10):
+            async for _ in stub.Scrub(request, metadata=metadata, timeout=30):
                 pass
     first, second = [each.parent for each in sent.spans if each.name == "scrub"]
     assert first is not None
@@ -374,7 +374,7 @@ async def test_a_caller_with_a_strange_trace_is_answered_as_any(node: Listening,
     async with PluginClient(
         short_tmp / "s", carried=lambda: (("traceparent", said), ("tracestate", "=,=" * 99))
     ) as plugin:
-        await plugin.reserve(["GPU-a0"], timeout=10)
+        await plugin.reserve(["GPU-a0"], timeout=30)
     assert len(node.asked) == 1
 
 
@@ -383,7 +383,7 @@ async def test_a_service_without_traces_answers_who_has_one(short_tmp: Path) -> 
     await server.start()
     try:
         async with PluginClient(short_tmp / "s", carried=lambda: (("traceparent", CALLER),)) as plugin:
-            await plugin.reserve(["GPU-a0"], timeout=10)
+            await plugin.reserve(["GPU-a0"], timeout=30)
         async with ReadClient(short_tmp / "s") as read, AdminClient(short_tmp / "s") as admin:
             await read.devices()
             await admin.quarantine("GPU-a0", "noise")

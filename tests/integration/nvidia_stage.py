@@ -112,8 +112,9 @@ class NvidiaStage(Stage):
         """Wait for the service to write ``event`` into its log; the first such line."""
         async with asyncio.timeout(SOON):
             while True:
-                lines = [json.loads(line) for line in self.service.log.read_text().splitlines() if line[:1] == "{"]
-                for line in lines:
+                text = self.service.log.read_text()
+                whole = text[: text.rfind("\n") + 1].splitlines()  # the last one may be in the midst of being written
+                for line in (json.loads(each) for each in whole if each[:1] == "{"):
                     if line["event"] == event:
                         return dict(line)
                 await asyncio.sleep(0.02)

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from plugin.emulator.stage import Stage
+from tests.integration import log_lines
 from tests.integration.acting import SOON, found_by, reader, running, staged, writer
 
 PAGE = (Path(__file__).parents[2] / "docs" / "audit.md").read_text()
 
 
 def logged(stage: Stage, event: str) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in stage.service.log.read_text().splitlines() if line.startswith("{")]
-    return [line for line in lines if line.get("event") == event]
+    return [line for line in log_lines.lines(stage.service) if line["event"] == event]
 
 
 async def test_heads_that_left_the_node_are_found_in_the_trail_of_the_running_service() -> None:

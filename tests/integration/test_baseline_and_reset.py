@@ -28,12 +28,14 @@ from scrubber.adapters.sim.shape import merge, split
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.api.client import AdminClient
 from scrubber.domain.errors import Held, InvalidRequest, Refused
+from tests.integration import log_lines
 from tests.integration.acting import SOON, found_by, history, reader, running, writer
 
 POLICY = """\
 name: firmware
 limits:
-  memory-floor: 1s
+  question: 3s
+  memory-floor: 20s
 health:
   calm: 200ms
 recovery:
@@ -106,8 +108,7 @@ async def reset(stage: Stage, reason: str = "hangs, ticket 4711") -> pb.ScrubRes
 
 def logged(stage: Stage, name: str) -> list[dict[str, Any]]:
     """The service's log lines of that name."""
-    lines = [json.loads(line) for line in stage.service.log.read_text().splitlines() if line.startswith("{")]
-    return [line for line in lines if line["event"] == name]
+    return [line for line in log_lines.lines(stage.service) if line["event"] == name]
 
 
 async def metrics(address: str) -> dict[str, list[tuple[dict[str, str], float]]]:
