@@ -21,7 +21,7 @@ LINTER = Path(sys.executable).with_name("lint-imports")
 
 SIBLINGS = ("clock", "containers", "cuda", "journal", "kubelet", "ledger", "nvidia", "sim")
 LEAF = "scrubber.adapters.proc"
-SHARED = ("scrubber.adapters.locks", "scrubber.adapters.signals", "scrubber.adapters.walk", "scrubber.adapters.walker")
+SHARED = tuple(f"scrubber.adapters.{name}" for name in ("locks", "patience", "signals", "walk", "walker"))
 CHILD_MODULES = (
     "scrubber.adapters.children.child",
     "scrubber.adapters.children.forking",
@@ -108,6 +108,7 @@ FORBIDDEN = (
     ),
     ("who-has-children", "scrubber.adapters.ledger.ledger", "scrubber.adapters.children.child"),
     ("who-has-children", "scrubber.adapters.containers.containers", "scrubber.adapters.walker"),
+    ("who-has-children", "scrubber.adapters.patience", "scrubber.adapters.children.child"),
     *(("who-has-children", LEAF, shared) for shared in SHARED),
     ("who-has-children", LEAF, "scrubber.adapters.containers.containers"),
     *(("children-are-light", child, library) for child in CHILD_MODULES for library in TOO_HEAVY_FOR_A_CHILD),
