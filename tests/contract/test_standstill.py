@@ -98,6 +98,26 @@ def world(tmp_path: Path) -> Iterator[World]:
         yield made
 
 
+async def test_an_xid_that_nobody_has_read_yet_is_not_lost_with_a_child_that_makes_room_for_a_reset(
+    world: World, spoken: Spoken
+) -> None:
+    children = Children()
+    inventory = NvidiaInventory(world.places, children, node="node-1")
+    watch = EventWatch(spoken, world.places, inventory.fingerprint, patience=LONG, pauses=(LONG,))
+    devices = await inventory.devices()
+    watch.follow(devices)
+    await spoken.started.wait()
+    spoken.say({"registered": 8})
+    await watch.ready(LONG)
+    spoken.say({"watching": True}, {"event": 8, "data": 79, "gi": None, "ci": None})
+    await watch.pause(devices[0].id)
+    assert watch.xids(devices[0].id) == {79: 1}
+    assert list(watch.unwatched.values()) == ["It is being reset."]
+    await watch.close()
+    await inventory.close()
+    await children.close()
+
+
 async def test_an_xid_that_came_meanwhile_is_not_lost_with_its_child(world: World, spoken: Spoken) -> None:
     children = Children()
     inventory = NvidiaInventory(world.places, children, node="node-1")

@@ -258,6 +258,10 @@ class Child:
         """The next message; see :meth:`Conversation.receive`."""
         return await self._conversation.receive()
 
+    def lying_ready(self) -> Message | None:
+        """The next message if it is there; see :meth:`Conversation.lying_ready`."""
+        return self._conversation.lying_ready()
+
     def take_descriptors(self) -> list[int]:
         """What came with the messages received until now; see :meth:`Conversation.take_descriptors`."""
         return self._conversation.take_descriptors()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from scrubber.adapters.children.message import Message
@@ -195,8 +196,12 @@ class EventWatch:
         watched = self._gpus.get(gpu)
         if watched is None:
             return
-        watched.unwatched = "It is being reset."
         child = await self._end(watched)
+        if child is not None:  # an XID that nobody has read yet would be told by nobody else
+            with suppress(ChildDied, Unreadable, _NoMore):
+                while (message := child.lying_ready()) is not None:
+                    self._take(watched, message)
+        watched.unwatched = "It is being reset."
         if child is not None and not await child.kill() and not await child.wait(0.0):
             raise Stuck(
                 f"Process {child.pid}, which waits for events of {gpu}, has not returned from the driver and cannot be "
