@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from scrubber.adapters.ledger import SqliteLedger
+from scrubber.adapters.ledger.sqlite import SqliteLedger
 from scrubber.domain.assignment import Assignment, Pod, Process
 from scrubber.domain.evidence import (
     Certificate,

@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from scrubber.adapters.ledger import SqliteLedger
+from scrubber.adapters.ledger.sqlite import SqliteLedger
 from scrubber.ports import Change
 from tests.ledger_samples import GPU, certificate, event, record, scrub
 

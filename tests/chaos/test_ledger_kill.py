@@ -5,7 +5,8 @@ import random
 import sys
 from pathlib import Path
 
-from scrubber.adapters.ledger import SqliteLedger, verify
+from scrubber.adapters.ledger.offline import verify
+from scrubber.adapters.ledger.sqlite import SqliteLedger
 from scrubber.ports import HistoryQuery
 from tests.ledger_samples import GPU, scrub
 

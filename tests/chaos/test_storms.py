@@ -20,7 +20,8 @@ import pytest
 import plugin
 import scrubber
 from plugin.emulator.stage import Stage
-from scrubber.adapters.ledger import ChainReport, verify
+from scrubber.adapters.ledger.chain import ChainReport
+from scrubber.adapters.ledger.offline import verify
 from scrubber.api import scrubber_pb2 as pb
 from tests.chaos.staging import POLICY, SOON, chaos_stage
 from tests.integration.acting import found_by, reader, running, writer
@@ -49,7 +50,7 @@ ROWS = 40
 BOUNDED = """
 import sys
 if "serve" in sys.orig_argv:
-    from scrubber.adapters.ledger import SqliteLedger
+    from scrubber.adapters.ledger.sqlite import SqliteLedger
     SqliteLedger.__init__.__kwdefaults__["max_audit_rows"] = {rows}
 """
 """What has a service keep fewer rows than it would: it has no flag for it, and 100,000 are too many for a test."""

@@ -11,13 +11,14 @@ from typing import Any
 
 import grpc
 
-from scrubber.adapters.ledger import Head, MemoryLedger
+from scrubber.adapters.ledger.memory import MemoryLedger
 from scrubber.api import messages, scrubber_pb2_grpc
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.api.sockets import Purpose, Sockets, target
 from scrubber.api.status import status_of
 from scrubber.domain.errors import ScrubberError
 from scrubber.ports import Change
+from scrubber.ports.trail import Head
 from tests.contract.cli_stage import Ended
 from tests.ledger_samples import event
 

@@ -3,9 +3,11 @@
 from pathlib import Path
 from typing import Protocol
 
-from scrubber.adapters.ledger import Head, MemoryLedger, SqliteLedger
+from scrubber.adapters.ledger.memory import MemoryLedger
+from scrubber.adapters.ledger.sqlite import SqliteLedger
 from scrubber.ports import Ledger, LedgerState
 from scrubber.ports.ledger import AuditTrail, Certificates
+from scrubber.ports.trail import Head
 
 __all__ = ["KINDS", "AnyLedger", "Bench", "bench_of"]
 

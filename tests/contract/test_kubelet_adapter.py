@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 from scrubber.adapters.clock import SystemClock
-from scrubber.adapters.kubelet import KubeletAssignments
+from scrubber.adapters.kubelet.assignments import KubeletAssignments
 from scrubber.domain.assignment import Assignment, Pod, PodAbsence, Reading, Trust
 from scrubber.domain.errors import BadConfiguration
 from scrubber.ports.clock import Clock

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from scrubber.adapters.clock import SystemClock
-from scrubber.adapters.kubelet import KubeletAssignments
 from scrubber.adapters.kubelet.allowance import Allowance
+from scrubber.adapters.kubelet.assignments import KubeletAssignments
 from scrubber.adapters.kubelet.corroboration import ListedPod
 from scrubber.adapters.kubelet.listener import InAPod, PinnedSocket, listener_of, stranger
 from scrubber.adapters.kubelet.pod_resources import PodResources

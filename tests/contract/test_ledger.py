@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.adapters.ledger import MemoryLedger
+from scrubber.adapters.ledger.memory import MemoryLedger
 from scrubber.domain.errors import LedgerFailure
 from scrubber.domain.health import Cause, Health, WayBack
 from scrubber.domain.hygiene import Hygiene

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.adapters.ledger import SqliteLedger, verify
+from scrubber.adapters.ledger.offline import verify
 from scrubber.adapters.ledger.place import filesystem_magic
 from scrubber.adapters.ledger.schema import SCHEMA
+from scrubber.adapters.ledger.sqlite import SqliteLedger
 from scrubber.domain.errors import BadConfiguration, LedgerFailure, SecondInstance
 from scrubber.ports import Change, HistoryQuery, LedgerState
 from tests.ledger_samples import GPU, certificate, event, fill, record

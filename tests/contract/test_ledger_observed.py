@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from scrubber.adapters.clock import SystemClock
-from scrubber.adapters.ledger import SqliteLedger
 from scrubber.adapters.ledger.auditor import look_through
 from scrubber.adapters.ledger.examination import Verdict
 from scrubber.adapters.ledger.shapes import Undecodable
+from scrubber.adapters.ledger.sqlite import SqliteLedger
 from scrubber.domain.errors import LedgerFailure
 from scrubber.ports import Change
 from scrubber.ports.trail import TrailPage

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.adapters.ledger import SqliteLedger, verify
+from scrubber.adapters.ledger.offline import verify
 from scrubber.adapters.ledger.reserve import RESERVE_BYTES, SLICE_BYTES, Reserve
+from scrubber.adapters.ledger.sqlite import SqliteLedger
 from scrubber.domain.errors import LedgerFailure
 from scrubber.ports import Change, HistoryQuery
 from tests.ledger_samples import GPU, certificate, event, grant, record, scrub

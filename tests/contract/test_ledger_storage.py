@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.adapters.ledger import SqliteLedger, verify
 from scrubber.adapters.ledger.failures import translated
+from scrubber.adapters.ledger.offline import verify
 from scrubber.adapters.ledger.place import filesystem_magic
+from scrubber.adapters.ledger.sqlite import SqliteLedger
 from scrubber.domain.errors import LedgerFailure
 from scrubber.domain.record import Glass
 from scrubber.domain.tally import Strike

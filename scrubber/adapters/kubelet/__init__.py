@@ -4,7 +4,3 @@ PodResources says which pods are active and what their containers have; the pod 
 the device manager's checkpoint knows init containers, and tells recreated pods of one name apart. A kubelet that is
 away, has just restarted or talks nonsense makes an untrusted reading, never an empty one that looks like the truth.
 """
-
-from scrubber.adapters.kubelet.assignments import KubeletAssignments
-
-__all__ = ["KubeletAssignments"]

@@ -121,7 +121,7 @@ async def ask_kubelet(
         return KubeletSaid()
     try:
         from scrubber.adapters.clock import SystemClock
-        from scrubber.adapters.kubelet import KubeletAssignments
+        from scrubber.adapters.kubelet.assignments import KubeletAssignments
     except Exception as error:  # noqa: BLE001 - as above
         return KubeletSaid(
             asked=True, sentence=f"It cannot be asked ({type(error).__name__}: {error}).".replace("\n", " ")
