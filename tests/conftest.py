@@ -1,7 +1,7 @@
 """What every test may ask for: a short directory for sockets, and one way to run properties.
 
 Three things happen by themselves. Hypothesis measures no time: on a shared machine a deadline would fail for what the
-neighbours do. What Python compiles is kept, whatever the environment says: else each of the thousands of daemons and
+neighbours do; and it looks at the same examples each time, so that what fails is what was changed. What Python compiles is kept, whatever the environment says: else each of the thousands of daemons and
 children that the tests start would compile all that it imports. And an interrupt interrupts: a shell without job control
 starts in the background what ignores it, and what that starts inherits it.
 """
@@ -21,8 +21,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-settings.register_profile("house", deadline=None, print_blob=True)
-settings.register_profile("thorough", parent=settings.get_profile("house"), max_examples=2_000)
+settings.register_profile("house", deadline=None, print_blob=True, derandomize=True)
+settings.register_profile("thorough", parent=settings.get_profile("house"), derandomize=False, max_examples=2_000)
 settings.load_profile("house")
 
 

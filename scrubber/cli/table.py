@@ -167,7 +167,8 @@ def _grid(
         for each in below:
             cell = each.cells[place]
             if cell not in _EMPTY and room is not None:
-                yield from (" " * _INDENT + paint(cell, text) for text in wrapped(cell, room - _INDENT))
+                indent = min(_INDENT, room // 2)
+                yield from (" " * indent + paint(cell, text) for text in wrapped(cell, room - indent))
 
 
 def _joined(cells: Sequence[tuple[str, str]], widths: Sequence[int]) -> str:

@@ -90,6 +90,11 @@ def test_with_little_room_the_long_column_stands_below_its_row() -> None:
     ]
 
 
+def test_what_stands_below_its_row_fits_where_there_is_no_room_for_its_indent() -> None:
+    columns = (Column("A"), Column("A"), Column("A", below=True), Column("A", below=True))
+    assert list(lines_of(columns, [("", "", "", "wide")], 4)) == ["A  A", "", "  wi", "  de"]
+
+
 def test_with_hardly_any_room_every_row_is_a_list() -> None:
     assert lines_of(DEVICES, ROWS[:1], 24) == [
         "INDEX",
