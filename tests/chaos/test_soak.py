@@ -79,6 +79,7 @@ async def test_the_reader_reports_a_container_that_starts_on_a_dirty_device_beca
         await node.stage.service.kill()  # nobody clears what it leaves
         await node.stage.plugin.stop()
         await node.delete(first, grace=2.0)
+        await node.stage.kubelet.changed(lambda kubelet: kubelet.allocatable(RESOURCE) == 0, SOON)
         async with UngatedPlugin(node.stage.kubelet.root, devices_below(node.stage.sim), resource_name=RESOURCE):
             await node.stage.kubelet.changed(lambda kubelet: kubelet.allocatable(RESOURCE) == 1, SOON)
             second = await lodging(node, "second")
