@@ -43,6 +43,8 @@ _ANSWER_SECONDS = 10.0
 """Seconds that a question about state may take; the service answers it from memory or from its ledger."""
 _PLAN_SECONDS = 60.0
 """Seconds that a question may take for which the service asks the driver and walks ``/proc``."""
+_LONGEST_PAGE = 1000
+"""Entries of history that the service gives at once."""
 
 
 class _Client:
@@ -206,20 +208,62 @@ class ReadClient(_Client):
         return self._answers(self._stub.WatchDevices(pb.ListDevicesRequest()), endless=True)
 
     async def history(
-        self, device: str = "", since: float = 0.0, limit: int = 100, *, tenant: str = "", outcome: str = ""
+        self,
+        device: str = "",
+        since: float = 0.0,
+        limit: int | None = 100,
+        *,
+        tenant: str = "",
+        outcome: str = "",
+        events: Sequence[str] = (),
+        before: int = 0,
     ) -> pb.GetHistoryResponse:
-        """Audit rows, newest first.
+        """The pages of :meth:`history_pages` as one: audit rows, newest first; ``next_before`` is that of the last one."""
+        found = pb.GetHistoryResponse()
+        pages = self.history_pages(device, since, limit, tenant=tenant, outcome=outcome, events=events, before=before)
+        async for page in pages:
+            found.entries.extend(page.entries)
+            found.next_before = page.next_before
+        return found
+
+    async def history_pages(
+        self,
+        device: str = "",
+        since: float = 0.0,
+        limit: int | None = 100,
+        *,
+        tenant: str = "",
+        outcome: str = "",
+        events: Sequence[str] = (),
+        before: int = 0,
+    ) -> AsyncGenerator[pb.GetHistoryResponse, None]:
+        """Audit rows, newest first, as the service gives them; ``next_before`` is not 0 if there are older ones.
 
         Args:
             device: UUID, unique prefix or index; empty means all.
             since: wall-clock seconds.
-            limit: at most this many rows.
+            limit: at most this many rows in all; None means every row.
             tenant: a namespace; empty means all.
             outcome: ``passed``, ``failed``, ``granted``, … as :class:`GetHistoryRequest` says; empty means all.
+            events: names, and beginnings of names that end in a dot; none means all.
+            before: only rows with a smaller sequence; 0 means all.
+
+        Raises:
+            InvalidRequest: one of these means nothing here.
         """
-        request = pb.GetHistoryRequest(device=device, since=since, limit=limit, tenant=tenant, outcome=outcome)
-        call: Awaitable[pb.GetHistoryResponse] = self._stub.GetHistory(request, timeout=_ANSWER_SECONDS)
-        return await self._answer(call)
+        request = pb.GetHistoryRequest(
+            device=device, since=since, tenant=tenant, outcome=outcome, events=events, before=before
+        )
+        left = limit
+        while True:
+            request.limit = _LONGEST_PAGE if left is None else min(_LONGEST_PAGE, left)
+            call: Awaitable[pb.GetHistoryResponse] = self._stub.GetHistory(request, timeout=_ANSWER_SECONDS)
+            page = await self._answer(call)
+            yield page
+            left = None if left is None else left - len(page.entries)
+            if not page.next_before or (left is not None and left <= 0):
+                return
+            request.before = page.next_before
 
     async def info(self) -> pb.ServiceInfo:
         """What runs there, and whether its ledger takes hand-overs."""

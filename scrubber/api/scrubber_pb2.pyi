@@ -397,18 +397,22 @@ class ListDevicesResponse(_message.Message):
     def __init__(self, version: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ...) -> None: ...
 
 class GetHistoryRequest(_message.Message):
-    __slots__ = ("device", "since", "limit", "tenant", "outcome")
+    __slots__ = ("device", "since", "limit", "tenant", "outcome", "events", "before")
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     SINCE_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
     device: str
     since: float
     limit: int
     tenant: str
     outcome: str
-    def __init__(self, device: _Optional[str] = ..., since: _Optional[float] = ..., limit: _Optional[int] = ..., tenant: _Optional[str] = ..., outcome: _Optional[str] = ...) -> None: ...
+    events: _containers.RepeatedScalarFieldContainer[str]
+    before: int
+    def __init__(self, device: _Optional[str] = ..., since: _Optional[float] = ..., limit: _Optional[int] = ..., tenant: _Optional[str] = ..., outcome: _Optional[str] = ..., events: _Optional[_Iterable[str]] = ..., before: _Optional[int] = ...) -> None: ...
 
 class HistoryEntry(_message.Message):
     __slots__ = ("sequence", "hash", "name", "at", "device", "scrub_id", "actor", "fields_json", "scrub", "certificate")
@@ -435,10 +439,12 @@ class HistoryEntry(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., hash: _Optional[str] = ..., name: _Optional[str] = ..., at: _Optional[float] = ..., device: _Optional[str] = ..., scrub_id: _Optional[str] = ..., actor: _Optional[str] = ..., fields_json: _Optional[str] = ..., scrub: _Optional[_Union[Scrub, _Mapping]] = ..., certificate: _Optional[_Union[Certificate, _Mapping]] = ...) -> None: ...
 
 class GetHistoryResponse(_message.Message):
-    __slots__ = ("entries",)
+    __slots__ = ("entries", "next_before")
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_BEFORE_FIELD_NUMBER: _ClassVar[int]
     entries: _containers.RepeatedCompositeFieldContainer[HistoryEntry]
-    def __init__(self, entries: _Optional[_Iterable[_Union[HistoryEntry, _Mapping]]] = ...) -> None: ...
+    next_before: int
+    def __init__(self, entries: _Optional[_Iterable[_Union[HistoryEntry, _Mapping]]] = ..., next_before: _Optional[int] = ...) -> None: ...
 
 class GetServiceInfoRequest(_message.Message):
     __slots__ = ()

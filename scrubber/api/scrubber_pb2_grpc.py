@@ -328,19 +328,22 @@ class ReadServicer:
     """
 
     def ListDevices(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """All devices as they are now. Refused with NotReady (UNAVAILABLE) while the service starts: an empty list would be a lie.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchDevices(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """The same, and a full list again after every change. Refused likewise.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetHistory(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """One page of what happened, newest first.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

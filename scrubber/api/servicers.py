@@ -6,22 +6,23 @@ Promise: nothing is decided here. What the engine refuses passes through as its 
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
 import grpc
 
-from scrubber.api import messages, scrubber_pb2_grpc
+from scrubber.api import event_names, messages, scrubber_pb2_grpc
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.api.frontdoor import actor_of
 from scrubber.api.watching import Following
 from scrubber.domain.device import find_device
 from scrubber.domain.errors import InvalidRequest, NotReady
 from scrubber.engine.views import DeviceView, ScrubNews, Service
-from scrubber.ports import HistoryQuery
+from scrubber.ports import HistoryEntry, HistoryQuery
 
 __all__ = ["AdminServicer", "PluginServicer", "ReadServicer"]
 
@@ -31,6 +32,10 @@ _HISTORY = 100
 _LONGEST_HISTORY = 1000
 _LARGEST_ANSWER = 4 * 1024 * 1024
 """Bytes that a client takes in one message unless it is told otherwise (gRPC's default)."""
+_FRAME = 16
+"""Bytes that a message needs at most besides an entry itself: its tag and length, and ``next_before``."""
+_AT_A_TIME = 50
+"""Entries that are put into messages before other calls have their turn."""
 
 
 class PluginServicer(scrubber_pb2_grpc.PluginServicer):
@@ -87,8 +92,8 @@ class ReadServicer(scrubber_pb2_grpc.ReadServicer):
     ) -> AsyncGenerator[pb.ListDevicesResponse, None]:
         async with aclosing(self._following.views()) as views:
             async for view in views:
-                if view.ready:
-                    yield messages.device_list(view)
+                view.be_ready()
+                yield messages.device_list(view)
 
     async def GetHistory(self, request: pb.GetHistoryRequest, context: Context) -> pb.GetHistoryResponse:
         """Newest first. A device that is no longer on the node is found by its whole id."""
@@ -103,22 +108,23 @@ class ReadServicer(scrubber_pb2_grpc.ReadServicer):
                 device = _named(self._service, device)
             except (InvalidRequest, NotReady) as error:
                 unknown = error
+        limit = request.limit or _HISTORY
         query = HistoryQuery(
             device=device,
             since=request.since or None,
-            limit=request.limit or _HISTORY,
+            limit=limit + 1,  # whether there is one more decides what is said of the rest
             tenant=request.tenant or None,
             outcome=request.outcome or None,
+            events=event_names.asked_for(request.events),
+            before=request.before or None,
         )
         entries = await self._service.history(query)
-        if unknown is not None and not entries:
+        if unknown is None or entries:
+            return await _page(entries, limit)
+        # Of a device that is gone there may be nothing of what was asked for, which does not make its id a wrong one.
+        if not await self._service.history(HistoryQuery(device=device, limit=1)):
             raise unknown
-        answer = pb.GetHistoryResponse(entries=[messages.history_entry(each) for each in entries])
-        if answer.ByteSize() > _LARGEST_ANSWER:
-            raise InvalidRequest(
-                f"These {len(entries)} entries are too much for one answer: ask for fewer with --limit."
-            )
-        return answer
+        return pb.GetHistoryResponse()
 
     async def GetServiceInfo(self, request: pb.GetServiceInfoRequest, context: Context) -> pb.ServiceInfo:
         return messages.service_info(self._service.info())
@@ -195,6 +201,30 @@ class AdminServicer(scrubber_pb2_grpc.AdminServicer):
             device=None if view is None else messages.device_message(view),
         )
         return pb.ScrubUpdate(result=result)
+
+
+async def _page(entries: Sequence[HistoryEntry], limit: int) -> pb.GetHistoryResponse:
+    """As many of ``entries`` as a client takes at once, at most ``limit``, and where it goes on if that is not all.
+
+    Raises:
+        InvalidRequest: the first one alone is too large.
+    """
+    answer = pb.GetHistoryResponse()
+    room = _LARGEST_ANSWER
+    for number, each in enumerate(entries[:limit]):
+        if number % _AT_A_TIME == _AT_A_TIME - 1:
+            await asyncio.sleep(0)
+        message = messages.history_entry(each)
+        room -= message.ByteSize() + _FRAME
+        if room < 0:
+            break
+        answer.entries.append(message)
+    if len(answer.entries) < len(entries):
+        if not answer.entries:
+            row = entries[0].sequence
+            raise InvalidRequest(f"Row {row} is too large for an answer: --before {row} leaves it out.")
+        answer.next_before = answer.entries[-1].sequence
+    return answer
 
 
 async def _close(answers: AsyncIterator[Any]) -> None:

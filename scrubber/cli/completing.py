@@ -190,6 +190,8 @@ def _values(parameter: Parameter, begin: str, given: Mapping[str, str]) -> Itera
     match _wanted(parameter):
         case "DEVICE":
             yield from (each for each in _devices(given) if each.value.startswith(begin))
+        case "EVENT":
+            yield from (each for each in _events() if each.value.startswith(begin))
         case "CERT" | "CERTIFICATE":
             yield from (each for each in _certificates(given) if each.value.startswith(begin))
         case "POLICY":
@@ -213,6 +215,13 @@ def _devices(given: Mapping[str, str]) -> Iterator[Candidate]:
     found = _asked(given)
     yield from (Candidate(each.index, f"{each.state}, {each.id}") for each in found)
     yield from (Candidate(each.id, f"{each.state}, index {each.index}") for each in found)
+
+
+def _events() -> Iterator[Candidate]:
+    from scrubber.api.event_names import BEGINNINGS, EVENTS
+
+    yield from (Candidate(each, "all that begin so") for each in BEGINNINGS)
+    yield from map(Candidate, EVENTS)
 
 
 def _certificates(given: Mapping[str, str]) -> Iterator[Candidate]:

@@ -215,14 +215,12 @@ def _baseline(found: pb.Device, now: float) -> Iterator[Section]:
 
 
 def _history(entries: Sequence[pb.HistoryEntry]) -> Section:
-    from scrubber.cli.history import answer as history_answer
+    from scrubber.cli.history import HEADER, row
 
-    told = history_answer(entries)
-    titles = [each.title if isinstance(each, Column) else each for each in told.header]
-    kept = [place for place, title in enumerate(titles) if title != "DEVICE"]
+    kept = [place for place, each in enumerate(HEADER) if each.title != "DEVICE"]
     return Section(
         "History, the newest first",
-        [told.header[place] for place in kept],
-        [[row[place] for place in kept] for row in told.rows],
+        [HEADER[place] for place in kept],
+        [[cells[place] for place in kept] for cells in map(row, entries)],
         empty="nothing yet, or none asked for",
     )

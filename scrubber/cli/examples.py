@@ -22,7 +22,8 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "history": (
         "scrubber history --device 0 --since 2h",
         "scrubber history --tenant team-a --outcome failed",
-        "scrubber history --limit 1000 -o json",
+        "scrubber history --event health. --event use.ungranted --since 24h",
+        "scrubber history --all -o json",
     ),
     "reset-plan": ("scrubber reset-plan 3",),
     "doctor": (

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from scrubber.cli.asking import run
 from scrubber.cli.options import OutputOption, SocketOption, device_name, seconds
-from scrubber.cli.output import Answer, Column, Output, emit, note, utc
+from scrubber.cli.output import Answer, Column, Output, emit, note, plain, utc
 
 if TYPE_CHECKING:
     from scrubber.api import scrubber_pb2 as pb
 
-__all__ = ["add_commands", "answer", "moment_of", "outcome_of"]
+__all__ = ["HEADER", "add_commands", "moment_of", "outcome_of", "row"]
 
 _OUTCOMES = ("passed", "held-up", "failed", "abandoned", "ok", "granted", "refused")
 """Of a scrub; ``ok`` of a reset; the last two of a hand-over."""
@@ -54,6 +57,28 @@ OutcomeOption = Annotated[
         show_default="all outcomes",
     ),
 ]
+EventOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--event",
+        envvar="SCRUBBER_EVENT",
+        metavar="EVENT",
+        help="Only this event, such as scrub.finished; a name that ends in a dot, such as health., is all that begin so. "
+        "Can be given several times.",
+        show_default="all events",
+    ),
+]
+BeforeOption = Annotated[
+    int,
+    typer.Option(
+        "--before",
+        envvar="SCRUBBER_BEFORE",
+        metavar="SEQUENCE",
+        min=0,
+        help="Only what stands on the trail before this row.",
+        show_default="the newest",
+    ),
+]
 SinceOption = Annotated[
     str,
     typer.Option(
@@ -66,11 +91,24 @@ SinceOption = Annotated[
 ]
 LimitOption = Annotated[
     int,
-    typer.Option("--limit", envvar="SCRUBBER_LIMIT", min=1, max=1_000, help="At most so many entries, the newest."),
+    typer.Option("--limit", envvar="SCRUBBER_LIMIT", min=1, help="At most so many entries, the newest."),
+]
+AllOption = Annotated[
+    bool, typer.Option("--all", envvar="SCRUBBER_ALL", help="All entries that there are, whatever --limit says.")
 ]
 
-_MOST = 1000
-"""So many entries the service gives at once."""
+_LIMIT = 100
+HEADER = (
+    Column("SEQUENCE"),
+    Column("TIME"),
+    Column("EVENT", least=12),
+    Column("DEVICE", ids=True),
+    Column("SCRUB", ids=True, drop=2),
+    Column("ACTOR", drop=1),
+    Column("DETAILS", least=32, below=True),
+)
+_LARGEST = 2**64 - 1
+"""The largest number that can be asked for; no trail is so long."""
 
 _MOMENTS = ("retry_at", "since", "until")
 """Fields of events that are seconds since the epoch."""
@@ -83,8 +121,23 @@ class _Asked:
     device: str = ""
     tenant: str = ""
     outcome: str = ""
+    events: Sequence[str] = ()
     since: float = 0.0
-    limit: int = 0
+    before: int = 0
+    limit: int | None = _LIMIT
+
+    def flags(self) -> list[str]:
+        """What is typed to ask this."""
+        said = {
+            "--device": [self.device],
+            "--tenant": [self.tenant],
+            "--outcome": [self.outcome],
+            "--event": self.events,
+            "--since": [utc(self.since) if self.since else ""],
+            "--limit": [str(self.limit) if self.limit not in (None, _LIMIT) else ""],
+            "--before": [str(self.before or "")],
+        }
+        return [word for flag, values in said.items() for value in values if value for word in (flag, value)]
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -92,32 +145,61 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def history(
+    context: typer.Context,
     device: DeviceOption = "",
     tenant: TenantOption = "",
     outcome: OutcomeOption = "",
+    event: EventOption = None,
     since: SinceOption = "",
-    limit: LimitOption = 100,
+    before: BeforeOption = 0,
+    limit: LimitOption = _LIMIT,
+    everything: AllOption = False,
     socket: SocketOption = Path("/run/scrubber"),
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Show what happened. Hand-overs, scrubs with their evidence, certificates, quarantines, and who asked for them."""
-    moment = moment_of(since, time.time()) if since else 0.0
-    asked = _Asked(device, tenant.strip(), outcome_of(outcome) if outcome else "", moment, limit)
+    asked = _Asked(
+        device=device,
+        tenant=tenant.strip(),
+        outcome=outcome_of(outcome) if outcome else "",
+        events=tuple(each.strip().lower() for each in event or ()),
+        since=moment_of(since, time.time()) if since else 0.0,
+        before=min(before, _LARGEST),
+        limit=None if everything else limit,
+    )
 
-    async def ask() -> Sequence[pb.HistoryEntry]:
-        from scrubber.api.client import ReadClient
-
-        async with ReadClient(socket) as client:
-            found = await client.history(
-                device=asked.device, since=asked.since, limit=limit, tenant=asked.tenant, outcome=asked.outcome
-            )
-            return found.entries
-
-    found = run(ask())
-    if output is Output.TABLE and len(found) == limit:
+    told, next_before = run(_ask(asked, socket, output))
+    if next_before and (output is Output.TABLE or (output is Output.NAME and _at_terminal())):
         # Above the table: nobody scrolls through rows to learn that the oldest of them are not there.
-        note(_more(asked))
-    emit(replace(answer(found), empty=_nothing(asked)), output)
+        note(_older(asked, told.entries))
+        onward = replace(asked, before=next_before).flags()
+        if getattr(context.get_parameter_source("socket"), "name", "") == "COMMANDLINE":
+            onward += ["--socket", str(socket)]
+        if output is Output.NAME:
+            onward += ["--output", output]
+        _show_command(onward)
+    emit(told.answer(next_before, empty=_nothing(asked)), output)
+
+
+async def _ask(asked: _Asked, socket: Path, output: Output) -> tuple[_Told, int]:
+    """What was found, and the row before which there is more; 0 if there is none."""
+    from scrubber.api.client import ReadClient
+
+    told, next_before = _Told(output), 0
+    async with ReadClient(socket) as client:
+        pages = client.history_pages(
+            device=asked.device,
+            since=asked.since,
+            limit=asked.limit,
+            tenant=asked.tenant,
+            outcome=asked.outcome,
+            events=asked.events,
+            before=asked.before,
+        )
+        async for page in pages:
+            told.add(page.entries)
+            next_before = page.next_before
+    return told, next_before
 
 
 def outcome_of(written: str) -> str:
@@ -150,56 +232,80 @@ def moment_of(written: str, now: float) -> float:
     return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
 
 
-def answer(entries: Sequence[pb.HistoryEntry]) -> Answer:
-    """Audit rows in all forms; ``data`` is a list."""
-    from scrubber.cli import shapes
+@dataclass(slots=True)
+class _Told:
+    """Audit rows as ``output`` needs them, and no more of them: a whole trail is 100,000 rows with their evidence."""
 
-    return Answer(
-        data=[shapes.history_entry(each) for each in entries],
-        names=[str(each.sequence) for each in entries],
-        header=(
-            Column("SEQUENCE"),
-            Column("TIME"),
-            Column("EVENT", least=12),
-            Column("DEVICE", ids=True),
-            Column("SCRUB", ids=True, drop=2),
-            Column("ACTOR", drop=1),
-            Column("DETAILS", least=32, below=True),
-        ),
-        rows=[_row(each) for each in entries],
-        empty="Nothing happened in that time.",
-        kind="HistoryEntry",
-    )
+    output: Output
+    entries: int = 0
+    items: list[dict[str, Any]] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    rows: list[Sequence[str]] = field(default_factory=list)
+
+    def add(self, entries: Sequence[pb.HistoryEntry]) -> None:
+        from scrubber.cli import shapes
+
+        self.entries += len(entries)
+        match self.output:
+            case Output.TABLE:
+                self.rows += map(row, entries)
+            case Output.NAME:
+                self.names += (str(each.sequence) for each in entries)
+            case _:
+                self.items += map(shapes.history_entry, entries)
+
+    def answer(self, next_before: int, *, empty: str) -> Answer:
+        """All of it; ``next_before`` is the row before which there is more, 0 if there is none."""
+        return Answer(
+            data={"next_before": next_before or None, "items": self.items},
+            names=self.names,
+            header=HEADER,
+            rows=self.rows,
+            empty=empty,
+            kind="HistoryEntryList",
+        )
 
 
 def _nothing(asked: _Asked) -> str:
     """What a person is told when nothing was found: what was looked for, because a filter may be to blame."""
     wishes = [
+        " or ".join(f"{each}…" if each.endswith(".") else each for each in asked.events) or "nothing",
         f"of device {asked.device}" if asked.device else "",
         f"of tenant {asked.tenant}" if asked.tenant else "",
         f"with the outcome {asked.outcome}" if asked.outcome else "",
         f"since {utc(asked.since)}" if asked.since else "",
+        f"before row {asked.before}" if asked.before else "",
     ]
     looked_for = " ".join(each for each in wishes if each)
-    if not looked_for:
+    if looked_for == "nothing":
         return "The audit trail of this node has no rows yet."
-    sentence = f"The audit trail has nothing {looked_for}."
+    sentence = f"The audit trail has {'no ' if asked.events else ''}{looked_for}."
     if asked.outcome == "refused":
         sentence += " Hand-overs that are refused are told of in the service's log and metrics, not on the trail."
     return sentence
 
 
-def _more(asked: _Asked) -> str:
-    """What a person is told who sees as many rows as were asked for: there may be older ones, and how to see them."""
+def _older(asked: _Asked, shown: int) -> str:
+    """What a person is told who does not see all rows; the command for the next ones follows."""
     since = f" since {utc(asked.since)}" if asked.since else ""
-    if asked.limit < _MOST:
-        how = f"--limit shows more, up to {_MOST}"
-    else:
-        how = "--device, --tenant and --outcome reach further back, and scrubber audit export has all"
-    return f"These are the newest {asked.limit}{since}, and there may be older ones: {how}."
+    before = f" before row {asked.before}" if asked.before else ""
+    return (
+        f"These are the newest {shown}{since}{before}, and there are older ones. --all shows them, too; the next page:"
+    )
 
 
-def _row(entry: pb.HistoryEntry) -> Sequence[str]:
+def _at_terminal() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
+def _show_command(flags: Sequence[str]) -> None:
+    """Write a command line to standard error as one line, however wide: a terminal's own break is not copied."""
+    with suppress(OSError):
+        print(f"  {plain(shlex.join(('scrubber', 'history', *flags)))}", file=sys.stderr, flush=True)
+
+
+def row(entry: pb.HistoryEntry) -> Sequence[str]:
+    """The cells of an audit row, below :data:`HEADER`."""
     return (
         str(entry.sequence),
         utc(entry.at),

@@ -74,6 +74,8 @@ class HistoryQuery:
         since: wall-clock seconds; nothing older.
         tenant: the namespace that an event names as its tenant's (``tenant_namespace``).
         outcome: what an event has as its ``outcome``, or one of :data:`HAND_OVERS`.
+        events: names, of which an event has any; one that ends in a dot is the beginning of names. Empty: no such wish.
+        before: a sequence; nothing of it, and nothing newer.
     """
 
     device: str | None = None
@@ -81,6 +83,14 @@ class HistoryQuery:
     limit: int = 100
     tenant: str | None = None
     outcome: str | None = None
+    events: tuple[str, ...] = ()
+    before: int | None = None
+
+    def names(self, event: str) -> bool:
+        """Whether ``event`` is called as ``events`` asks for."""
+        return not self.events or any(
+            event.startswith(each) if each.endswith(".") else event == each for each in self.events
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +122,12 @@ class Ledger(Protocol):
         """
 
     async def history(self, query: HistoryQuery) -> Sequence[HistoryEntry]:
-        """Audit rows, newest first."""
+        """Audit rows, newest first; fewer than ``query.limit`` are all that there are.
+
+        Raises:
+            InvalidRequest: ``query.before`` is beyond the row that comes next.
+            LedgerFailure: they cannot be read.
+        """
 
     async def close(self) -> None:
         """Let go of the files; nothing may be committed afterwards."""

@@ -205,7 +205,13 @@ class FakeNode:
 
     async def history(self, query: HistoryQuery) -> Sequence[HistoryEntry]:
         self._note(query)
-        return [each for each in self.past if query.device in (None, each.event.device)][: query.limit]
+        return [
+            each
+            for each in self.past
+            if query.device in (None, each.event.device)
+            and query.names(each.event.name)
+            and (query.before is None or each.sequence < query.before)
+        ][: query.limit]
 
     def remember(self, name: str, device: str | None, **fields: str | int | float | bool | None) -> None:
         """Put one more audit row into the past."""

@@ -167,7 +167,9 @@ class Service(scrubber_pb2_grpc.ReadServicer, scrubber_pb2_grpc.AdminServicer):
 
     async def GetHistory(self, request: Any, context: Any) -> pb.GetHistoryResponse:
         await self._answer(request, context)
-        return pb.GetHistoryResponse(entries=self.entries)
+        older = [each for each in self.entries if not request.before or each.sequence < request.before]
+        page = older[: request.limit]
+        return pb.GetHistoryResponse(entries=page, next_before=page[-1].sequence if len(page) < len(older) else 0)
 
     async def Scrub(self, request: Any, context: Any) -> AsyncIterator[pb.ScrubUpdate]:
         await self._answer(request, context)

@@ -257,7 +257,7 @@ async def test_rows_that_were_given_up_while_they_were_read_are_told_and_not_lef
 
 async def test_history_is_asked_by_tenant_and_outcome(node: OrderedNode, read: ReadClient) -> None:
     await read.history("0", tenant="team-a", outcome="failed")
-    assert node.asked == [HistoryQuery("GPU-a0", None, 100, "team-a", "failed")]
+    assert node.asked == [HistoryQuery("GPU-a0", None, 101, "team-a", "failed")], "one more, to know whether there is"
 
 
 # -- what runs here ----------------------------------------------------------------------------------------------------

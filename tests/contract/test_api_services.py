@@ -129,17 +129,16 @@ async def test_before_every_device_was_looked_at_nobody_is_told_which_there_are(
     node: FakeNode, read: ReadClient, admin: AdminClient
 ) -> None:
     """An empty list would say that the node has none, and a name that is not found that there is no such device."""
-    version = await node.show(ready=False)
+    await node.show(ready=False)
     with pytest.raises(NotReady, match="has not looked at every device yet"):
         await read.devices()
+    with pytest.raises(NotReady, match="has not looked at every device yet"):
+        await anext(read.watch_devices())
     with pytest.raises(NotReady, match="has not looked at every device yet"):
         await admin.quarantine("GPU-a0", "it looks odd")
     assert node.asked == []
     await read.history()  # the audit is there before the devices are
-    async with asyncio.timeout(DEADLINE), aclosing(read.watch_devices()) as lists:
-        coming = asyncio.ensure_future(anext(lists))
-        await node.show(ready=True)
-        assert (await coming).version > version
+    await node.show(ready=True)
     assert len((await read.devices()).devices) == 2
 
 
@@ -271,7 +270,7 @@ async def test_history_is_the_audit_newest_first(node: FakeNode, read: ReadClien
 @pytest.mark.parametrize("name", ["GPU-a1", "1"])
 async def test_history_of_a_device_is_found_by_any_of_its_names(name: str, node: FakeNode, read: ReadClient) -> None:
     await read.history(name, since=900.0, limit=5)
-    assert node.asked == [HistoryQuery("GPU-a1", 900.0, 5)]
+    assert node.asked == [HistoryQuery("GPU-a1", 900.0, 6)], "one more, to know whether there is"
 
 
 async def test_history_of_a_device_that_is_gone_is_found_by_its_id(node: FakeNode, read: ReadClient) -> None:
@@ -290,14 +289,107 @@ async def test_history_begins_at_a_time_that_there_is(since: float, node: FakeNo
         await read.history(since=since)
 
 
-async def test_more_history_than_fits_is_refused_with_what_to_do(node: FakeNode, read: ReadClient) -> None:
+def sequences(told: pb.GetHistoryResponse) -> list[int]:
+    return [each.sequence for each in told.entries]
+
+
+def happen(node: FakeNode, many: int, device: str = "GPU-a0", **fields: str) -> None:
+    for _ in range(many):
+        node.remember("scrub.finished", device, **fields)
+
+
+@pytest.mark.parametrize(
+    ("limit", "before", "told", "next_before"),
+    [
+        (2, 0, [5, 4], 4),
+        (2, 4, [3, 2], 2),
+        (2, 2, [1], 0),
+        (2, 3, [2, 1], 0),
+        (5, 0, [5, 4, 3, 2, 1], 0),
+        (4, 0, [5, 4, 3, 2], 2),
+        (9, 1, [], 0),
+    ],
+)
+async def test_a_page_says_where_the_next_one_begins(
+    limit: int, before: int, told: list[int], next_before: int, node: FakeNode, read: ReadClient
+) -> None:
+    happen(node, 5)
+    page = await read.history(limit=limit, before=before)
+    assert (sequences(page), page.next_before) == (told, next_before)
+
+
+async def test_the_service_gives_a_bounded_page_and_its_client_asks_for_as_many_as_are_wanted(
+    node: FakeNode, read: ReadClient
+) -> None:
+    happen(node, 2300)
+    assert sequences(await read.history(limit=2200)) == [*range(2300, 100, -1)]
+    assert [(each.limit, each.before) for each in node.asked if isinstance(each, HistoryQuery)] == [
+        (1001, None),
+        (1001, 1301),
+        (201, 301),
+    ]
+    everything = await read.history(limit=None)
+    assert (len(everything.entries), everything.next_before) == (2300, 0)
+    assert (await read.history(limit=1001)).next_before == 1300
+
+
+async def test_more_than_a_page_is_refused_to_who_asks_for_it_at_once(read: ReadClient) -> None:
     with pytest.raises(InvalidRequest, match="At most 1000"):
-        await read.history(limit=1001)
-    for _ in range(5):
-        node.remember("scrub.finished", "GPU-a0", why="x" * (1 << 20))
-    with pytest.raises(InvalidRequest, match="--limit"):
+        await read._answer(read._stub.GetHistory(pb.GetHistoryRequest(limit=1001)))
+
+
+async def test_a_page_that_is_too_large_for_a_message_ends_earlier(node: FakeNode, read: ReadClient) -> None:
+    happen(node, 5, why="x" * (1 << 20))
+    page: pb.GetHistoryResponse = await read._answer(read._stub.GetHistory(pb.GetHistoryRequest()))
+    assert (sequences(page), page.next_before) == ([5, 4, 3], 3)
+    assert sequences(await read.history()) == [5, 4, 3, 2, 1]
+
+
+async def test_a_row_that_no_message_holds_is_named_with_what_leaves_it_out(node: FakeNode, read: ReadClient) -> None:
+    happen(node, 1)
+    happen(node, 1, why="x" * (5 << 20))
+    with pytest.raises(InvalidRequest, match="Row 2 is too large for an answer: --before 2 leaves it out"):
         await read.history()
-    assert len((await read.history(limit=3)).entries) == 3
+    assert sequences(await read.history(before=2)) == [1]
+
+
+async def test_history_is_asked_by_events_each_once(node: FakeNode, read: ReadClient) -> None:
+    node.remember("health.quarantined", "GPU-a0")
+    node.remember("scrub.finished", "GPU-a0")
+    node.remember("scrub.started", "GPU-a0")
+    told = await read.history(events=["health.", "scrub.finished", "health."])
+    assert sequences(told) == [2, 1]
+    assert [each.events for each in node.asked if isinstance(each, HistoryQuery)] == [("health.", "scrub.finished")]
+
+
+async def test_an_event_that_there_is_not_is_refused_beside_one_that_there_is(node: FakeNode, read: ReadClient) -> None:
+    with pytest.raises(InvalidRequest, match=r'no event "scrub.done"; there are: scrub.finished, scrub.started'):
+        await read.history(events=["health.quarantined", "scrub.done"])
+    assert node.asked == []
+
+
+async def test_a_device_that_is_gone_is_no_wrong_one_because_nothing_of_the_kind_happened_to_it(
+    node: FakeNode, read: ReadClient
+) -> None:
+    happen(node, 3, device="GPU-gone")
+    assert sequences(await read.history("GPU-gone", events=["glass.broken"])) == []
+
+
+async def test_a_device_that_is_gone_is_followed_to_the_end_of_its_pages(node: FakeNode, read: ReadClient) -> None:
+    happen(node, 3, device="GPU-gone")
+    assert sequences(await read.history("GPU-gone", limit=2)) == [3, 2]
+    assert sequences(await read.history("GPU-gone", before=1)) == [], "it was there, and has nothing older"
+    with pytest.raises(InvalidRequest, match="No device is called 'GPU-x'"):
+        await read.history("GPU-x", before=1)
+
+
+async def test_a_page_of_a_device_by_its_index_is_never_empty_because_the_service_starts(
+    node: FakeNode, read: ReadClient
+) -> None:
+    happen(node, 3)
+    await node.show(ready=False)
+    with pytest.raises(NotReady):
+        await read.history("0", before=2)
 
 
 # -- the admin socket --------------------------------------------------------------------------------------------------

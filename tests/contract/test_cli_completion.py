@@ -113,6 +113,8 @@ class TestBash:
             await bash.completes("scrubber serve --sim-dir=poli", "scrubber serve --sim-dir=policies/")
             await bash.completes("scrubber policy check poli", "scrubber policy check policies/")
             await bash.offers("scrubber policy show ", "default", "strict", "trusted")
+            await bash.completes("scrubber history --event scrub.f", "scrubber history --event scrub.finished ")
+            await bash.completes("scrubber history --event=heal", "scrubber history --event=health.")
 
     async def test_it_offers_the_devices_of_the_service(self, service: Reticent, short_tmp: Path) -> None:
         async with shell("bash", "--norc", "-i", first=BASH, directory=short_tmp) as bash:
@@ -168,6 +170,11 @@ class TestFish:
             "--sim-dir=policies/"
         ]
         assert {"default", "strict", "trusted"} <= set(await fish(short_tmp, "scrubber policy show "))
+        assert await fish(short_tmp, "scrubber history --event health.healthy --event gl") == [
+            "glass.\tall that begin so",
+            "glass.broken",
+            "glass.mended",
+        ]
 
     async def test_it_offers_the_devices_of_the_service_with_their_state(
         self, service: Reticent, short_tmp: Path

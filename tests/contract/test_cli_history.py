@@ -1,11 +1,13 @@
 """``scrubber history``: the newest part of the audit trail, narrowed, for people and for scripts."""
 
 import json
+import shlex
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.domain.errors import InvalidRequest, LedgerFailure, NotPermitted, ScrubberError
@@ -100,6 +102,11 @@ class TestHistory:
                     "since 1970-01-01T00:01:00Z.\n"
                 ),
             ),
+            (("--before", "1"), "The audit trail has nothing before row 1.\n"),
+            (
+                ("--event", "health.", "--event", " Use.ungranted", "--device", "0", "--before", "1"),
+                "The audit trail has no health.… or use.ungranted of device 0 before row 1.\n",
+            ),
             (
                 ("--outcome", "refused"),
                 (
@@ -116,39 +123,108 @@ class TestHistory:
         assert await run(short_tmp, "history", *words) == Ended(0, "", told)
         assert (await run(short_tmp, "history", *words, "-o", "json")).items == []
 
-    async def test_a_look_that_reached_its_limit_says_that_there_may_be_more(
+    async def test_events_are_asked_for_as_they_are_called(self, service: Service, short_tmp: Path) -> None:
+        ended = await run(short_tmp, "history", "--event", "health.", "--event", " Scrub.finished ")
+        assert (ended.code, ended.err) == (0, "")
+        assert service.asked == [pb.GetHistoryRequest(events=["health.", "scrub.finished"], limit=100)]
+
+    async def test_a_look_that_leaves_older_rows_out_says_so_with_the_command_for_the_next_page(
         self, service: Service, short_tmp: Path
     ) -> None:
-        ended = await run(short_tmp, "history", "--limit", "2")
+        ended = await run(short_tmp, "history", "--limit", "1")
         assert ended.err == (
-            "Note: These are the newest 2, and there may be older ones: --limit shows more, up to 1000.\n"
+            "Note: These are the newest 1, and there are older ones. --all shows them, too; the next page:\n"
+            "  scrubber history --limit 1 --before 2\n"
         )
-        assert (await run(short_tmp, "history", "--limit", "2", "-o", "json")).err == ""
-        assert (await run(short_tmp, "history", "--limit", "3")).err == ""
+        following = await run(short_tmp, *ended.err.splitlines()[1].split()[1:])
+        assert (following.out.splitlines()[1].split()[0], following.err) == ("1", "")
+        assert (await run(short_tmp, "history", "--limit", "2")).err == "", "that is all"
 
-    async def test_a_time_that_is_not_shown_whole_says_so_before_the_first_row(
+    async def test_the_command_for_the_next_page_asks_the_same_again(self, service: Service, short_tmp: Path) -> None:
+        asked = (
+            "--device",
+            "0",
+            "--tenant",
+            "a b",
+            "--outcome",
+            "passed",
+            "--event",
+            "health.",
+            "--event",
+            "scrub.started",
+        )
+        ended = await run(
+            short_tmp,
+            *("history", *asked, "--since", "1970-01-01T00:01:00Z", "--before", "9", "--limit", "1"),
+            *("--socket", str(short_tmp)),
+        )
+        note, command = ended.err.splitlines()
+        assert note.startswith(
+            "Note: These are the newest 1 since 1970-01-01T00:01:00Z before row 9, and there are older"
+        )
+        await run(short_tmp, *shlex.split(command)[1:])
+        first, second = service.asked
+        first.before = 2
+        assert second == first
+        assert f" --socket {short_tmp}" in command
+
+    async def test_what_a_terminal_is_told_stands_before_the_first_row_and_its_command_on_a_line_of_its_own(
         self, service: Service, short_tmp: Path
     ) -> None:
         told = await at_terminal(
-            *("history", "--since", "1970-01-01T00:01:00Z", "--limit", "2"),
+            *("history", "--since", "1970-01-01T00:01:00Z", "--limit", "1"),
             columns=200,
             environment={"SCRUBBER_SOCKET": str(short_tmp)},
         )
-        note, header, *_ = told.text.splitlines()
+        note, command, header, *_ = told.text.splitlines()
         assert note == (
-            "Note: These are the newest 2 since 1970-01-01T00:01:00Z, and there may be older ones: "
-            "--limit shows more, up to 1000."
+            "Note: These are the newest 1 since 1970-01-01T00:01:00Z, and there are older ones. "
+            "--all shows them, too; the next page:"
         )
+        assert command == "  scrubber history --since 1970-01-01T00:01:00Z --limit 1 --before 2"
         assert header.split()[:3] == ["SEQUENCE", "TIME", "EVENT"]
 
-    async def test_the_most_that_the_service_gives_says_what_reaches_further_back(
-        self, service: Service, short_tmp: Path
-    ) -> None:
-        service.entries = service.entries[:1] * 1000
-        assert (await run(short_tmp, "history", "--limit", "1000")).err == (
-            "Note: These are the newest 1000, and there may be older ones: --device, --tenant and --outcome reach further back, "
-            "and scrubber audit export has all.\n"
+    async def test_names_are_followed_by_nothing_where_nobody_reads_it(self, service: Service, short_tmp: Path) -> None:
+        assert await run(short_tmp, "history", "--limit", "1", "-o", "name") == Ended(0, "2\n", "")
+        told = await at_terminal(
+            *("history", "--limit", "1", "-o", "name"), columns=200, environment={"SCRUBBER_SOCKET": str(short_tmp)}
         )
+        _, command, name = told.text.splitlines()
+        assert (command, name) == ("  scrubber history --limit 1 --before 2 --output name", "2")
+
+    @pytest.mark.parametrize("form", ["json", "yaml"])
+    async def test_a_document_says_where_the_next_one_begins_and_null_when_it_is_whole(
+        self, service: Service, short_tmp: Path, form: str
+    ) -> None:
+        for limit, next_before in (("1", 2), ("2", None)):
+            ended = await run(short_tmp, "history", "--limit", limit, "-o", form)
+            document = yaml.safe_load(ended.out)  # which reads JSON, too
+            assert (document["kind"], document["next_before"]) == ("HistoryEntryList", next_before)
+            assert (len(document["items"]), ended.err) == (int(limit), "")
+
+    @pytest.mark.parametrize(
+        ("words", "many", "next_before"),
+        [
+            (("--limit", "1000"), 1000, 1501),
+            (("--limit", "2300"), 2300, 201),
+            (("--limit", "2500"), 2500, None),
+            (("--limit", "3000"), 2500, None),
+            (("--all",), 2500, None),
+            (("--all", "--limit", "5"), 2500, None),
+            (("--before", "1200", "--all"), 1199, None),
+            (("--before", "0", "--limit", "1"), 1, 2500),
+        ],
+        ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+    )
+    async def test_as_many_as_are_wanted_come_however_many_the_service_gives_at_once(
+        self, service: Service, short_tmp: Path, words: tuple[str, ...], many: int, next_before: int | None
+    ) -> None:
+        service.entries = [pb.HistoryEntry(sequence=number, name="scrub.started") for number in range(2500, 0, -1)]
+        ended = await run(short_tmp, "history", *words, "-o", "json")
+        first = service.asked[0].before or 2501
+        assert [each["sequence"] for each in ended.items] == [*range(first - 1, first - 1 - many, -1)]
+        assert ended.json["next_before"] == next_before
+        assert all(each.limit <= 1000 for each in service.asked)
 
     @pytest.mark.parametrize(
         ("error", "code"),
@@ -244,6 +320,16 @@ async def test_it_fits_a_terminal(service: Service, short_tmp: Path, columns: in
     told = await at_terminal("history", columns=columns, environment={"SCRUBBER_SOCKET": str(short_tmp)})
     assert told.code == 0
     agrees_with(f"history-{columns}", told.text)
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+async def test_a_page_of_it_fits_a_terminal(service: Service, short_tmp: Path, columns: int) -> None:
+    service.entries = list(HAPPENED)
+    told = await at_terminal(
+        *("history", "--limit", "2"), columns=columns, environment={"SCRUBBER_SOCKET": str(short_tmp)}
+    )
+    assert told.code == 0
+    agrees_with(f"history-page-{columns}", told.text)
 
 
 async def test_ids_are_whole_where_there_is_no_terminal(service: Service, short_tmp: Path) -> None:

@@ -75,12 +75,25 @@ class TestHistory:
             (HistoryQuery(outcome="passed", since=3.0), [7]),
             (HistoryQuery(outcome="passed", limit=1), [7]),
             (HistoryQuery(device=GPU, outcome="passed", since=1.0, limit=5), [7, 2]),
+            (HistoryQuery(events=("reset.finished",)), [4]),
+            (HistoryQuery(events=("reset.finished", "device.adopted")), [6, 4]),
+            (HistoryQuery(events=("handover.", "odd.event")), [8, 5, 1]),
+            (HistoryQuery(events=("scrub.",), outcome="passed"), [7, 2]),
+            (HistoryQuery(events=("scrub.",), outcome="passed", before=7), [2]),
+            (HistoryQuery(events=("scrub.",), device=OTHER_GPU, tenant="red"), []),
+            (HistoryQuery(events=("scrub",)), []),
+            (HistoryQuery(events=("finished",)), []),
+            (HistoryQuery(events=("ub.",)), []),
+            (HistoryQuery(events=("%.", "*.", "_crub.")), []),
+            (HistoryQuery(events=("odd.event' OR '1'='1", "') OR ('1'='1.")), []),
+            (HistoryQuery(before=3), [2, 1]),
+            (HistoryQuery(before=3, limit=1), [2]),
+            (HistoryQuery(before=1), []),
+            (HistoryQuery(before=9, limit=1), [8]),
         ],
         ids=str,
     )
-    async def test_it_is_narrowed_to_a_tenant_and_an_outcome(
-        self, bench: Bench, query: HistoryQuery, sequences: list[int]
-    ) -> None:
+    async def test_it_is_narrowed(self, bench: Bench, query: HistoryQuery, sequences: list[int]) -> None:
         ledger, _ = await bench.start()
         await ledger.commit(Change(events=TOLD))
         assert await found(ledger, query) == sequences
@@ -95,6 +108,27 @@ class TestHistory:
         assert await found(ledger, HistoryQuery(outcome="passed", device=GPU, limit=2)) == [newest, 2]
         assert await found(ledger, HistoryQuery(tenant="red")) == [1]
         assert await found(ledger, HistoryQuery(tenant="nobody")) == []
+        assert await found(ledger, HistoryQuery(events=("handover.",))) == [1]
+        assert await found(ledger, HistoryQuery(outcome="passed", before=newest)) == [2]
+
+    async def test_pages_are_the_whole_each_row_once(self, bench: Bench) -> None:
+        ledger, _ = await bench.start()
+        await grow(ledger, 2 * VISIT + 7)
+        read, before = [], None
+        while page := await found(ledger, HistoryQuery(limit=999, before=before)):
+            read += page
+            before = page[-1]
+            await grow(ledger, 1)  # what comes meanwhile moves nothing
+        assert read == [*range(2 * VISIT + 7, 0, -1)]
+
+    async def test_a_look_back_begins_where_the_trail_has_come_to(self, bench: Bench) -> None:
+        ledger, _ = await bench.start()
+        assert await found(ledger, HistoryQuery(before=1)) == []
+        await ledger.commit(Change(events=TOLD))
+        with pytest.raises(InvalidRequest, match="ends at row 8: there is no row 10 to look back from"):
+            await ledger.history(HistoryQuery(before=10))
+        with pytest.raises(InvalidRequest, match="there is no row 18446744073709551615"):
+            await ledger.history(HistoryQuery(before=2**64 - 1))
 
     @pytest.mark.parametrize("rows", [VISIT - 1, VISIT, VISIT + 1, 2 * VISIT])
     async def test_the_oldest_row_is_found_wherever_a_look_ends(self, bench: Bench, rows: int) -> None:

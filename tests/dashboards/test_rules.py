@@ -23,6 +23,7 @@ from dashboards.queries import BORN_COUNTING
 from scripts.gen_rules import PROMETHEUS_RULE, RULES, main, prometheus_files, prometheus_rule
 from scrubber.adapters.journal.findings import KNOWN
 from scrubber.adapters.journal.labels import CAUSES, REFUSALS
+from scrubber.api.event_names import asked_for
 from scrubber.cli.history import moment_of
 from scrubber.cli.main import app
 from scrubber.domain.evidence import Path as ScrubPath
@@ -282,6 +283,7 @@ def test_every_command_of_a_page_exists_with_its_flags(name: str) -> None:
                 pass
         for since in re.findall(r"--since (\S+)", line):
             moment_of(since, now=0.0)
+        asked_for(re.findall(r"--event (\S+)", line))
 
 
 def test_the_index_says_of_every_alert_which_panel_shows_it() -> None:

@@ -62,6 +62,7 @@ VARIES = (
     (r"\b\d+\.\d+\.\d+\b", "VERSION"),
     (r"\b(rows +|Row |to )\d+\b", r"\1N"),
     (r"\b\d+ rows\b", "N rows"),
+    (r"--before \d+", "--before N"),
 )
 
 

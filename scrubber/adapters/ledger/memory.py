@@ -14,7 +14,7 @@ from scrubber.adapters.ledger.codec import CERTIFICATE, GRANT, RECORD, SCRUB
 from scrubber.adapters.ledger.failures import contradiction
 from scrubber.adapters.ledger.retention import MAX_AUDIT_ROWS, Named, Retention
 from scrubber.adapters.ledger.shapes import Undecodable
-from scrubber.adapters.ledger.trail import ROWS_ON_A_PAGE, beyond, given_up
+from scrubber.adapters.ledger.trail import ROWS_ON_A_PAGE, beyond, given_up, look_back
 from scrubber.domain.errors import LedgerFailure
 from scrubber.domain.evidence import Certificate
 from scrubber.domain.record import DeviceRecord
@@ -116,8 +116,9 @@ class MemoryLedger:
             self.after_commit(change)
 
     async def history(self, query: HistoryQuery) -> Sequence[HistoryEntry]:
-        """Audit rows, newest first."""
+        """See :class:`scrubber.ports.ledger.Ledger`."""
         await self._asked()
+        look_back(query.before, self._head)
         found: list[HistoryEntry] = []
         for row in reversed(self._rows.audit):
             if len(found) >= query.limit:
@@ -263,6 +264,8 @@ class MemoryLedger:
 
 def _asked_for(row: AuditRow, query: HistoryQuery) -> bool:
     if query.device not in (None, row.device) or (query.since is not None and row.at < query.since):
+        return False
+    if not query.names(row.name) or (query.before is not None and row.sequence >= query.before):
         return False
     fields = event_of(row).fields
     if query.tenant is not None and fields.get("tenant_namespace") != query.tenant:

@@ -100,6 +100,7 @@ def visit(connection: sqlite3.Connection, query: HistoryQuery, below: int | None
             "json_extract(fields, '$.tenant_namespace') = ?": query.tenant,
             "name = ?": named,
             "json_extract(fields, '$.outcome') = ?": query.outcome if named is None else None,
+            _any_of(query.events): query.events or None,
         }
     )
     rows = connection.execute(
@@ -120,9 +121,17 @@ class _Where:
     values: tuple[object, ...]
 
 
-def _where(asked: dict[str, str | int | float | None]) -> _Where:
+def _where(asked: dict[str, str | int | float | tuple[str, ...] | None]) -> _Where:
+    """The conditions that have a value; those with several question marks have a tuple of values."""
     given = {condition: value for condition, value in asked.items() if value is not None}
-    return _Where(f"WHERE {' AND '.join(given)}" if given else "", tuple(given.values()))
+    values = [value if isinstance(value, tuple) else (value,) for value in given.values()]
+    return _Where(f"WHERE {' AND '.join(given)}" if given else "", tuple(each for some in values for each in some))
+
+
+def _any_of(events: tuple[str, ...]) -> str:
+    """The condition that an event is called as one of ``events`` says; its values are those."""
+    asked = (f"substr(name, 1, {len(each)}) = ?" if each.endswith(".") else "name = ?" for each in events)
+    return f"({' OR '.join(asked)})"
 
 
 def _entry(connection: sqlite3.Connection, row: AuditRow) -> HistoryEntry:

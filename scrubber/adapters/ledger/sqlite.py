@@ -27,7 +27,7 @@ from scrubber.adapters.ledger.reserve import RESERVE_BYTES, Reserve
 from scrubber.adapters.ledger.retention import MAX_AUDIT_ROWS, MAX_BYTES, Retention
 from scrubber.adapters.ledger.schema import create_database, open_database, take_over
 from scrubber.adapters.ledger.shapes import Undecodable
-from scrubber.adapters.ledger.trail import following, opening
+from scrubber.adapters.ledger.trail import following, look_back, opening
 from scrubber.adapters.ledger.transaction import store
 from scrubber.domain.errors import Fatal, LedgerFailure
 from scrubber.domain.evidence import Certificate
@@ -110,12 +110,13 @@ class SqliteLedger:
             self._thread.submit(self._checkpoint)
 
     async def history(self, query: HistoryQuery) -> Sequence[HistoryEntry]:
-        """Audit rows, newest first; raises :class:`LedgerFailure` when they cannot be read.
+        """See :class:`scrubber.ports.ledger.Ledger`.
 
         Read visit by visit, so that no question about the past holds up a hand-over for long.
         """
+        look_back(query.before, self._head)
         found: list[HistoryEntry] = []
-        below: int | None = None
+        below = query.before
         while len(found) < query.limit:
             wanted = replace(query, limit=min(_PAGE, query.limit - len(found)))
             seen = await self._run(partial(self._visit, wanted, below))

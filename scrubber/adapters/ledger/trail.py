@@ -13,7 +13,7 @@ from scrubber.adapters.ledger.shapes import Undecodable
 from scrubber.domain.errors import InvalidRequest, NotReady
 from scrubber.ports.trail import AuditRow, Head, TrailPage
 
-__all__ = ["ROWS_ON_A_PAGE", "beyond", "following", "given_up", "opening"]
+__all__ = ["ROWS_ON_A_PAGE", "beyond", "following", "given_up", "look_back", "opening"]
 
 ROWS_ON_A_PAGE = 500
 
@@ -53,6 +53,18 @@ def following(connection: sqlite3.Connection, page: TrailPage) -> TrailPage | No
         raise given_up(last, pruned)
     rows = _rows(connection, last, page.head)
     return TrailPage(page.pruned, page.head, rows) if rows else None
+
+
+def look_back(before: int | None, head: Head) -> None:
+    """Let a look begin below the row ``before``, which may be the one that comes after ``head``.
+
+    Raises:
+        InvalidRequest: it lies further ahead.
+    """
+    if before is not None and before > head.sequence + 1:
+        raise InvalidRequest(
+            f"The audit trail ends at row {head.sequence}: there is no row {before} to look back from."
+        )
 
 
 def beyond(after: int, head: Head) -> InvalidRequest:
