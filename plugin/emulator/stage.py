@@ -26,7 +26,7 @@ from plugin.emulator.pods import ContainerSpec, Pod, PodSpec, RestartPolicy
 from plugin.emulator.timings import KubeletTimings
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.api.client import ReadClient
-from scrubber.domain.errors import Away
+from scrubber.domain.errors import Away, NotReady
 
 __all__ = ["RESOURCE", "Command", "Daemon", "Stage", "gpu_pod", "quick_kubelet", "tenant"]
 
@@ -165,13 +165,16 @@ class Stage:
         self.read = ReadClient(self.sockets)
 
     async def __aenter__(self) -> Self:
-        created = await self.command(
-            "sim", "create", "--dir", str(self.sim), "--devices", str(self._devices), "--memory", self._memory
-        )
-        if created.status != 0:
+        try:
+            created = await self.command(
+                "sim", "create", "--dir", str(self.sim), "--devices", str(self._devices), "--memory", self._memory
+            )
+            if created.status != 0:
+                raise RuntimeError(f"the simulated node could not be made: {created.err}")
+            await self.kubelet.start()
+        except BaseException:
             await self.close()
-            raise RuntimeError(f"the simulated node could not be made: {created.err}")
-        await self.kubelet.start()
+            raise
         return self
 
     async def __aexit__(
@@ -265,7 +268,7 @@ class Stage:
                     async for news in self.read.watch_devices():
                         if wanted(news.devices):
                             return news.devices
-                except Away:
+                except (Away, NotReady):
                     await self.read.close()
                     await asyncio.sleep(0.05)
 

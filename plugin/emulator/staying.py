@@ -1,6 +1,6 @@
 """What ``scrubber demo --stay`` does once the story is told: the node stays as it is, its metrics can be scraped.
 
-Promise: nothing listens but on loopback, and a Ctrl-C ends the waiting and nothing else; who waits cleans up after it.
+Promise: nothing listens but on loopback.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shlex
-import signal
+from contextlib import suppress
 
 from rich.console import Console
 from rich.markup import escape
@@ -25,26 +25,21 @@ def serve_metrics(stage: Stage) -> None:
 
 
 async def until_interrupted(stage: Stage, console: Console) -> None:
-    """Say where the metrics are and what can be tried, then wait for SIGINT or SIGTERM."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    signals = (signal.SIGINT, signal.SIGTERM)
-    for number in signals:
-        loop.add_signal_handler(number, stop.set)
-    try:
-        sockets, node = shlex.quote(str(stage.sockets)), shlex.quote(str(stage.sim))
-        console.print("\n[bold]The node stays until Ctrl-C[/]")
-        for words, what in (
-            ("service's metrics", f"http://{_metrics_address(stage.service)}/metrics"),
-            ("plugin's metrics", f"http://{_metrics_address(stage.plugin)}/metrics"),
-            ("ask the service", f"scrubber devices --socket {sockets}"),
-            ("break something", f"scrubber sim fault --dir {node} --device 0 --xid 95"),
-        ):
-            console.print(f"  {words:<19}{escape(what)}")
-        await stop.wait()
-    finally:
-        for number in signals:
-            loop.remove_signal_handler(number)
+    """Say where the metrics are and what can be tried, then wait to be cancelled; that is taken for an end like any other."""
+    sockets, node = shlex.quote(str(stage.sockets)), shlex.quote(str(stage.sim))
+    console.print("\n[bold]The node stays until Ctrl-C[/]")
+    for words, what in (
+        ("service's metrics", f"http://{_metrics_address(stage.service)}/metrics"),
+        ("plugin's metrics", f"http://{_metrics_address(stage.plugin)}/metrics"),
+        ("ask the service", f"scrubber devices --socket {sockets}"),
+        ("break something", f"scrubber sim fault --dir {node} --device 0 --xid 95"),
+    ):
+        console.print(f"  {words:<19}{escape(what)}")
+    waiting = asyncio.current_task()
+    assert waiting is not None
+    with suppress(asyncio.CancelledError):
+        await asyncio.Event().wait()
+    waiting.uncancel()
 
 
 def _metrics_address(daemon: Daemon) -> str:

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from plugin.emulator.interrupts import ended_once
 from plugin.emulator.pods import ContainerState, Phase, Pod, PodSpec, RestartPolicy
 from plugin.emulator.stage import RESOURCE, Stage, gpu_pod, tenant
 from plugin.emulator.staying import serve_metrics, until_interrupted
@@ -34,7 +35,7 @@ class Unexpected(Exception):
 
 
 def main(*, keep: bool = False, directory: Path | None = None, stay: bool = False) -> int:
-    """Tell the story; 0 if every expectation held, else 1.
+    """Tell the story; 0 if every expectation held, else 1, or 128 and the number of the signal that broke it off.
 
     Args:
         keep: leave the logs and the ledger where they are, and say where.
@@ -45,25 +46,31 @@ def main(*, keep: bool = False, directory: Path | None = None, stay: bool = Fals
 
 
 async def _tell(console: Console, *, keep: bool, directory: Path | None, stay: bool) -> int:
-    stage = Stage(directory=directory, keep=True)
-    if stay:
-        serve_metrics(stage)
-    began = time.monotonic()
-    try:
-        async with stage:
-            await Story(stage, console).run()
-            console.print(f"\nEvery expectation held, in {time.monotonic() - began:.0f} s.")
-            if stay:
-                await until_interrupted(stage, console)
-    except (Unexpected, TimeoutError, RuntimeError) as failure:
-        console.print(f"\n[bold red]The story broke:[/] {escape(str(failure))}")
-        console.print(f"Logs and ledger: {stage.directory}")
-        return 1
-    if keep:
-        console.print(f"Logs and ledger: {stage.directory}")
-    elif directory is None:
-        stage.remove()
-    return 0
+    with ended_once() as interruption:
+        stage = Stage(directory=directory, keep=True)
+        if stay:
+            serve_metrics(stage)
+        began = time.monotonic()
+        status = 0
+        try:
+            async with stage:
+                await Story(stage, console).run()
+                console.print(f"\nEvery expectation held, in {time.monotonic() - began:.0f} s.")
+                if stay:
+                    await until_interrupted(stage, console)
+        except (Unexpected, TimeoutError, RuntimeError) as failure:
+            console.print(f"\n[bold red]The story broke:[/] {escape(str(failure))}")
+            status, keep = 1, True
+        except asyncio.CancelledError:
+            if interruption.by is None:
+                raise
+            console.print("\nThe story was broken off; the node was taken down.")
+            status = 128 + interruption.by
+        if keep:
+            console.print(f"Logs and ledger: {stage.directory}")
+        elif directory is None:
+            stage.remove()
+        return status
 
 
 class Story:

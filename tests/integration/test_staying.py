@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import signal
 import socket
 import sys
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -25,6 +28,12 @@ async def run(self):
 story.Story.run = run
 main(sys.argv[1:])
 """
+A_LONG_STORY = A_SHORT_STORY.replace(
+    "    await self._stage.all_clean(60)\n",
+    "    await self._stage.all_clean(60)\n"
+    "    self._console.print(f'so far, with {self._stage.sim}')\n"
+    "    await asyncio.Event().wait()\n",
+).replace("import sys", "import asyncio, sys")
 ADDRESS = r"metrics\s+http://(127\.0\.0\.1):(\d+)/metrics"
 PATIENCE = 100.0
 
@@ -56,3 +65,29 @@ async def test_the_node_stays_until_ctrl_c(kept: bool, short_tmp: Path) -> None:
             pass
     assert node.exists() is kept
     assert (f"Logs and ledger: {node}" in ended.text) is kept
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("stays", [True, False])
+async def test_however_often_it_is_told_to_end_it_leaves_nothing_behind(number: signal.Signals, stays: bool) -> None:
+    program = (sys.executable, "-c", A_SHORT_STORY if stays else A_LONG_STORY)
+    said = re.compile(r"sim fault --dir (\S+)" if stays else r"so far, with (\S+)\n")
+    async with terminal("demo", "--stay", columns=400, program=program) as there:
+        found = await there.shows(said, PATIENCE)
+        made = Path(f"{found[1]}")
+        ended = asyncio.ensure_future(there.ended(PATIENCE))
+        while not ended.done():  # all through its clearing up
+            with suppress(ProcessLookupError):
+                there.process.send_signal(number)
+            await asyncio.sleep(0.005)
+    # One that comes when everything is done ends the interpreter as it ends.
+    assert (await ended).code in (0 if stays else 128 + number, -number)
+    assert not made.exists()
+    assert not [pid for pid in Path("/proc").glob("[0-9]*") if str(made).encode() in command_of(pid)]
+
+
+def command_of(process: Path) -> bytes:
+    try:
+        return (process / "cmdline").read_bytes()
+    except OSError:  # it has just ended
+        return b""
