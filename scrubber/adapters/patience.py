@@ -13,25 +13,41 @@ from contextlib import asynccontextmanager
 
 __all__ = ["patience"]
 
+_LOOKS = 10
+
 
 @asynccontextmanager
 async def patience(seconds: float) -> AsyncIterator[None]:
-    """As ``asyncio.timeout(seconds)``; a loop that comes late to the deadline gives as long again as it is late.
+    """As ``asyncio.timeout(seconds)``, of which a tenth is given again for each look at the clock that came too late.
 
-    That is given once, and no more than ``seconds``: what really hangs is known after twice that at the latest.
+    No more than ``seconds`` is given again: what really hangs is known once this process has run for twice that.
 
     Whoever catches the ``TimeoutError`` still looks once, without waiting, for what has arrived by then.
     """
     loop = asyncio.get_running_loop()
-    due = loop.time() + seconds
+    step = max(0.0, seconds) / _LOOKS
+    left = spare = _LOOKS
+    coming: asyncio.TimerHandle
     async with asyncio.timeout(None) as limit:
 
-        def at_the_deadline() -> None:
+        def look() -> None:
+            nonlocal left, spare
             now = loop.time()
-            limit.reschedule(now + min(now - due, seconds))
+            if spare and now - coming.when() > step:
+                spare -= 1
+            else:
+                left -= 1
+            if left:
+                next_at(now + step)
+            else:
+                limit.reschedule(now)
 
-        look = loop.call_at(due, at_the_deadline)
+        def next_at(when: float) -> None:
+            nonlocal coming
+            coming = loop.call_at(when, look)
+
+        next_at(loop.time() + step)
         try:
             yield
         finally:
-            look.cancel()
+            coming.cancel()

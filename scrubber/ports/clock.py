@@ -22,7 +22,7 @@ class Clock(Protocol):
         """Cancel the body after ``seconds`` and raise :class:`TimeoutError` from the ``async with``."""
 
     def patience(self, seconds: float) -> AbstractAsyncContextManager[object]:
-        """As :meth:`timeout`; time in which this process stood still at its end is given once more, up to ``seconds``.
+        """As :meth:`timeout`; time in which this process stood still is given again, up to ``seconds``.
 
         For deadlines that a device is blamed for.
         """

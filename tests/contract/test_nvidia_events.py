@@ -267,6 +267,18 @@ async def test_a_pause_ends_the_child_of_its_gpu_alone_and_what_it_missed_is_tol
     assert await until(signals, Signal(first.id, "xid", 79)) == [Signal(first.id, "changed")]
 
 
+async def test_a_gpu_that_two_resets_concern_is_watched_again_after_the_second(node: Node) -> None:
+    first, second = await node.follow()
+    other = node.child_of(second)
+    await node.watch.pause(first.id)
+    await node.watch.pause(first.id)
+    await node.watch.resume(first.id, 20.0)
+    assert node.children.pids() == {other}
+    assert node.watch.unheard(first.id) is not None
+    await node.watch.resume(first.id, 20.0)
+    assert node.watch.unheard(first.id) is None
+
+
 async def test_a_gpu_that_is_not_heard_again_in_time_is_unheard_until_it_is(node: Node) -> None:
     first, second = await node.follow()
     await node.watch.pause(first.id)

@@ -118,6 +118,27 @@ async def test_an_xid_that_nobody_has_read_yet_is_not_lost_with_a_child_that_mak
     await children.close()
 
 
+async def test_an_xid_that_nobody_has_read_yet_is_not_lost_with_a_gpu_that_the_inventory_misses_once(
+    world: World, spoken: Spoken
+) -> None:
+    children = Children()
+    inventory = NvidiaInventory(world.places, children, node="node-1")
+    watch = EventWatch(spoken, world.places, inventory.fingerprint, patience=LONG, pauses=(LONG,))
+    devices = await inventory.devices()
+    watch.follow(devices)
+    await spoken.started.wait()
+    spoken.say({"registered": 8})
+    await watch.ready(LONG)
+    spoken.say({"event": 8, "data": 79, "gi": None, "ci": None})
+    with spoken.theirs:
+        watch.follow([])
+        watch.follow(devices)
+        await watch.close()
+    assert watch.xids(devices[0].id) == {79: 1}
+    await inventory.close()
+    await children.close()
+
+
 async def test_an_xid_that_came_meanwhile_is_not_lost_with_its_child(world: World, spoken: Spoken) -> None:
     children = Children()
     inventory = NvidiaInventory(world.places, children, node="node-1")

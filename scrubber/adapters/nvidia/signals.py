@@ -101,7 +101,7 @@ class EventWatch:
         self._gpus: dict[str, _Gpu] = {}
         self._whose: dict[str, tuple[str, _Part]] = {}
         self._seen: dict[str, Counter[tuple[_Part, int]]] = {}
-        self._paused: set[str] = set()
+        self._paused: Counter[str] = Counter()
         self._polling: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
 
@@ -187,20 +187,16 @@ class EventWatch:
     # --- for resets
 
     async def pause(self, gpu: str) -> None:
-        """End the child of ``gpu`` (a UUID), which has it open, and start none until :meth:`resume`.
+        """End the child of ``gpu`` (a UUID), which has it open, and start none until as many calls of :meth:`resume`.
 
         Raises:
             Stuck: it cannot be ended.
         """
-        self._paused.add(gpu)
+        self._paused[gpu] += 1
         watched = self._gpus.get(gpu)
         if watched is None:
             return
         child = await self._end(watched)
-        if child is not None:  # an XID that nobody has read yet would be told by nobody else
-            with suppress(ChildDied, Unreadable, _NoMore):
-                while (message := child.lying_ready()) is not None:
-                    self._take(watched, message)
         watched.unwatched = "It is being reset."
         if child is not None and not await child.kill() and not await child.wait(0.0):
             raise Stuck(
@@ -213,13 +209,15 @@ class EventWatch:
 
         Where that is not known after ``deadline`` seconds, its events are :meth:`unheard` until they are heard.
         """
-        if gpu not in self._paused:
+        if not self._paused[gpu]:
             return
-        self._paused.discard(gpu)
+        self._paused[gpu] -= 1
         watched = self._gpus.get(gpu)
         if watched is None:
             return
         watched.unheard = "Its events have not been watched since it was reset."
+        if self._paused[gpu]:
+            return
         watched.first.clear()
         self._watch(watched)
         await _known([watched], deadline)
@@ -249,7 +247,7 @@ class EventWatch:
     # --- children
 
     def _watch(self, gpu: _Gpu) -> None:
-        if gpu.uuid in self._paused:
+        if self._paused[gpu.uuid]:
             gpu.first.set()
             return
         gpu.task = asyncio.create_task(self._attend(gpu), name=f"nvidia events {gpu.address}")
@@ -274,7 +272,13 @@ class EventWatch:
         if gpu.child is None:
             return None
         await asyncio.wait({gpu.child})
-        return None if gpu.child.exception() is not None else gpu.child.result()
+        if gpu.child.exception() is not None:
+            return None
+        child = gpu.child.result()
+        with suppress(ChildDied, Unreadable, _NoMore):  # an XID that nobody has read yet would be told by nobody else
+            while (message := child.lying_ready()) is not None:
+                self._take(gpu, message)
+        return child
 
     async def _attend(self, gpu: _Gpu) -> None:
         """Keep a child at ``gpu``, for as long as this is not cancelled."""
