@@ -1,4 +1,4 @@
-"""The first SIGINT or SIGTERM ends what a task does; those that follow do not end its clearing up.
+"""The first SIGINT, SIGTERM or SIGHUP ends what a task does; those that follow do not end its clearing up.
 
 For a program that started processes and made directories: by default a second Ctrl-C leaves them behind.
 """
@@ -32,7 +32,7 @@ def ended_once() -> Iterator[Interruption]:
             interruption.by = number
             task.cancel()
 
-    signals = (signal.SIGINT, signal.SIGTERM)
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     for number in signals:
         loop.add_signal_handler(number, interrupt, number)
     try:

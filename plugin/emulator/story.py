@@ -40,7 +40,7 @@ def main(*, keep: bool = False, directory: Path | None = None, stay: bool = Fals
     Args:
         keep: leave the logs and the ledger where they are, and say where.
         directory: where to put them; a temporary directory when None.
-        stay: leave the node running afterwards, until SIGINT or SIGTERM, with both daemons' metrics on loopback.
+        stay: leave the node running afterwards, until SIGINT, SIGTERM or SIGHUP, with both daemons' metrics on loopback.
     """
     return asyncio.run(_tell(Console(highlight=False, soft_wrap=True), keep=keep, directory=directory, stay=stay))
 

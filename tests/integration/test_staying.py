@@ -67,7 +67,7 @@ async def test_the_node_stays_until_ctrl_c(kept: bool, short_tmp: Path) -> None:
     assert (f"Logs and ledger: {node}" in ended.text) is kept
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("stays", [True, False])
 async def test_however_often_it_is_told_to_end_it_leaves_nothing_behind(number: signal.Signals, stays: bool) -> None:
     program = (sys.executable, "-c", A_SHORT_STORY if stays else A_LONG_STORY)

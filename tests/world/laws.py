@@ -51,7 +51,7 @@ class Laws:
         self._boot = boot
         self._now = now
         self._wall = wall
-        self._called_clean: set[str] = set()
+        self._called_clean: dict[str, str] = {}
         self.breaches: list[str] = []
         self.health = HealthLaws(policy=policy, wall=wall, late=late, breach=self.breach)
 
@@ -149,6 +149,10 @@ class Laws:
         if any(each.first for each in same_start) and not grace_over:
             self.breach("5", f"PID {proc.pid} of {proc.label} is signalled within its grace")
 
+    def service_starts(self) -> None:
+        """What the service before it called clean, nobody has watched since."""
+        self._called_clean.clear()
+
     # -- durable rows ----------------------------------------------------------------------------------------------
 
     def stored(self, change: Change) -> None:
@@ -168,17 +172,20 @@ class Laws:
                 self.breach("2", f"{record.device} was granted and the ledger says {record.hygiene.value}")
             gpu = self._matter.gpus[record.device]
             # Of one that fell off the bus nobody can say who wrote on it; it is proved anew before it is offered.
-            if record.hygiene is Hygiene.CLEAN and not gpu.lost and not self._may_be_called_clean(gpu):
+            if record.hygiene is Hygiene.CLEAN and not gpu.lost and not self._may_be_called_clean(gpu, record):
                 self.breach("6", f"{record.device} is called clean and holds {gpu.cells}")
-            (self._called_clean.add if record.hygiene is Hygiene.CLEAN else self._called_clean.discard)(record.device)
+            if record.hygiene is Hygiene.CLEAN and record.certificate is not None:
+                self._called_clean[record.device] = record.certificate.id
         for certificate in change.certificates:
             if not certificate.not_covered:
                 self.breach("6", f"{certificate.id} does not say what it left out")
 
-    def _may_be_called_clean(self, gpu: Gpu) -> bool:
-        """It holds zeros; or it was clean before a process of the host wrote on it, which no look has seen so far."""
+    def _may_be_called_clean(self, gpu: Gpu, record: DeviceRecord) -> bool:
+        """It holds zeros; or it has the certificate that this life of the service gave it before a process of the host
+        wrote on it, which no look has seen so far."""
         written = set(gpu.cells) - {""}
-        return not written or (gpu.id in self._called_clean and all(each.startswith("host/") for each in written))
+        known = record.certificate is not None and self._called_clean.get(gpu.id) == record.certificate.id
+        return not written or (known and all(each.startswith("host/") for each in written))
 
     def _may_be_unjudged(self, record: DeviceRecord) -> None:
         """Somebody said so: a policy that observes, or a person who broke its glass, for a time that is not over."""

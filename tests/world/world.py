@@ -110,6 +110,7 @@ class World:
     async def start_service(self) -> Service:
         """Start one and wait until it has looked at every device, or has died on the way."""
         assert not self.serving
+        self.laws.service_starts()
         self.lives += 1
         life = Life(self.lives)
         tools = self._instruments(life)
