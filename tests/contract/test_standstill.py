@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from scrubber.adapters.children.erasing import listen
-from scrubber.adapters.children.message import Message, pack
+from scrubber.adapters.children.message import HEADER, Message, body_length, pack, unpack
 from scrubber.adapters.children.process import Child, Children
+from scrubber.adapters.cuda.diagnostician import CudaDiagnostics
 from scrubber.adapters.cuda.programs import ERASER, Programs
 from scrubber.adapters.cuda.workplace import Work, Workplace
 from scrubber.adapters.nvidia.inventory import NvidiaInventory
@@ -61,6 +62,10 @@ class Spoken(Children):
     def say(self, *messages: Message) -> None:
         for each in messages:
             self.theirs.sendall(pack(each))
+
+    def order(self) -> Message:
+        """What the child was told to do."""
+        return unpack(self.theirs.recv(body_length(self.theirs.recv(HEADER))))
 
     async def asked(self) -> None:
         """Return once the child was told what to do, and whoever told it waits for what it says."""
@@ -221,6 +226,8 @@ async def work_of(what: str, children: Children, directory: Path, deadline: floa
                 device, Level.QUICK, deadline
             )
         workplace = Workplace(FromTheTest(children), Unfenced(), directory / "locks")
+        if what == "cuda diagnostic":
+            return await CudaDiagnostics(workplace).diagnose(device, Level.QUICK, deadline)
         return await workplace.do(
             device, Work(ERASER, "eraser", {}, lambda child: listen(child, lambda _: None), deadline)
         )
@@ -228,7 +235,12 @@ async def work_of(what: str, children: Children, directory: Path, deadline: floa
         await backend.close()
 
 
-WORK = [("sim eraser", ERASED), ("sim diagnostic", CHECKED), ("cuda", {"covered_bytes": 0})]
+WORK = [
+    ("sim eraser", ERASED),
+    ("sim diagnostic", CHECKED),
+    ("cuda eraser", {"covered_bytes": 0}),
+    ("cuda diagnostic", CHECKED),
+]
 
 
 @pytest.mark.parametrize(("what", "report"), WORK)
@@ -249,6 +261,8 @@ async def test_a_node_that_takes_long_to_start_a_child_takes_nothing_of_the_time
     spoken.late = 2 * SHORT
     working = asyncio.create_task(work_of(what, spoken, short_tmp / "node", SHORT))
     await spoken.asked()
+    if report is CHECKED:
+        assert spoken.order()["seconds"] == Level.QUICK.seconds
     spoken.say({"ok": report})
     assert await working
 

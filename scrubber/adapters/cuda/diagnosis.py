@@ -246,11 +246,11 @@ def _cut(piece: Piece, size: int) -> Iterator[Piece]:
 
 def diagnose(link: Link, request: Message) -> Message:
     """Do what ``request`` (written by :class:`scrubber.adapters.cuda.diagnostician.CudaDiagnostics`) says."""
-    until = request.get("until")
-    if not isinstance(until, int | float):
-        raise Fault("unreadable", "A request to diagnose says until when there is time.")
-    allotment = Allotment(until, time.monotonic)
-    return {"checks": Diagnosis(link, take_device(request)).run(allotment)}
+    seconds = request.get("seconds")
+    if not isinstance(seconds, int | float):
+        raise Fault("unreadable", "A request to diagnose says how many seconds there are.")
+    device = take_device(request)
+    return {"checks": Diagnosis(link, device).run(Allotment(time.monotonic() + seconds, time.monotonic))}
 
 
 def run(link: Link) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from scrubber.adapters.children.checking import checks_of
 from scrubber.adapters.children.message import Message
 from scrubber.adapters.children.process import Child
@@ -32,7 +30,7 @@ class CudaDiagnostics:
     async def diagnose(self, device: Device, level: Level, deadline: float) -> tuple[Check, ...]:
         if level is Level.NONE:
             return ()
-        order: Message = {"until": time.monotonic() + level.seconds}
+        order: Message = {"seconds": level.seconds}
         done = await self._workplace.do(device, Work(DIAGNOSIS, "diagnostic", order, _listen, deadline))
         await self._workplace.gpu.settled(device, self._settle_limit)
         return checks_of(done.report)

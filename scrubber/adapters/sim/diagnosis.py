@@ -175,12 +175,12 @@ def _differences(found: bytes, wanted: bytes) -> int:
 
 def diagnose(link: Link, request: Message) -> Message:
     """Do what ``request`` (written by :class:`scrubber.adapters.sim.diagnostician.SimDiagnostics`) says."""
-    total, inode, paths, until = (request.get(key) for key in ("bytes", "inode", "control", "until"))
+    total, inode, paths, seconds = (request.get(key) for key in ("bytes", "inode", "control", "seconds"))
     if not isinstance(total, int) or not isinstance(inode, int) or not isinstance(paths, list):
         raise Fault("unreadable", "A request to diagnose names bytes, inode and control files.")
-    if not isinstance(until, int | float):
-        raise Fault("unreadable", "A request to diagnose says until when there is time.")
-    allotment = Allotment(until, time.monotonic)
+    if not isinstance(seconds, int | float):
+        raise Fault("unreadable", "A request to diagnose says how many seconds there are.")
+    allotment = Allotment(time.monotonic() + seconds, time.monotonic)
     if not locks.take(str(request["lock"])):
         raise Fault("held", "Another eraser still works on the device.")
     memory = open_memory(str(request["memory"]), inode)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 from scrubber.adapters.children.checking import checks_of
@@ -43,7 +42,7 @@ class SimDiagnostics:
         child = await self._children.start(_MODULE, device=device.id, nice=_NICE)
         try:
             async with patience(deadline):  # a node that is slow to start a child takes nothing of it
-                await child.send(self._order(found, time.monotonic() + level.seconds))
+                await child.send(self._order(found, level.seconds))
                 checks = checks_of(answer_of(await child.receive()))
         except TimeoutError as error:
             how = "it was killed" if await child.kill() else "it does not die and was abandoned"
@@ -56,12 +55,12 @@ class SimDiagnostics:
             raise Stuck(f"The diagnostic of device {device.index} has reported and does not end; it was abandoned.")
         return checks
 
-    def _order(self, found: SimDevice, until: float) -> Message:
+    def _order(self, found: SimDevice, seconds: float) -> Message:
         return {
             "lock": str(lock_path(self._locks, found.device.id)),
             "memory": str(found.memory),
             "bytes": found.device.memory_bytes,
             "inode": found.inode,
             "control": [str(place / "control.json") for place in found.control_directories],
-            "until": until,
+            "seconds": seconds,
         }
