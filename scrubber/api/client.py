@@ -22,7 +22,7 @@ from scrubber.api import scrubber_pb2 as pb
 from scrubber.api import scrubber_pb2_grpc
 from scrubber.api.sockets import Purpose, Sockets, target
 from scrubber.api.status import CLASS_KEY, error_of
-from scrubber.domain.errors import Away, BadConfiguration, NotPermitted, ScrubberError
+from scrubber.domain.errors import Away, BadConfiguration, NotPermitted, Refused, ScrubberError
 
 __all__ = ["AdminClient", "PluginClient", "ReadClient"]
 
@@ -250,6 +250,8 @@ class ReadClient(_Client):
 
         Raises:
             InvalidRequest: one of these means nothing here.
+            Refused: the service is too old for ``events``, ``before`` and a second page (``code`` is ``"older-service"``).
+            ScrubberError: its answer leads back to rows that were read.
         """
         request = pb.GetHistoryRequest(
             device=device, since=since, tenant=tenant, outcome=outcome, events=events, before=before
@@ -259,6 +261,7 @@ class ReadClient(_Client):
             request.limit = _LONGEST_PAGE if left is None else min(_LONGEST_PAGE, left)
             call: Awaitable[pb.GetHistoryResponse] = self._stub.GetHistory(request, timeout=_ANSWER_SECONDS)
             page = await self._answer(call)
+            _check_order(request, page)
             yield page
             left = None if left is None else left - len(page.entries)
             if not page.next_before or (left is not None and left <= 0):
@@ -363,6 +366,23 @@ class AdminClient(_Client):
         request = pb.AcceptBaselineRequest(device=device, reason=reason, shown=shown)
         call: Awaitable[pb.DeviceAnswer] = self._stub.AcceptBaseline(request, timeout=_PLAN_SECONDS)
         return await self._answer(call)
+
+
+def _check_order(request: pb.GetHistoryRequest, page: pb.GetHistoryResponse) -> None:
+    """Raise unless ``page`` answers the whole of ``request`` and leads to older rows, or to none."""
+    if not page.HasField("next_before"):
+        if request.events or request.before:
+            raise Refused(
+                "The service is older than this command: it tells its history neither by event nor page by page, and not "
+                "more than 1,000 rows. Restart it, so that both are of one version.",
+                code="older-service",
+            )
+        page.next_before = page.entries[-1].sequence if len(page.entries) >= request.limit else 0
+    if request.before and page.next_before >= request.before:
+        raise ScrubberError(
+            f"The service said that what is older than row {request.before} goes on before row {page.next_before}; to ask "
+            "on would never end. Its audit trail may be damaged: scrubber audit verify."
+        )
 
 
 def _unanswered(path: Path, code: grpc.StatusCode) -> ScrubberError:

@@ -124,7 +124,7 @@ class ReadServicer(scrubber_pb2_grpc.ReadServicer):
         # Of a device that is gone there may be nothing of what was asked for, which does not make its id a wrong one.
         if not await self._service.history(HistoryQuery(device=device, limit=1)):
             raise unknown
-        return pb.GetHistoryResponse()
+        return pb.GetHistoryResponse(next_before=0)
 
     async def GetServiceInfo(self, request: pb.GetServiceInfoRequest, context: Context) -> pb.ServiceInfo:
         return messages.service_info(self._service.info())
@@ -209,7 +209,7 @@ async def _page(entries: Sequence[HistoryEntry], limit: int) -> pb.GetHistoryRes
     Raises:
         InvalidRequest: the first one alone is too large.
     """
-    answer = pb.GetHistoryResponse()
+    answer = pb.GetHistoryResponse(next_before=0)
     room = _LARGEST_ANSWER
     for number, each in enumerate(entries[:limit]):
         if number % _AT_A_TIME == _AT_A_TIME - 1:

@@ -125,6 +125,7 @@ class _Asked:
     since: float = 0.0
     before: int = 0
     limit: int | None = _LIMIT
+    limit_typed: bool = False
 
     def flags(self) -> list[str]:
         """What is typed to ask this."""
@@ -133,8 +134,8 @@ class _Asked:
             "--tenant": [self.tenant],
             "--outcome": [self.outcome],
             "--event": self.events,
-            "--since": [utc(self.since) if self.since else ""],
-            "--limit": [str(self.limit) if self.limit not in (None, _LIMIT) else ""],
+            "--since": [_exact(self.since) if self.since else ""],
+            "--limit": [str(self.limit or "") if self.limit_typed else ""],
             "--before": [str(self.before or "")],
         }
         return [word for flag, values in said.items() for value in values if value for word in (flag, value)]
@@ -166,6 +167,7 @@ def history(
         since=moment_of(since, time.time()) if since else 0.0,
         before=min(before, _LARGEST),
         limit=None if everything else limit,
+        limit_typed=_typed(context, "limit"),
     )
 
     told, next_before = run(_ask(asked, socket, output))
@@ -173,7 +175,7 @@ def history(
         # Above the table: nobody scrolls through rows to learn that the oldest of them are not there.
         note(_older(asked, told.entries))
         onward = replace(asked, before=next_before).flags()
-        if getattr(context.get_parameter_source("socket"), "name", "") == "COMMANDLINE":
+        if _typed(context, "socket"):
             onward += ["--socket", str(socket)]
         if output is Output.NAME:
             onward += ["--output", output]
@@ -200,6 +202,19 @@ async def _ask(asked: _Asked, socket: Path, output: Output) -> tuple[_Told, int]
             told.add(page.entries)
             next_before = page.next_before
     return told, next_before
+
+
+def _typed(context: typer.Context, parameter: str) -> bool:
+    """Whether somebody typed it; what is in the environment is there for the next command, too."""
+    return getattr(context.get_parameter_source(parameter), "name", "") == "COMMANDLINE"
+
+
+def _exact(moment: float) -> str:
+    """``moment`` as :func:`moment_of` reads it again, to the microsecond; empty for one before every calendar's first."""
+    try:
+        return datetime.fromtimestamp(moment, UTC).isoformat().replace("+00:00", "Z")
+    except (OverflowError, ValueError, OSError):
+        return ""
 
 
 def outcome_of(written: str) -> str:

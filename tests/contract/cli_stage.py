@@ -130,6 +130,8 @@ class Service(scrubber_pb2_grpc.ReadServicer, scrubber_pb2_grpc.AdminServicer):
     devices: list[pb.Device] = field(default_factory=lambda: [CLEAN, SICK])
     info: pb.ServiceInfo = field(default_factory=lambda: pb.ServiceInfo(policy="default", enforcement="enforce"))
     entries: list[pb.HistoryEntry] = field(default_factory=list)
+    page: pb.GetHistoryResponse | None = None
+    """What every question about the past is answered with; None: with ``entries`` as they are asked for."""
     updates: list[pb.ScrubUpdate] = field(default_factory=lambda: [HALFWAY, PASSED])
     error: Exception | None = None
     endless: bool = False
@@ -169,6 +171,8 @@ class Service(scrubber_pb2_grpc.ReadServicer, scrubber_pb2_grpc.AdminServicer):
         await self._answer(request, context)
         older = [each for each in self.entries if not request.before or each.sequence < request.before]
         page = older[: request.limit]
+        if self.page is not None:
+            return self.page
         return pb.GetHistoryResponse(entries=page, next_before=page[-1].sequence if len(page) < len(older) else 0)
 
     async def Scrub(self, request: Any, context: Any) -> AsyncIterator[pb.ScrubUpdate]:
