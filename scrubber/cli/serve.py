@@ -335,7 +335,11 @@ def demo(
     directory: Annotated[
         Path | None,
         typer.Option(
-            "--dir", envvar="SCRUBBER_DEMO_DIR", metavar="DIR", help="Where the node is made.", show_default="a new one"
+            "--dir",
+            envvar="SCRUBBER_DEMO_DIR",
+            metavar="DIR",
+            help="Where the node is made, and its logs and ledger stay.",
+            show_default="a new one, which is removed",
         ),
     ] = None,
     stay: Annotated[
