@@ -16,9 +16,15 @@ __all__ = ["Interruption", "ended_once"]
 
 @dataclass(slots=True)
 class Interruption:
-    """``by`` is the signal that came first; None while none has come."""
+    """What came.
+
+    Attributes:
+        by: the signal that came first; None while none has come.
+        over: set it once only the clearing up is left: no signal ends anything from then on.
+    """
 
     by: signal.Signals | None = None
+    over: bool = False
 
 
 @contextmanager
@@ -28,7 +34,7 @@ def ended_once() -> Iterator[Interruption]:
     assert task is not None
 
     def interrupt(number: signal.Signals) -> None:
-        if interruption.by is None:
+        if interruption.by is None and not interruption.over:
             interruption.by = number
             task.cancel()
 

@@ -54,10 +54,13 @@ async def _tell(console: Console, *, keep: bool, directory: Path | None, stay: b
         status = 0
         try:
             async with stage:
-                await Story(stage, console).run()
-                console.print(f"\nEvery expectation held, in {time.monotonic() - began:.0f} s.")
-                if stay:
-                    await until_interrupted(stage, console)
+                try:
+                    await Story(stage, console).run()
+                    console.print(f"\nEvery expectation held, in {time.monotonic() - began:.0f} s.")
+                    if stay:
+                        await until_interrupted(stage, console)
+                finally:
+                    interruption.over = True
         except (Unexpected, TimeoutError, RuntimeError) as failure:
             console.print(f"\n[bold red]The story broke:[/] {escape(str(failure))}")
             status, keep = 1, True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
 from scrubber.adapters.patience import patience
@@ -26,5 +27,5 @@ class SystemClock:
     def timeout(self, seconds: float) -> AbstractAsyncContextManager[object]:
         return asyncio.timeout(seconds)
 
-    def patience(self, seconds: float) -> AbstractAsyncContextManager[object]:
+    def patience(self, seconds: float) -> AbstractAsyncContextManager[Callable[[], float]]:
         return patience(seconds)

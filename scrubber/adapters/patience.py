@@ -8,7 +8,7 @@ processor) was not that device.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 __all__ = ["patience"]
@@ -17,8 +17,10 @@ _LOOKS = 10
 
 
 @asynccontextmanager
-async def patience(seconds: float) -> AsyncIterator[None]:
+async def patience(seconds: float) -> AsyncIterator[Callable[[], float]]:
     """As ``asyncio.timeout(seconds)``, of which a tenth is given again for each look at the clock that came too late.
+
+    What is yielded says how many of the ``seconds`` are over; a standstill that is given again is none of them.
 
     No more than ``seconds`` is given again: what really hangs is known once this process has run for twice that.
 
@@ -30,10 +32,18 @@ async def patience(seconds: float) -> AsyncIterator[None]:
     coming: asyncio.TimerHandle
     async with asyncio.timeout(None) as limit:
 
+        def late(now: float) -> bool:
+            return now - coming.when() > step
+
+        def counted() -> float:
+            now = loop.time()
+            begun = coming.when() - step
+            return step * (_LOOKS - left) + (0.0 if spare and late(now) else min(step, now - begun))
+
         def look() -> None:
             nonlocal left, spare
             now = loop.time()
-            if spare and now - coming.when() > step:
+            if spare and late(now):
                 spare -= 1
             else:
                 left -= 1
@@ -48,6 +58,6 @@ async def patience(seconds: float) -> AsyncIterator[None]:
 
         next_at(loop.time() + step)
         try:
-            yield
+            yield counted
         finally:
             coming.cancel()

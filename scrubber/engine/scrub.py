@@ -83,10 +83,9 @@ async def run(work: Work, begin: Callable[[Step], None]) -> ScrubResult:
                 if step in _TIMED_BY_THEMSELVES:
                     result = await functions[step](work)
                 else:
-                    async with clock.patience(left):
+                    async with clock.patience(left) as counted:
                         result = await functions[step](work)
-                    spent = clock.monotonic() - start
-                    left -= spent if spent < left else 0.0  # beyond the deadline it was this process that stood still
+                        left -= counted()
             except TimeoutError:
                 sentence = f"The plan was not through with {step.value} when its {work.plan.deadline:g} s were over."
                 finding = Finding(step, "scrub-overdue", Severity.FAULT, sentence)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
@@ -21,8 +22,8 @@ class Clock(Protocol):
     def timeout(self, seconds: float) -> AbstractAsyncContextManager[object]:
         """Cancel the body after ``seconds`` and raise :class:`TimeoutError` from the ``async with``."""
 
-    def patience(self, seconds: float) -> AbstractAsyncContextManager[object]:
+    def patience(self, seconds: float) -> AbstractAsyncContextManager[Callable[[], float]]:
         """As :meth:`timeout`; time in which this process stood still is given again, up to ``seconds``.
 
-        For deadlines that a device is blamed for.
+        For deadlines that a device is blamed for. The body is given a function that says how many of the seconds are over.
         """

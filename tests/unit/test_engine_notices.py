@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 
@@ -373,7 +374,7 @@ class _Clock:
     def timeout(self, seconds: float) -> AbstractAsyncContextManager[object]:
         raise NotImplementedError
 
-    def patience(self, seconds: float) -> AbstractAsyncContextManager[object]:
+    def patience(self, seconds: float) -> AbstractAsyncContextManager[Callable[[], float]]:
         raise NotImplementedError
 
 

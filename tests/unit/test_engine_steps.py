@@ -253,10 +253,12 @@ async def test_a_step_that_outlives_the_plan_fails_it() -> None:
 
 @dataclass
 class Interrupted(Answering):
-    """The service stands still while the first question is answered."""
+    """The service stands still for ``standstill`` seconds while the first question is answered."""
+
+    standstill: float = 0.0
 
     async def orphan(self, device: Device) -> int | None:
-        asyncio.get_running_loop().call_later(0.01, self.world.pause, 3.0)
+        asyncio.get_running_loop().call_later(0.01, self.world.pause, self.standstill)
         await self.world.run(0.02)
         return None
 
@@ -276,12 +278,15 @@ class Slow:
         return self.telemetry.signals()
 
 
+@pytest.mark.parametrize("standstill", [0.3, 0.46, 0.49, 0.5, 0.55, 3.0])
 @in_virtual_time
-async def test_a_service_that_stood_still_in_the_midst_of_a_step_blames_no_device() -> None:
+async def test_a_service_that_stood_still_in_the_midst_of_a_step_blames_no_device(standstill: float) -> None:
     async with a_world(devices=1) as world:
         context = work(world, WHOLE, slow_path=0.5)
         slow = Slow(world, context.instruments.telemetry)
-        instruments = replace(context.instruments, eraser=Interrupted(world, WHOLE), telemetry=slow)
+        instruments = replace(
+            context.instruments, eraser=Interrupted(world, WHOLE, standstill=standstill), telemetry=slow
+        )
         result = await scrub.run(replace(context, instruments=instruments), lambda _: None)
         assert [finding.code for finding in result.findings] == []
         assert result.outcome is Outcome.PASSED

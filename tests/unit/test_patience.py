@@ -44,6 +44,27 @@ async def test_a_standstill_of_any_length_takes_no_more_than_a_tenth_of_the_time
         await asyncio.sleep(0.8)
 
 
+@pytest.mark.parametrize("standstill", [0.0, 0.5, 0.95, 1.0, 1.05, 1.5, 100.0])
+@pytest.mark.parametrize("before", [0.0, 0.06, 0.5])
+@pytest.mark.parametrize("after", [0.0, 0.3])
+@in_virtual_time
+async def test_what_is_over_is_said_without_the_standstill(standstill: float, before: float, after: float) -> None:
+    async with patience(1.0) as counted:
+        await asyncio.sleep(before)
+        stand_still(standstill)
+        await asyncio.sleep(after)
+        told = counted()
+    assert before + after - 0.2 <= told <= before + after + 0.2
+
+
+@in_virtual_time
+async def test_without_a_standstill_it_is_the_time() -> None:
+    async with patience(1.0) as counted:
+        for over in (0.0, 0.1, 0.25, 0.5, 0.99):
+            await asyncio.sleep(over - counted())
+            assert counted() == pytest.approx(over)
+
+
 @in_virtual_time
 async def test_standing_still_again_and_again_is_given_up_after_twice_the_time() -> None:
     loop = asyncio.get_running_loop()

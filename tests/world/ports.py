@@ -61,7 +61,7 @@ class ClockOfLife:
         self._life.check()
         return self._clock.timeout(seconds)
 
-    def patience(self, seconds: float) -> AbstractAsyncContextManager[object]:
+    def patience(self, seconds: float) -> AbstractAsyncContextManager[Callable[[], float]]:
         self._life.check()
         return self._clock.patience(seconds)
 

@@ -97,7 +97,7 @@ class VirtualClock:
     def timeout(self, seconds: float) -> AbstractAsyncContextManager[object]:
         return asyncio.timeout(seconds)
 
-    def patience(self, seconds: float) -> AbstractAsyncContextManager[object]:
+    def patience(self, seconds: float) -> AbstractAsyncContextManager[Callable[[], float]]:
         return patience(seconds)
 
 
