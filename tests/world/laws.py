@@ -176,6 +176,8 @@ class Laws:
                 self.breach("6", f"{record.device} is called clean and holds {gpu.cells}")
             if record.hygiene is Hygiene.CLEAN and record.certificate is not None:
                 self._called_clean[record.device] = record.certificate.id
+            else:
+                self._called_clean.pop(record.device, None)  # what it had proves nothing any more
         for certificate in change.certificates:
             if not certificate.not_covered:
                 self.breach("6", f"{certificate.id} does not say what it left out")
