@@ -22,7 +22,8 @@ async def patience(seconds: float) -> AsyncIterator[Callable[[], float]]:
 
     What is yielded says how many of the ``seconds`` are over; a standstill that is given again is none of them.
 
-    No more than ``seconds`` is given again: what really hangs is known once this process has run for twice that.
+    No more than ``seconds`` is given again: what really hangs is known after twenty looks. A standstill of less than a tenth
+    is taken for slowness and counts, however many follow each other.
 
     Whoever catches the ``TimeoutError`` still looks once, without waiting, for what has arrived by then.
     """

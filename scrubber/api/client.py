@@ -378,10 +378,12 @@ def _check_order(request: pb.GetHistoryRequest, page: pb.GetHistoryResponse) -> 
                 code="older-service",
             )
         page.next_before = page.entries[-1].sequence if len(page.entries) >= request.limit else 0
-    if request.before and page.next_before >= request.before:
+    rows = [each.sequence for each in page.entries]
+    lost = page.next_before and page.next_before not in rows[-1:]
+    if lost or (request.before and rows and rows[0] >= request.before):
         raise ScrubberError(
-            f"The service said that what is older than row {request.before} goes on before row {page.next_before}; to ask "
-            "on would never end. Its audit trail may be damaged: scrubber audit verify."
+            f"Asked for what is older than row {request.before or 'any'}, the service gave {len(rows)} rows and goes on before "
+            f"row {page.next_before}, which does not lead to older ones. Its audit trail may be damaged: scrubber audit verify."
         )
 
 

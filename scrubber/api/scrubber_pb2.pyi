@@ -688,14 +688,16 @@ class ScrubUpdate(_message.Message):
     def __init__(self, progress: _Optional[_Union[ScrubProgress, _Mapping]] = ..., result: _Optional[_Union[ScrubResult, _Mapping]] = ...) -> None: ...
 
 class ScrubResult(_message.Message):
-    __slots__ = ("scrub", "certificate", "device")
+    __slots__ = ("scrub", "certificate", "device", "unexplained")
     SCRUB_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
+    UNEXPLAINED_FIELD_NUMBER: _ClassVar[int]
     scrub: Scrub
     certificate: Certificate
     device: Device
-    def __init__(self, scrub: _Optional[_Union[Scrub, _Mapping]] = ..., certificate: _Optional[_Union[Certificate, _Mapping]] = ..., device: _Optional[_Union[Device, _Mapping]] = ...) -> None: ...
+    unexplained: str
+    def __init__(self, scrub: _Optional[_Union[Scrub, _Mapping]] = ..., certificate: _Optional[_Union[Certificate, _Mapping]] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., unexplained: _Optional[str] = ...) -> None: ...
 
 class QuarantineRequest(_message.Message):
     __slots__ = ("device", "reason")

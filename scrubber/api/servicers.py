@@ -199,6 +199,7 @@ class AdminServicer(scrubber_pb2_grpc.AdminServicer):
             scrub=messages.scrub_message(news.finished),
             certificate=None if news.certificate is None else messages.certificate_message(news.certificate),
             device=None if view is None else messages.device_message(view),
+            unexplained=news.unexplained,
         )
         return pb.ScrubUpdate(result=result)
 

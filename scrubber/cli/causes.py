@@ -7,20 +7,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from scrubber.api import scrubber_pb2 as pb
 
-__all__ = ["BY_ITSELF", "out_of_service", "said", "way_back"]
+__all__ = ["BY_ITSELF", "leads_back", "out_of_service", "said"]
 
 BY_ITSELF = ("scrub", "reset", "wait")
 """Ways back on which the service makes the next attempt; on the others a person does."""
 
 
-def way_back(cause: pb.Cause, called: str) -> str:
-    """What has to happen before the device comes back, as a sentence.
-
-    Args:
-        called: what stands for the device in a command to be typed, such as its index.
-    """
+def leads_back(device: pb.Device) -> str:
+    """What has to happen before the device, which has a cause, comes back: a sentence."""
     from scrubber.domain.health import Cause, WayBack
 
+    if device.health == "probation" and not device.must_reset:
+        return "It returns once it has been scrubbed clean as often as its policy asks for."
+    cause, called = device.cause, device.index
     try:
         told = Cause(cause.code, cause.sentence, WayBack(cause.way_back), cause.since, cause.actor).return_sentence
     except ValueError:  # a newer service knows another way
@@ -39,7 +38,7 @@ def out_of_service(device: pb.Device) -> str:
     if device.offered:
         return ""
     word = {"probation": "on probation", "healthy": "out of service", "suspect": "out of service"}.get(device.health)
-    stays = f"Device {device.index or device.id} stays {word or device.health or device.state or 'out of service'}"
+    what = f"Device {device.index or device.id} is {word or device.health or device.state or 'out of service'}"
     if not device.HasField("cause"):
-        return f"{stays}: it is {device.state}." if device.state else f"{stays}."
-    return f"{stays}: {said(device.cause)} {way_back(device.cause, device.index)}"
+        return f"{what}: its state is {device.state}." if device.state not in ("", device.health) else f"{what}."
+    return f"{what}: {said(device.cause)} {leads_back(device)}"

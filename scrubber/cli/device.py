@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from scrubber.cli.asking import run
-from scrubber.cli.causes import BY_ITSELF, way_back
+from scrubber.cli.causes import BY_ITSELF, leads_back
 from scrubber.cli.having import had_last, tenancies
 from scrubber.cli.listing import age, chosen
 from scrubber.cli.options import DeviceArgument, OutputOption, SocketOption
@@ -127,13 +127,14 @@ def _state(found: pb.Device, now: float) -> Rows:
     if found.HasField("cause"):
         yield "cause", f"{found.cause.code}: {found.cause.sentence}"
         yield "since", f"{_when(found.cause.since, now)}, by {found.cause.actor}"
-        yield "way back", way_back(found.cause, found.index)
+        yield "way back", leads_back(found)
     if found.waits:
         yield "it waits", found.waits
     if found.retry_at and (not found.HasField("cause") or found.cause.way_back in BY_ITSELF):
-        yield "next attempt", _when(found.retry_at, now)
+        due = found.retry_at <= now
+        yield "next attempt", f"due since {_when(found.retry_at, now)}" if due else _when(found.retry_at, now)
     if found.must_reset:
-        yield "reset", "owed: nothing is handed over before it"
+        yield "reset", f"owed: {_without_it(found)}"
     if found.clean_scrubs or found.health == "probation":
         yield "clean scrubs", f"{found.clean_scrubs} on the probation under way"
     if found.failures:
@@ -148,6 +149,15 @@ def _state(found: pb.Device, now: float) -> Rows:
     yield "policy", f"{found.policy or '-'}{f' ({found.enforcement})' if found.enforcement else ''}"
     if found.HasField("glass"):
         yield "glass", f"broken until {utc(found.glass.until)} by {found.glass.actor}: {found.glass.reason}"
+
+
+def _without_it(found: pb.Device) -> str:
+    """What becomes of hand-overs while a reset is owed."""
+    if found.HasField("glass"):
+        return "the device is handed over without it all the same while its glass is broken"
+    if found.enforcement == "observe":
+        return "the device is handed over without it all the same, because its policy only observes"
+    return "nothing is handed over before it"
 
 
 def _tenancies(found: pb.Device, now: float) -> Iterator[Section]:

@@ -101,7 +101,7 @@ _LIMIT = 100
 HEADER = (
     Column("SEQUENCE"),
     Column("TIME"),
-    Column("EVENT", least=12),
+    Column("EVENT"),
     Column("DEVICE", ids=True),
     Column("SCRUB", ids=True, drop=2),
     Column("ACTOR", drop=1),
@@ -233,6 +233,11 @@ def moment_of(written: str, now: float) -> float:
     Raises:
         typer.BadParameter: it is neither.
     """
+    if written.strip().replace(".", "", 1).isdecimal():
+        raise typer.BadParameter(
+            f'"{written}" names no unit: write {written.strip()}h, {written.strip()}m or {written.strip()}s.',
+            param_hint="--since",
+        )
     try:
         return now - seconds(written)
     except typer.BadParameter:

@@ -62,7 +62,7 @@ def answer(found: Sequence[pb.Device], info: pb.ServiceInfo | None = None, now: 
         ),
         rows=[_row(each, usual, moment) for each in found],
         empty="There are no devices on this node.",
-        notes=[*_broken(found), *_stopped(info)],
+        notes=[*_broken(found), *_stopped(found, info)],
         kind="Device",
     )
 
@@ -125,10 +125,11 @@ def _broken(found: Sequence[pb.Device]) -> Iterator[str]:
             )
 
 
-def _stopped(info: pb.ServiceInfo | None) -> Iterator[str]:
-    """What the service no longer does by itself."""
-    if info is not None and info.breaker.resets:
+def _stopped(found: Sequence[pb.Device], info: pb.ServiceInfo | None) -> Iterator[str]:
+    """What the service no longer does by itself to any of these devices."""
+    shown = {each.id for each in found}
+    if info is not None and info.breaker.resets and not shown.isdisjoint(info.breaker.waiting):
         again = f" The next one may be at {utc(info.breaker.resets_until)}." if info.breaker.resets_until else ""
         yield info.breaker.resets + again
-    if info is not None and info.breaker.soft:
+    if info is not None and info.breaker.soft and not shown.isdisjoint(info.breaker.spared):
         yield info.breaker.soft

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
-from scrubber.cli.causes import out_of_service, way_back
+from scrubber.cli.causes import leads_back, out_of_service
 from scrubber.cli.exits import Exit, exit_for
 from scrubber.cli.following import Course, Ended, Followed
 from scrubber.cli.output import Answer, Column, Output, Section, emit, tell
@@ -119,8 +119,19 @@ def _summary(courses: Sequence[Course], ended: Ended, *, single: bool) -> Answer
         rows=[_line(course) for course in told],
         empty="None of them has ended yet." if courses else "No device is idle.",
         sections=() if alone is None else [Section("The scrub", (), list(_properties(alone)))],
-        notes=[sentence for course in courses if (sentence := _still_out(course))],
+        notes=[sentence for course in courses for sentence in (_unexplained(course), _still_out(course)) if sentence],
         kind="ScrubResult",
+    )
+
+
+def _unexplained(course: Course) -> str:
+    """What a person has to look into although the device is clean now; empty for nothing."""
+    if course.result is None or not course.result.unexplained:
+        return ""
+    called = _index(course) or course.device
+    return (
+        f"Device {called}: {course.result.unexplained} It is looked into as docs/runbooks/ScrubberResidueAfterCertificate.md "
+        f"says; scrubber history --device {called} --event residue.unexplained shows each time."
     )
 
 
@@ -145,6 +156,7 @@ def _data(course: Course) -> dict[str, Any]:
         "scrub": scrub,
         "certificate": shapes.certificate(result.certificate) if result is not None and certified else None,
         "device": shapes.device(result.device) if result is not None and described else None,
+        "unexplained": (result.unexplained or None) if result is not None else None,
         "error": None if course.error is None else {"code": course.error.code, "sentence": str(course.error)},
     }
 
@@ -249,7 +261,7 @@ def _properties(result: pb.ScrubResult) -> Iterator[tuple[str, str]]:
         yield ("state", result.device.state)
         if result.device.HasField("cause"):
             yield ("cause", f"{result.device.cause.code}: {result.device.cause.sentence}")
-            yield ("way back", way_back(result.device.cause, result.device.index))
+            yield ("way back", leads_back(result.device))
 
 
 def going_on(course: Course, doing: str) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 from scrubber.domain.evidence import Certificate, Outcome, Path, ScrubRecord, Step
+from scrubber.engine import narrate
 from scrubber.engine.views import ScrubNews
 from scrubber.ports import Progress
 
@@ -63,7 +65,8 @@ class ScrubJob:
         self.record = record
         self.certificate = certificate
         self._ended.set()
-        self._tell(ScrubNews(self.id, record.device, finished=record, certificate=certificate))
+        unexplained = narrate.unexplained(record, self.proved)
+        self._tell(ScrubNews(self.id, record.device, finished=record, certificate=certificate, unexplained=unexplained))
 
     def _tell(self, news: ScrubNews) -> None:
         self._news = news
@@ -89,9 +92,7 @@ class ScrubJob:
         try:
             while True:
                 news, moved = self._news, self._moved
-                yield ScrubNews(
-                    news.scrub, news.device, news.step, news.progress, joined, news.finished, news.certificate
-                )
+                yield replace(news, joined=joined)
                 if news.finished is not None:
                     return
                 await moved.wait()

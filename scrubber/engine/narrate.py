@@ -7,7 +7,15 @@ from scrubber.domain.health import Health
 from scrubber.domain.record import DeviceRecord, Grant
 from scrubber.ports import Event
 
-__all__ = ["granted", "health_changed", "residue_unexplained", "scrub_finished", "scrub_started", "signal"]
+__all__ = [
+    "granted",
+    "health_changed",
+    "residue_unexplained",
+    "scrub_finished",
+    "scrub_started",
+    "signal",
+    "unexplained",
+]
 
 _HEALTH_EVENTS = {
     Health.HEALTHY: "health.healthy",
@@ -115,23 +123,37 @@ _WRITERS = frozenset({Step.RESET, Step.DIAGNOSTICS})
 """Steps before the audit of the memory that may leave bytes on it themselves."""
 
 
-def residue_unexplained(scrub: ScrubRecord, proved: Certificate | None) -> tuple[Event, ...]:
+def unexplained(scrub: ScrubRecord, proved: Certificate | None) -> str:
     """Residue on a device that was clean when the scrub began: somebody wrote there, or what was proved was not so.
 
     Args:
         proved: the unused certificate that the device had then; None when it had none.
+
+    Returns:
+        The sentence that says so; empty when nothing was found, or what was has an explanation.
     """
     residue = scrub.measured(Step.MEMORY, "residue_bytes")
     ran = {step.step for step in scrub.steps if step.verdict is not Verdict.NOT_COVERED}
     if proved is None or not residue or ran & _WRITERS:
-        return ()
-    now = scrub.ended if scrub.ended is not None else scrub.started
-    sentence = (
+        return ""
+    return (
         f"{residue} bytes of residue were found although certificate {proved.id} says that the device was clean, and nobody "
         "was granted it since."
     )
+
+
+def residue_unexplained(scrub: ScrubRecord, proved: Certificate | None) -> tuple[Event, ...]:
+    """The event of what :func:`unexplained` says."""
+    sentence = unexplained(scrub, proved)
+    if proved is None or not sentence:
+        return ()
+    now = scrub.ended if scrub.ended is not None else scrub.started
     fields: dict[str, str | int | float | bool | None]
-    fields = {"residue_bytes": residue, "certificate": proved.id, "sentence": sentence}
+    fields = {
+        "residue_bytes": scrub.measured(Step.MEMORY, "residue_bytes"),
+        "certificate": proved.id,
+        "sentence": sentence,
+    }
     return (Event("residue.unexplained", now, scrub.device, scrub.id, fields=fields),)
 
 

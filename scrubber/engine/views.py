@@ -146,7 +146,11 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class ScrubNews:
-    """An update on a scrub: how far a step is, or (``finished`` set) how it ended."""
+    """An update on a scrub: how far a step is, or (``finished`` set) how it ended.
+
+    Attributes:
+        unexplained: that residue was found where a certificate said that there is none; empty otherwise.
+    """
 
     scrub: str
     device: str
@@ -155,6 +159,7 @@ class ScrubNews:
     joined: bool = False
     finished: ScrubRecord | None = None
     certificate: Certificate | None = None
+    unexplained: str = ""
 
 
 @dataclass(frozen=True, slots=True)

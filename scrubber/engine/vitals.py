@@ -13,7 +13,7 @@ from dataclasses import replace
 from scrubber.domain.baseline import ACCEPTABLE, Baseline, facts_of
 from scrubber.domain.breaker import out_for_soft_signals
 from scrubber.domain.device import Device
-from scrubber.domain.errors import Away, BeingReset, DeviceFault, Refused
+from scrubber.domain.errors import Away, BeingReset, DeviceFault, InvalidRequest, Refused
 from scrubber.domain.evidence import Finding, Severity, Step
 from scrubber.domain.health import Cause, Health, WayBack
 from scrubber.domain.record import DeviceRecord, Glass
@@ -222,7 +222,7 @@ class Vitals(Custody):
             now, record = self._instruments.clock.wall(), self._record
             if seconds == 0:
                 if record.glass is None:
-                    raise Refused(f"Device {self.device.id} has no broken glass to mend.")
+                    raise InvalidRequest(f"Device {self.device.id} has no broken glass to mend.")
                 event = self._mended(f"Ended by a person: {reason}", now, actor)
                 await self._commit(Change(events=(event,)), record.glass_mended())
                 return

@@ -23,7 +23,8 @@ class Clock(Protocol):
         """Cancel the body after ``seconds`` and raise :class:`TimeoutError` from the ``async with``."""
 
     def patience(self, seconds: float) -> AbstractAsyncContextManager[Callable[[], float]]:
-        """As :meth:`timeout`; time in which this process stood still is given again, up to ``seconds``.
+        """As :meth:`timeout`; a standstill of this process for more than a tenth of ``seconds`` is given again, up to as much
+        in all.
 
         For deadlines that a device is blamed for. The body is given a function that says how many of the seconds are over.
         """

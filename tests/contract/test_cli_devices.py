@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -163,11 +164,23 @@ class TestDevices:
         self, service: Service, short_tmp: Path
     ) -> None:
         service.info = pb.ServiceInfo(
-            policy="default", breaker=pb.Breaker(resets="8 resets in 60 minutes.", resets_until=60.0, soft="2 are out.")
+            policy="default",
+            breaker=pb.Breaker(
+                resets="8 resets in 60 minutes.",
+                resets_until=60.0,
+                soft="2 are out.",
+                waiting=[SICK.id],
+                spared=[CLEAN.id],
+            ),
         )
         assert (await run(short_tmp, "devices")).err == (
             "Note: 8 resets in 60 minutes. The next one may be at 1970-01-01T00:01:00Z.\nNote: 2 are out.\n"
         )
+        of_one = [(await run(short_tmp, "devices", each)).err for each in (SICK.id, CLEAN.id)]
+        assert of_one == [
+            "Note: 8 resets in 60 minutes. The next one may be at 1970-01-01T00:01:00Z.\n",
+            "Note: 2 are out.\n",
+        ]
         service.info = pb.ServiceInfo(policy="default", breaker=pb.Breaker())
         assert (await run(short_tmp, "devices")).err == ""
 
@@ -234,6 +247,27 @@ class TestDevice:
         assert re.search(r"\nWho has it\nnobody by a grant\n\nHad it last\nGRANT .*\n4 +team-a/train-0/main ", out)
 
     @pytest.mark.parametrize(
+        ("more", "told"),
+        [
+            ({"enforcement": "enforce"}, "owed: nothing is handed over before it"),
+            (
+                {"enforcement": "observe"},
+                "owed: the device is handed over without it all the same, because its policy only observes",
+            ),
+            (
+                {"enforcement": "observe", "glass": pb.Glass(until=60.0, reason="r", actor="uid:0")},
+                "owed: the device is handed over without it all the same while its glass is broken",
+            ),
+        ],
+    )
+    async def test_what_becomes_of_hand_overs_while_a_reset_is_owed(
+        self, service: Service, short_tmp: Path, more: dict[str, Any], told: str
+    ) -> None:
+        service.devices = [pb.Device(id="x", index="0", must_reset=True, **more)]
+        (line,) = (each for each in (await run(short_tmp, "device", "0")).out.splitlines() if each.startswith("reset "))
+        assert line.split(maxsplit=1)[1] == told
+
+    @pytest.mark.parametrize(
         ("way", "told"), [("scrub", True), ("reset", True), ("wait", True), ("reboot", False), ("person", False)]
     )
     async def test_an_attempt_is_announced_only_where_the_service_makes_one(
@@ -244,6 +278,7 @@ class TestDevice:
         ]
         out = (await run(short_tmp, "device", "0")).out
         assert ("next attempt" in out) is told
+        assert ("due since 1970-01-01T00:00:09Z, " in out) is told
         assert "1 attempt at recovery failed" in out
 
     async def test_a_way_back_names_the_device_in_the_command(self, service: Service, short_tmp: Path) -> None:

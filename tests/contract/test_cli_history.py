@@ -208,7 +208,17 @@ class TestHistory:
         service.page = pb.GetHistoryResponse(entries=[pb.HistoryEntry(sequence=4)], next_before=4)
         ended = await run(short_tmp, "history", "--all")
         assert (ended.code, ended.out, len(service.asked)) == (1, "", 2)
-        assert "what is older than row 4 goes on before row 4; to ask on would never end" in ended.err
+        assert "older than row 4, the service gave 1 rows and goes on before row 4" in ended.err
+
+    @pytest.mark.parametrize("rows", [[], [4], [9, 7]])
+    async def test_a_page_that_does_not_lead_on_from_its_last_row_is_not_followed(
+        self, service: Service, short_tmp: Path, rows: list[int]
+    ) -> None:
+        entries = [pb.HistoryEntry(sequence=each) for each in rows]
+        service.page = pb.GetHistoryResponse(entries=entries, next_before=6)
+        ended = await run(short_tmp, "history")
+        assert (ended.code, ended.out, len(service.asked)) == (1, "", 1)
+        assert "does not lead to older ones" in ended.err
 
     async def test_what_a_terminal_is_told_stands_before_the_first_row_and_its_command_on_a_line_of_its_own(
         self, service: Service, short_tmp: Path
@@ -225,6 +235,20 @@ class TestHistory:
         )
         assert command == "  scrubber history --since 1970-01-01T00:01:00Z --limit 1 --before 2"
         assert header.split()[:3] == ["SEQUENCE", "TIME", "EVENT"]
+
+    @pytest.mark.parametrize("columns", [80, 100])
+    async def test_the_name_of_an_event_can_be_copied_in_any_room(
+        self, service: Service, short_tmp: Path, columns: int
+    ) -> None:
+        names = ["health.quarantined", "residue.unexplained", "certificate.issued"]
+        service.entries = [
+            pb.HistoryEntry(
+                sequence=n, name=name, device="GPU-" + "0123456789abcdef" * 2, scrub_id="s-1", actor="service"
+            )
+            for n, name in enumerate(names, 1)
+        ]
+        told = await at_terminal("history", columns=columns, environment={"SCRUBBER_SOCKET": str(short_tmp)})
+        assert all(name in told.text.split() for name in names)
 
     async def test_names_are_followed_by_nothing_where_nobody_reads_it(self, service: Service, short_tmp: Path) -> None:
         assert await run(short_tmp, "history", "--limit", "1", "-o", "name") == Ended(0, "2\n", "")

@@ -76,7 +76,9 @@ class Everything(Service):
         if request.device not in ("3", DEVICE.id):
             status = status_of(Held("It is in use."), public=False)
             await context.abort(status.code, status.details, status.metadata)
-        yield pb.ScrubUpdate(result=pb.ScrubResult(scrub=SCRUB, certificate=CERTIFICATE, device=DEVICE))
+        yield pb.ScrubUpdate(
+            result=pb.ScrubResult(scrub=SCRUB, certificate=CERTIFICATE, device=DEVICE, unexplained="12 bytes.")
+        )
 
     async def Quarantine(self, request: Any, context: Any) -> pb.DeviceAnswer:
         return pb.DeviceAnswer(device=DEVICE)

@@ -34,7 +34,16 @@ class TestOneDevice:
         ended = await run(short_tmp, "scrub", "0", "--path", "fast", "--wait", "-o", "json")
         assert (ended.code, ended.err) == (0, "")
         assert node.asked == [pb.ScrubRequest(device="0", path="fast")], "one device is one question"
-        assert set(ended.json) == {"apiVersion", "kind", "target", "scrub", "certificate", "device", "error"}
+        assert set(ended.json) == {
+            "apiVersion",
+            "kind",
+            "target",
+            "scrub",
+            "certificate",
+            "device",
+            "unexplained",
+            "error",
+        }
         assert (ended.json["kind"], ended.json["target"], ended.json["error"]) == ("ScrubResult", "SIM-GPU-aa", None)
         assert ended.json["certificate"]["id"] == "c-7"
         assert ended.json["device"]["state"] == "clean"
@@ -114,6 +123,24 @@ class TestOneDevice:
         node.scripts["0"] = [result(ZERO, "passed")]
         ended = await run(short_tmp, "scrub", "0")
         assert (ended.code, cells(ended.out.splitlines()[1])[2]) == (1, "not-certified")
+
+    async def test_residue_that_a_certificate_had_denied_is_told_of_although_the_device_is_clean_now(
+        self, node: Node, short_tmp: Path
+    ) -> None:
+        found = passed(ZERO)
+        found.result.unexplained = (
+            "12 bytes of residue were found although certificate c-1 says that the device was clean."
+        )
+        node.scripts["0"] = [found]
+        ended = await run(short_tmp, "scrub", "0")
+        assert (ended.code, ended.err) == (
+            0,
+            (
+                f"Note: Device 0: {found.result.unexplained} It is looked into as docs/runbooks/ScrubberResidueAfterCertificate.md "
+                "says; scrubber history --device 0 --event residue.unexplained shows each time.\n"
+            ),
+        )
+        assert (await run(short_tmp, "scrub", "0", "-o", "json")).json["unexplained"] == found.result.unexplained
 
     async def test_checks_pass_without_a_certificate(self, node: Node, short_tmp: Path) -> None:
         node.scripts["0"] = [result(ZERO, "passed", path="fast")]
@@ -222,6 +249,7 @@ class TestSeveralDevices:
             "scrub": None,
             "certificate": None,
             "device": None,
+            "unexplained": None,
             "error": {"code": "held", "sentence": str(IN_USE)},
         }
 
@@ -371,8 +399,19 @@ class TestStillOut:
                 {"state": "quarantined", "health": "quarantined", "cause": OFF_THE_BUS},
                 "quarantined: XID 79 was \N{REPLACEMENT CHARACTER}[31mseen. It needs a reboot of the node.",
             ),
-            ({"state": "probation", "health": "probation"}, "on probation: it is probation."),
-            ({"state": "clean"}, "out of service: it is clean."),
+            ({"state": "probation", "health": "probation"}, "on probation."),
+            (
+                {"state": "probation", "health": "probation", "cause": OFF_THE_BUS},
+                (
+                    "on probation: XID 79 was \N{REPLACEMENT CHARACTER}[31mseen. It returns once it has been scrubbed clean as "
+                    "often as its policy asks for."
+                ),
+            ),
+            (
+                {"state": "probation", "health": "probation", "cause": OFF_THE_BUS, "must_reset": True},
+                "on probation: XID 79 was \N{REPLACEMENT CHARACTER}[31mseen. It needs a reboot of the node.",
+            ),
+            ({"state": "clean"}, "out of service: its state is clean."),
         ],
     )
     async def test_it_is_said_of_each_with_the_cause_and_the_way_back(
@@ -381,7 +420,7 @@ class TestStillOut:
         out = device(1, offered=False, **more)
         node.scripts |= {ZERO.id: [passed(ZERO)], ONE.id: [passed(out)]}
         ended = await run(short_tmp, "scrub", "0", "1")
-        assert (ended.code, ended.err) == (0, f"Note: Device 1 stays {told}\n")
+        assert (ended.code, ended.err) == (0, f"Note: Device 1 is {told}\n")
 
     async def test_the_properties_of_one_have_the_way_back_as_a_sentence(self, node: Node, short_tmp: Path) -> None:
         node.scripts["1"] = [passed(device(1, offered=False, health="quarantined", cause=self.OUT))]

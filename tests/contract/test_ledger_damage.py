@@ -159,7 +159,7 @@ class TestDamage:
         assert (home / "ledger.db").stat().st_size > kept
         os.truncate(home / "ledger.db", kept)
         sentence = await refusal(home)
-        assert "restore a copy, or move ledger.* away" in sentence
+        assert "move its state directory aside as evidence, and start anew" in sentence
 
     async def test_a_file_that_is_no_database_is_refused(self, home: Path) -> None:
         await fill(home)

@@ -92,7 +92,7 @@ def test_sizes_are_shown_in_the_largest_whole_unit(count: int, text: str) -> Non
     ("written", "moment"),
     [
         ("30m", 10_000.0 - 1800),
-        ("90", 10_000.0 - 90),
+        ("90s", 10_000.0 - 90),
         ("1970-01-01T00:01:00Z", 60.0),
         ("1970-01-01T01:01:00+01:00", 60.0),
         ("1970-01-01 00:01", 60.0),
@@ -101,6 +101,12 @@ def test_sizes_are_shown_in_the_largest_whole_unit(count: int, text: str) -> Non
 )
 def test_since_is_a_time_ago_or_a_moment(written: str, moment: float) -> None:
     assert moment_of(written, now=10_000.0) == moment
+
+
+@pytest.mark.parametrize("written", ["2", " 2", "1.5", "20261120"])
+def test_since_without_a_unit_is_no_time_ago(written: str) -> None:
+    with pytest.raises(typer.BadParameter, match=f"names no unit: write {written.strip()}h, {written.strip()}m or"):
+        moment_of(written, now=10_000.0)
 
 
 def test_json_and_yaml_stay_ascii_and_without_anything_a_terminal_acts_on(capsys: pytest.CaptureFixture[str]) -> None:

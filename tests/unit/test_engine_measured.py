@@ -43,9 +43,10 @@ async def test_residue_on_a_device_that_nobody_was_granted_since_it_was_proved_c
         proved = world.record().certificate
         assert proved is not None
         world.gpu().cells[0] = "nobody's"
-        async for _ in world.node.scrub(world.gpu().id, Path.SLOW, "uid:0"):
-            pass
+        news = [each async for each in world.node.scrub(world.gpu().id, Path.SLOW, "uid:0")]
         (event,) = told(world)
+        assert [each.unexplained for each in news if each.unexplained] == [event.fields["sentence"]]
+        assert news[-1].unexplained, "whoever ordered the scrub is told with its end"
         assert event.device == world.gpu().id
         assert event.fields["certificate"] == proved.id
         assert event.fields["residue_bytes"]
@@ -67,9 +68,8 @@ async def test_residue_of_a_tenant_is_what_a_scrub_is_for() -> None:
 @in_virtual_time
 async def test_a_clean_device_on_which_nothing_is_found_is_nothing_to_tell_of() -> None:
     async with a_world(1) as world:
-        async for _ in world.node.scrub(world.gpu().id, Path.SLOW, "uid:0"):
-            pass
-        assert told(world) == []
+        news = [each async for each in world.node.scrub(world.gpu().id, Path.SLOW, "uid:0")]
+        assert (told(world), news[-1].unexplained) == ([], "")
 
 
 CERTIFICATE = Certificate(

@@ -13,8 +13,9 @@ __all__ = ["START_ANEW", "contradiction", "translated"]
 _UNTIL = "hand-overs are refused until then."
 
 START_ANEW = (
-    "stop the service and restore a copy, or move ledger.* away (keep it as evidence) and start anew: every device is "
-    "then scrubbed, but what people quarantined is forgotten; hand-overs are refused until then."
+    "stop the service, move its state directory aside as evidence, and start anew: every device is then scrubbed, a new "
+    "key signs, and what people quarantined is forgotten. An older copy put in its place would be believed. Hand-overs are "
+    "refused until then."
 )
 """The way out when the ledger cannot be believed any more."""
 

@@ -91,6 +91,7 @@ def _device(said: pb.Device) -> DeviceSaid:
         offered=said.offered,
         enforcement=said.enforcement,
         policy=said.policy,
+        strangers=len(said.strangers),
         glass_until=said.glass.until if broken else None,
         glass=f"{said.glass.actor} broke the glass ({said.glass.reason})" if broken else "",
     )

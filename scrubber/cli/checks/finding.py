@@ -56,7 +56,12 @@ def unseen(name: str, what: str, error: OSError, remedy: str = AS_ROOT) -> Check
 
 @dataclass(frozen=True, slots=True)
 class DeviceSaid:
-    """One device as the service shows it. ``glass_until`` is in seconds since the epoch, None while the glass is whole."""
+    """One device as the service shows it.
+
+    Attributes:
+        strangers: how many processes use it that nobody granted it.
+        glass_until: seconds since the epoch; None while the glass is whole.
+    """
 
     id: str
     index: str
@@ -64,6 +69,7 @@ class DeviceSaid:
     offered: bool = True
     enforcement: str = "enforce"
     policy: str = "default"
+    strangers: int = 0
     glass_until: float | None = None
     glass: str = ""
 

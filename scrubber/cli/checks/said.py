@@ -14,6 +14,7 @@ _LOOK_AT_THE_SERVICE = (
     "systemctl status scrubber.service, and journalctl -u scrubber.service -n 50; as a pod: "
     "kubectl -n scrubber-system logs daemonset/scrubber"
 )
+_IT_IS_AWAY = f"{_LOOK_AT_THE_SERVICE}. If that speaks of the ledger: scrubber audit verify --ledger DIR, with its state directory"
 _RESTART = "systemctl restart scrubber.service; as a pod: kubectl -n scrubber-system rollout restart daemonset/scrubber"
 _NAMED = 3
 
@@ -26,7 +27,7 @@ def service(node: Node) -> Iterator[Check]:
         yield Check("service", Level.ERROR, sentence, "Install this program again, as docs/deploying.md says.")
         yield _unasked()
     elif said.refusal:
-        yield Check("service", Level.ERROR, said.refusal, AS_ROOT if said.barred else _LOOK_AT_THE_SERVICE)
+        yield Check("service", Level.ERROR, said.refusal, AS_ROOT if said.barred else _IT_IS_AWAY)
         yield _unasked()
     elif said.ledger != "ok":
         why = said.ledger or "it does not say how its ledger is."
@@ -94,6 +95,11 @@ def devices(node: Node) -> Iterator[Check]:
         remedy = "nvidia-smi -L says what the driver has; on the simulated node scrubber sim create makes some."
         yield Check("devices", Level.WARNING, sentence, remedy)
         return
+    used = [each for each in said.devices if each.strangers]
+    if used:
+        sentence = f"Processes that nobody granted a device use {_names(used)}."
+        remedy = f"scrubber device {used[0].index or used[0].id} names them; docs/runbooks/ScrubberUngrantedUse.md says what to do."
+        yield Check("devices", Level.WARNING, sentence, remedy)
     out = [each for each in said.devices if not each.offered]
     if out:
         states = ", ".join(sorted({each.state or "unknown" for each in out}))
@@ -128,7 +134,7 @@ def breaker(node: Node) -> Iterator[Check]:
         )
         yield Check("breaker", Level.WARNING, f"{said.soft}{spared}", remedy)
     if not said.resets and not said.soft:
-        yield Check("breaker", Level.OK, "Resets and quarantines go on by themselves.")
+        yield Check("breaker", Level.OK, "No device waits for a reset that it stops, and none is spared a quarantine.")
 
 
 def break_glass(node: Node) -> Iterator[Check]:
