@@ -29,7 +29,11 @@ class Interruption:
 
 @contextmanager
 def ended_once() -> Iterator[Interruption]:
-    """Within it the first of the signals cancels the current task, and the others do nothing."""
+    """Within it the first of the signals cancels the current task, and the others do nothing.
+
+    For the main thread. One that was ignored before stays ignored: nohup starts a program so, and a shell one in the
+    background. Afterwards nothing is left to clear up: the others end the program at once, without a traceback.
+    """
     task, loop, interruption = asyncio.current_task(), asyncio.get_running_loop(), Interruption()
     assert task is not None
 
@@ -38,11 +42,15 @@ def ended_once() -> Iterator[Interruption]:
             interruption.by = number
             task.cancel()
 
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    signals = [number for number in ending if signal.getsignal(number) is not signal.SIG_IGN]
+
+    # By the loop, which a signal wakes even if the kernel gives it to another thread.
     for number in signals:
         loop.add_signal_handler(number, interrupt, number)
     try:
         yield interruption
     finally:
         for number in signals:
-            loop.remove_signal_handler(number)
+            loop.remove_signal_handler(number)  # which puts Python's own back for SIGINT: a traceback as the program ends
+            signal.signal(number, signal.SIG_DFL)

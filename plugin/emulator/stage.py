@@ -230,7 +230,13 @@ class Stage:
         return [pid for name in pod.records for pid in markers.processes({pod.uid}, name)]
 
     async def command(self, *arguments: str, timeout: float = 60.0) -> Command:
-        """Run ``scrubber ARGUMENTS``, as an operator would, with the stage's socket directory set."""
+        """Run ``scrubber ARGUMENTS``, as an operator would, with the stage's socket directory set.
+
+        However this ends, its process has ended before: none goes on making what :meth:`close` removes.
+
+        Raises:
+            TimeoutError: it took longer than ``timeout`` seconds, and was killed.
+        """
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -244,10 +250,11 @@ class Stage:
         try:
             async with asyncio.timeout(timeout):
                 out, err = await process.communicate()
-        except TimeoutError:
-            process.kill()
-            await process.wait()
-            raise
+        finally:
+            if process.returncode is None:
+                process.kill()
+                # Not wait(): that does not return while output which nobody reads keeps its pipe from ending.
+                await process.communicate()
         return Command(process.returncode or 0, out.decode(), err.decode())
 
     async def start_daemons(self, timeout: float = 20.0) -> None:

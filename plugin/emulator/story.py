@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import statistics
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from plugin.emulator.interrupts import ended_once
 from plugin.emulator.pods import ContainerState, Phase, Pod, PodSpec, RestartPolicy
 from plugin.emulator.stage import RESOURCE, Stage, gpu_pod, tenant
 from plugin.emulator.staying import serve_metrics, until_interrupted
+from plugin.emulator.telling import Teller, Unheard
 from plugin.emulator.ungated import UngatedPlugin, devices_below
 
 __all__ = ["main"]
@@ -37,12 +39,14 @@ class Unexpected(Exception):
 def main(*, keep: bool = False, directory: Path | None = None, stay: bool = False) -> int:
     """Tell the story; 0 if every expectation held, else 1, or 128 and the number of the signal that broke it off.
 
+    A terminal that was closed, or a pipe that nobody reads any more, breaks it off as SIGHUP does.
+
     Args:
         keep: leave the logs and the ledger where they are, and say where.
         directory: where to put them; a temporary directory when None.
         stay: leave the node running afterwards, until SIGINT, SIGTERM or SIGHUP, with both daemons' metrics on loopback.
     """
-    return asyncio.run(_tell(Console(highlight=False, soft_wrap=True), keep=keep, directory=directory, stay=stay))
+    return asyncio.run(_tell(Teller(highlight=False, soft_wrap=True), keep=keep, directory=directory, stay=stay))
 
 
 async def _tell(console: Console, *, keep: bool, directory: Path | None, stay: bool) -> int:
@@ -52,6 +56,7 @@ async def _tell(console: Console, *, keep: bool, directory: Path | None, stay: b
             serve_metrics(stage)
         began = time.monotonic()
         status = 0
+        last_words = []
         try:
             async with stage:
                 try:
@@ -62,17 +67,22 @@ async def _tell(console: Console, *, keep: bool, directory: Path | None, stay: b
                 finally:
                     interruption.over = True
         except (Unexpected, TimeoutError, RuntimeError) as failure:
-            console.print(f"\n[bold red]The story broke:[/] {escape(str(failure))}")
+            last_words.append(f"\n[bold red]The story broke:[/] {escape(str(failure))}")
             status, keep = 1, True
+        except Unheard:
+            status = 128 + signal.SIGHUP
         except asyncio.CancelledError:
             if interruption.by is None:
                 raise
-            console.print("\nThe story was broken off; the node was taken down.")
+            last_words.append("\nThe story was broken off; the node was taken down.")
             status = 128 + interruption.by
         if keep:
-            console.print(f"Logs and ledger: {stage.directory}")
+            last_words.append(f"Logs and ledger: {stage.directory}")
         elif directory is None:
             stage.remove()
+        with suppress(Unheard):
+            for each in last_words:
+                console.print(each)
         return status
 
 

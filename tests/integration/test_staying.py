@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import pty
 import re
 import signal
 import socket
@@ -15,9 +17,11 @@ import pytest
 
 from tests.contract.terminal import terminal
 
-# The command as it is, with a story that is told at once: the whole one is another test's.
+# The command as it is, with a story that is told at once: the whole one is another test's. Were SIGHUP ignored by whoever
+# runs the tests, as nohup does, it would stay so.
 A_SHORT_STORY = """
-import sys
+import asyncio, os, signal, sys
+from contextlib import suppress
 from plugin.emulator import story
 from scrubber.cli.main import main
 
@@ -26,14 +30,22 @@ async def run(self):
     await self._stage.all_clean(60)
 
 story.Story.run = run
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 main(sys.argv[1:])
 """
 A_LONG_STORY = A_SHORT_STORY.replace(
     "    await self._stage.all_clean(60)\n",
     "    await self._stage.all_clean(60)\n"
-    "    self._console.print(f'so far, with {self._stage.sim}')\n"
+    "    self._console.print(f'so far, with {self._stage.sim} and {self._stage.directory}')\n"
     "    await asyncio.Event().wait()\n",
-).replace("import sys", "import asyncio, sys")
+)
+A_STORY_WHOSE_TERMINAL_GOES = A_LONG_STORY.replace(
+    "    await asyncio.Event().wait()\n",
+    "    with suppress(OSError):\n"
+    "        await asyncio.to_thread(os.read, 0, 1)  # returns when the terminal has gone\n"
+    "    self._console.print('and on it goes')\n"
+    "    await asyncio.Event().wait()\n",
+)
 ADDRESS = r"metrics\s+http://(127\.0\.0\.1):(\d+)/metrics"
 PATIENCE = 100.0
 
@@ -71,19 +83,48 @@ async def test_the_node_stays_until_ctrl_c(kept: bool, short_tmp: Path) -> None:
 @pytest.mark.parametrize("stays", [True, False])
 async def test_however_often_it_is_told_to_end_it_leaves_nothing_behind(number: signal.Signals, stays: bool) -> None:
     program = (sys.executable, "-c", A_SHORT_STORY if stays else A_LONG_STORY)
-    said = re.compile(r"sim fault --dir (\S+)" if stays else r"so far, with (\S+)\n")
+    said = re.compile(r"sim fault --dir (\S+)" if stays else r"so far, with (\S+) and (\S+)\n")
     async with terminal("demo", "--stay", columns=400, program=program) as there:
         found = await there.shows(said, PATIENCE)
         made = Path(f"{found[1]}")
         ended = asyncio.ensure_future(there.ended(PATIENCE))
         while not ended.done():  # all through its clearing up
-            with suppress(ProcessLookupError):
-                there.process.send_signal(number)
+            tell(there.process, number)
             await asyncio.sleep(0.005)
     # One that comes when everything is done ends the interpreter as it ends.
     assert (await ended).code in (0 if stays else 128 + number, -number)
     assert not made.exists()
     assert not [pid for pid in Path("/proc").glob("[0-9]*") if str(made).encode() in command_of(pid)]
+
+
+@pytest.mark.parametrize("told", [True, False])
+async def test_a_terminal_that_is_closed_breaks_the_story_off_and_leaves_nothing_behind(told: bool) -> None:
+    ours, theirs = pty.openpty()
+    with os.fdopen(ours, "rb", buffering=0) as screen:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", A_STORY_WHOSE_TERMINAL_GOES, "demo"),
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,  # it has no terminal of its own: the kernel sends it no SIGHUP
+        )
+        os.close(theirs)
+        seen = b""
+        while (found := re.search(rb"so far, with (\S+) and (\S+)\r\n", seen)) is None:
+            seen += await asyncio.to_thread(screen.read, 4096)
+    if told:
+        tell(process, signal.SIGHUP)
+    async with asyncio.timeout(PATIENCE):
+        assert await process.wait() == 128 + signal.SIGHUP
+    made = [Path(each.decode()) for each in found.groups()]
+    assert not [each for each in made if each.exists()]
+    assert not [pid for pid in Path("/proc").glob("[0-9]*") if bytes(made[0]) in command_of(pid)]
+
+
+def tell(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    """Not its ``send_signal``: that looks whether the process has ended, and its exit status would be lost to asyncio."""
+    with suppress(ProcessLookupError):
+        os.kill(process.pid, number)
 
 
 def command_of(process: Path) -> bytes:

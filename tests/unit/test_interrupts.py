@@ -17,7 +17,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 @pytest.fixture
 def ours() -> Iterator[None]:
     """None of the signals ends pytest, whatever becomes of the handlers under test."""
-    before = [signal.signal(number, signal.SIG_IGN) for number in ENDING]
+    before = [signal.signal(number, lambda *_: None) for number in ENDING]
     yield
     for number, handler in zip(ENDING, before, strict=True):
         signal.signal(number, handler)
@@ -51,3 +51,20 @@ async def test_none_ends_the_clearing_up_of_what_ended_by_itself(ours: None) -> 
         interruption.over = True
         await told(*ENDING)
     assert interruption.by is None
+
+
+async def test_afterwards_each_ends_the_program_without_a_traceback(ours: None) -> None:
+    with ended_once():
+        pass
+    assert {signal.getsignal(number) for number in ENDING} == {signal.SIG_DFL}
+
+
+@pytest.mark.parametrize("number", ENDING)
+async def test_one_that_was_ignored_before_stays_ignored_then_and_afterwards(
+    ours: None, number: signal.Signals
+) -> None:
+    signal.signal(number, signal.SIG_IGN)
+    with ended_once() as interruption:
+        await told(number)
+    assert interruption.by is None
+    assert signal.getsignal(number) is signal.SIG_IGN
