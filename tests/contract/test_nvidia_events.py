@@ -2,9 +2,11 @@
 
 import asyncio
 import os
+import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pynvml
 import pytest
@@ -49,6 +51,20 @@ class Node:
 
     def children_of(self, device: Device) -> list[Child]:
         return [child for child in self.children._living if child.device == (device.parent or device.id)]
+
+
+class Gated(Children):
+    """Starts a child when the gate is open."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**how)
+        self.asked = asyncio.Event()
+        self.gate = asyncio.Event()
+
+    async def start(self, module: str, *arguments: str, **how: Any) -> Child:
+        self.asked.set()
+        await self.gate.wait()
+        return await super().start(module, *arguments, **how)
 
 
 @pytest.fixture
@@ -298,6 +314,54 @@ async def test_a_pause_in_the_midst_of_a_start_leaves_no_child(node: Node) -> No
     assert node.children.pids() == frozenset()
 
 
+@pytest.mark.parametrize("then", ["resumed at once", "resumed once it has ended", "closed"])
+async def test_a_pause_that_is_cut_short_in_the_midst_of_a_start_leaves_no_child(world: World, then: str) -> None:
+    children, others = Gated(kill_limit=20.0), Children()
+    inventory = NvidiaInventory(world.places, others, node="node-1")
+    watch = EventWatch(children, world.places, inventory.fingerprint, patience=60.0, pauses=(0.01,))
+    (first, _) = await inventory.devices()
+    watch.follow([first])
+    await children.asked.wait()
+    pausing = asyncio.create_task(watch.pause(first.id))
+    await asyncio.sleep(0)
+    pausing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await pausing
+    if then == "resumed once it has ended":
+        children.gate.set()
+        await until_true(lambda: children.starts[EVENTS_MODULE] == 1 and not children.pids())
+    if then != "closed":
+        resuming = asyncio.create_task(watch.resume(first.id, 20.0))
+        await asyncio.sleep(0)
+        children.gate.set()
+        await resuming
+        assert watch.unheard(first.id) is None
+        assert len(children.pids()) == 1
+        signals = watch.listen()
+        world.gpus[0].raise_xid(79)
+        await until(signals, Signal(first.id, "xid", 79))
+        await watch.pause(first.id)
+        assert children.pids() == frozenset()
+    children.gate.set()
+    await watch.close()
+    assert children.pids() == frozenset()
+    await inventory.close()
+    await others.close()
+
+
+async def test_a_resume_that_another_reset_overtakes_does_not_wait_for_its_end(node: Node) -> None:
+    first, _ = await node.follow()
+    await node.watch.pause(first.id)
+    resuming = asyncio.create_task(node.watch.resume(first.id, 3600.0))
+    await asyncio.sleep(0)
+    await node.watch.pause(first.id)
+    async with asyncio.timeout(20):
+        await resuming
+    assert node.watch.unheard(first.id) == "Its events have not been watched since it was reset."
+    await node.watch.resume(first.id, 20.0)
+    assert node.watch.unheard(first.id) is None
+
+
 async def test_a_pause_of_a_gpu_that_nobody_watches_is_done_at_once(node: Node) -> None:
     await node.watch.pause("GPU-unheard-of")
     await node.watch.resume("GPU-unheard-of", 20.0)
@@ -305,7 +369,8 @@ async def test_a_pause_of_a_gpu_that_nobody_watches_is_done_at_once(node: Node) 
 
 
 async def test_a_child_that_cannot_be_ended_is_said_and_not_doubled(world: World) -> None:
-    children = Children(kill_limit=0.1, send_signal=lambda *_: None)
+    children = Gated(kill_limit=0.1, send_signal=lambda *_: None)
+    children.gate.set()
     inventory = NvidiaInventory(world.places, Children(), node="node-1")
     watch = EventWatch(children, world.places, inventory.fingerprint, pauses=(0.01,))
     (first, _) = await inventory.devices()
@@ -317,8 +382,16 @@ async def test_a_child_that_cannot_be_ended_is_said_and_not_doubled(world: World
         await watch.pause(first.id)
     (abandoned,) = children.abandoned
     assert abandoned.device == first.id
+    children.asked.clear()
+    await watch.resume(first.id, 20.0)
+    await asyncio.sleep(0)  # what it began by then has begun
+    assert not children.asked.is_set()
+    assert "cannot be ended" in (watch.unheard(first.id) or "")
+    children.send_signal = signal.pidfd_send_signal
+    world.gpus[0].heal()
     os.kill(abandoned.pid, 9)
     await until_true(lambda: not children.abandoned)
+    await until_true(lambda: watch.unheard(first.id) is None)
     await watch.close()
     await inventory.close()
 

@@ -7,7 +7,7 @@ import os
 import signal
 import stat
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -556,6 +556,61 @@ async def test_persistence_mode_that_does_not_come_back_is_told(bench: Bench, de
     )
     with pytest.raises(Unreadable, match=r"was reset, but .*Persistence mode could not be switched on again"):
         await bench.resetter.reset(device, LONG)
+
+
+# --- a service that stands still
+
+
+@pytest.fixture
+async def stand_still(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Let so many seconds pass in which nobody runs."""
+    loop = asyncio.get_running_loop()
+
+    def passed(seconds: float) -> None:
+        before = loop.time
+        monkeypatch.setattr(loop, "time", lambda: before() + seconds)
+
+    return passed
+
+
+@pytest.mark.parametrize("seconds", [LONG / 2 + 1, LONG - 0.1, LONG + 1, 100 * LONG])
+async def test_a_standstill_while_the_facts_are_read_is_held_against_nobody(
+    bench: Bench,
+    device: Device,
+    stand_still: Callable[[float], None],
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: float,
+) -> None:
+    stands = [seconds]
+
+    async def holders(_: Device) -> HolderReport:
+        while stands:
+            stand_still(stands.pop())
+            await a_moment()
+        return HolderReport(())
+
+    monkeypatch.setattr(bench.holders, "holders", holders)
+    await bench.resetter.reset(device, LONG)
+    assert bench.gpu.resets() == 1
+
+
+async def test_a_driver_is_not_called_stuck_after_a_standstill_that_left_it_no_time(
+    bench: Bench, device: Device, stand_still: Callable[[float], None]
+) -> None:
+    bench.gpu.set("persistence_mode", 1)
+    kill, stands = bench.children.send_signal, [LONG / 2 + 1]
+
+    def kill_and_stand_still(pidfd: int, number: int) -> None:
+        kill(pidfd, number)
+        while stands:
+            stand_still(stands.pop())
+
+    bench.children.send_signal = kill_and_stand_still
+    with pytest.raises(Held, match="before everything had let go of it"):
+        await bench.resetter.reset(device, LONG)
+    assert not stands
+    assert not (bench.world.root / "witness").exists()
+    assert bench.gpu.text("persistence_mode") == "1"
 
 
 async def test_a_caller_that_leaves_leaves_nothing_half_done(bench: Bench, device: Device, gate: Gate) -> None:

@@ -4,6 +4,7 @@ Where a child has to speak at a certain moment, the test speaks in its place.
 """
 
 import asyncio
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -39,12 +40,13 @@ MIB = 1 << 20
 class Spoken(Children):
     """Its one child is the test: ``theirs`` is the child's end of the socket. ``late`` is how long its start takes.
 
-    While it starts, nothing else runs.
+    While it starts, nothing else runs. It says its ``last_words`` in the moment in which it is killed.
     """
 
     def __init__(self, late: float = 0.0) -> None:
-        super().__init__()
+        super().__init__(send_signal=self._killed)
         self.late = late
+        self.last_words: tuple[Message, ...] = ()
         self.started = asyncio.Event()
         self.child: Child
         self.theirs: socket.socket
@@ -54,10 +56,15 @@ class Spoken(Children):
         stand_still(self.late)
         ours, self.theirs = socket.socketpair()
         self.say({"ready": True})
-        self.child = Child(self, 0, None, _over_at_once(), ours, module, device)
+        self._over = asyncio.Event()
+        self.child = Child(self, 0, os.pidfd_open(os.getpid()), self._over.wait(), ours, module, device)
         self.started.set()
         await self.ready(self.child)
         return self.child
+
+    def _killed(self, *_: object) -> None:
+        self.say(*self.last_words)
+        self._over.set()
 
     def say(self, *messages: Message) -> None:
         for each in messages:
@@ -75,10 +82,6 @@ class Spoken(Children):
         loop.add_reader(self.theirs, told.set)
         await told.wait()
         loop.remove_reader(self.theirs)
-
-
-async def _over_at_once() -> None:
-    return None
 
 
 def stand_still(seconds: float, until: Callable[[], bool] = lambda: True) -> None:
@@ -140,6 +143,42 @@ async def test_an_xid_that_nobody_has_read_yet_is_not_lost_with_a_gpu_that_the_i
         watch.follow(devices)
         await watch.close()
     assert watch.xids(devices[0].id) == {79: 1}
+    await inventory.close()
+    await children.close()
+
+
+async def test_an_xid_that_comes_in_the_moment_of_the_kill_is_not_lost(world: World, spoken: Spoken) -> None:
+    children = Children()
+    inventory = NvidiaInventory(world.places, children, node="node-1")
+    watch = EventWatch(spoken, world.places, inventory.fingerprint, patience=LONG, pauses=(LONG,))
+    devices = await inventory.devices()
+    watch.follow(devices)
+    await spoken.started.wait()
+    spoken.last_words = ({"event": 8, "data": 79, "gi": None, "ci": None},)
+    await watch.pause(devices[0].id)
+    assert watch.xids(devices[0].id) == {79: 1}
+    await watch.close()
+    await inventory.close()
+    await children.close()
+
+
+async def test_a_gpu_is_not_called_heard_because_of_a_child_that_was_ended(world: World, spoken: Spoken) -> None:
+    children = Children()
+    inventory = NvidiaInventory(world.places, children, node="node-1")
+    watch = EventWatch(spoken, world.places, inventory.fingerprint, patience=LONG, pauses=(LONG,))
+    devices = await inventory.devices()
+    watch.follow(devices)
+    await spoken.started.wait()
+    await watch.pause(devices[0].id)
+    spoken.theirs.close()
+    spoken.started.clear()
+    resuming = asyncio.create_task(watch.resume(devices[0].id, LONG))
+    await spoken.started.wait()
+    spoken.say({"registered": 8})
+    await watch.pause(devices[0].id)
+    await resuming
+    assert watch.unheard(devices[0].id) is not None
+    await watch.close()
     await inventory.close()
     await children.close()
 

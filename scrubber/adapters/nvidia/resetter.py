@@ -25,6 +25,7 @@ from scrubber.adapters.nvidia.question import DRIVER_MODULE, about, driver_argum
 from scrubber.adapters.nvidia.resetfacts import Erasers, ResetSurvey, linked, persistence
 from scrubber.adapters.nvidia.resetplan import ResetFacts, plan, targets
 from scrubber.adapters.nvidia.smi import NvidiaSmi
+from scrubber.adapters.patience import patience
 from scrubber.domain.device import Access, AccessKind, Device
 from scrubber.domain.errors import Away, DeviceFault, Held, Lost, ScrubberError, Stuck, Unreadable
 from scrubber.domain.reset import ResetPlan
@@ -117,22 +118,26 @@ class NvidiaResetter:
 
     async def reset(self, device: Device, deadline: float) -> None:
         """As :meth:`scrubber.ports.Resetter.reset`. A cancelled call ends once everything is put back."""
-        end = asyncio.get_running_loop().time() + deadline
+        letting_go = deadline * _FOR_LETTING_GO
+        left = deadline
         async with AsyncExitStack() as stack:
             try:
-                async with asyncio.timeout_at(end):
+                async with patience(letting_go) as over:  # after that none would be begun
                     await stack.enter_async_context(self._alone(device))
+                    left -= over()
             except TimeoutError as error:
                 raise Held(f"Device {device.index}, or one that is reset with it, is being reset already.") from error
             try:
-                async with asyncio.timeout_at(end):
+                async with patience(left) as over:
                     facts, concerned = await self._survey.look(device)
+                    left -= over()
             except TimeoutError as error:
                 raise Stuck(
                     f"What a reset of device {device.index} needs was not known within {deadline:g} s."
                 ) from error
             _demand(plan(facts))
-            await _to_the_end(self._carry_out(facts, concerned, end - deadline * (1 - _FOR_LETTING_GO), end))
+            end = asyncio.get_running_loop().time() + left
+            await _to_the_end(self._carry_out(facts, concerned, end - (deadline - letting_go), end))
 
     @asynccontextmanager
     async def _alone(self, device: Device) -> AsyncIterator[None]:
@@ -153,9 +158,11 @@ class NvidiaResetter:
         try:
             await self._unwatch(gpus, paused)
             for device in persistent:
+                if not _left(latest):
+                    raise _no_time(facts)
                 switched.append(device)  # before it is told to: one that did not say so may have done it
                 with suppress(Lost, Unreadable):  # of a GPU that answers nothing nvidia-smi says what is in the way
-                    await self._persist(device, "disabled", _left(latest))
+                    await self._persist(device, "disabled", _left(end))
             await self._look_again(facts, concerned, latest)
             async with AsyncExitStack() as stack:
                 await self._let_go(stack, gpus, paused, facts, latest)

@@ -58,7 +58,7 @@ class _Gpu:
     """A GPU that is followed. ``parts`` are its devices, by id; ``child`` becomes its child, or the error of its start.
 
     ``first`` is set once it is known whether its events can be heard. ``unheard`` says why its last child failed, until
-    another one has registered.
+    another one has registered. ``ending`` is the last end of its child, under way or over; see :meth:`EventWatch._end`.
     """
 
     uuid: str
@@ -70,6 +70,7 @@ class _Gpu:
     first: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
     child: asyncio.Future[Child] | None = None
+    ending: asyncio.Task[Child | None] | None = None
 
 
 class EventWatch:
@@ -103,7 +104,7 @@ class EventWatch:
         self._seen: dict[str, Counter[tuple[_Part, int]]] = {}
         self._paused: Counter[str] = Counter()
         self._polling: asyncio.Task[None] | None = None
-        self._ending: set[asyncio.Task[None]] = set()
+        self._ending: set[asyncio.Task[object]] = set()
 
     # --- for telemetry
 
@@ -189,6 +190,8 @@ class EventWatch:
     async def pause(self, gpu: str) -> None:
         """End the child of ``gpu`` (a UUID), which has it open, and start none until as many calls of :meth:`resume`.
 
+        Whoever waits in :meth:`resume` for the same GPU waits no longer. The end goes on when the caller is cancelled.
+
         Raises:
             Stuck: it cannot be ended.
         """
@@ -196,18 +199,16 @@ class EventWatch:
         watched = self._gpus.get(gpu)
         if watched is None:
             return
-        child = await self._end(watched)
         watched.unwatched = "It is being reset."
-        if child is not None and not await child.kill() and not await child.wait(0.0):
-            raise Stuck(
-                f"Process {child.pid}, which waits for events of {gpu}, has not returned from the driver and cannot be "
-                "ended. If it stays, reboot the node."
-            )
+        undying = await asyncio.shield(self._end(watched))
+        if undying is not None:
+            raise Stuck(_cannot_be_ended(undying, gpu))
 
     async def resume(self, gpu: str, deadline: float) -> None:
         """Watch ``gpu`` again, from the return on, as what comes before that is never told; what it missed is a change.
 
-        Where that is not known after ``deadline`` seconds, its events are :meth:`unheard` until they are heard.
+        Where that is not known after ``deadline`` seconds, or another reset pauses it before, its events are
+        :meth:`unheard` until they are heard.
         """
         if not self._paused[gpu]:
             return
@@ -253,35 +254,53 @@ class EventWatch:
         gpu.task = asyncio.create_task(self._attend(gpu), name=f"nvidia events {gpu.address}")
 
     def _drop(self, uuid: str) -> None:
-        gpu = self._gpus.pop(uuid)
-        ending = asyncio.create_task(self._end_for_good(gpu))
-        self._ending.add(ending)
-        ending.add_done_callback(self._ending.discard)
+        self._end(self._gpus.pop(uuid))
 
-    async def _end_for_good(self, gpu: _Gpu) -> None:
-        child = await self._end(gpu)
-        if child is not None:
-            await child.kill()
+    def _end(self, gpu: _Gpu) -> asyncio.Task[Child | None]:
+        """Stop attending to ``gpu`` and end its child, also one that is just being started, whoever waits for that.
 
-    async def _end(self, gpu: _Gpu) -> Child | None:
-        """Stop attending to ``gpu``; answers its child, which may still live, also one that was just being started."""
-        task, gpu.task = gpu.task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait({task})
+        The result is the child where it does not die.
+        """
+        attending, gpu.task = gpu.task, None
+        if attending is not None:
+            attending.cancel()
+        gpu.first.set()  # nobody is going to hear it now
+        before: set[asyncio.Task[object]] = {each for each in (attending, gpu.ending) if each is not None}
+        gpu.ending = asyncio.create_task(self._ended(gpu, before))
+        self._ending.add(gpu.ending)
+        gpu.ending.add_done_callback(self._ending.discard)
+        return gpu.ending
+
+    async def _ended(self, gpu: _Gpu, before: set[asyncio.Task[object]]) -> Child | None:
+        """As the result of :meth:`_end`; two in conversation with one child would not hear it, so ``before`` ends first."""
+        if before:
+            await asyncio.wait(before)
         if gpu.child is None:
             return None
         await asyncio.wait({gpu.child})
         if gpu.child.exception() is not None:
             return None
         child = gpu.child.result()
-        with suppress(ChildDied, Unreadable, _NoMore):  # an XID that nobody has read yet would be told by nobody else
-            while (message := child.lying_ready()) is not None:
-                self._take(gpu, message)
-        return child
+        last_words = asyncio.create_task(self._hear_out(gpu, child))  # runs first, and is still in it when it is killed
+        dead = await child.kill() or await child.wait(0.0)
+        await last_words
+        return None if dead else child
+
+    async def _hear_out(self, gpu: _Gpu, child: Child) -> None:
+        """Take what ``child`` says until its end: an XID that nobody has read yet would be told by nobody else."""
+        with suppress(ChildDied, Unreadable, _NoMore):
+            while True:
+                message = await child.receive()
+                if "registered" not in message:  # it was, and whoever asks now would call the GPU heard
+                    self._take(gpu, message)
 
     async def _attend(self, gpu: _Gpu) -> None:
-        """Keep a child at ``gpu``, for as long as this is not cancelled."""
+        """Keep a child at ``gpu``, for as long as this is not cancelled; the first once that of before has ended."""
+        undying = None if gpu.ending is None else await asyncio.shield(gpu.ending)
+        if undying is not None:
+            gpu.unwatched = gpu.unheard = _cannot_be_ended(undying, gpu.uuid)
+            gpu.first.set()
+            await _death(undying)
         failures = 0
         while True:
             healthy = await self._one_child(gpu)
@@ -379,6 +398,13 @@ async def _known(gpus: Iterable[_Gpu], deadline: float) -> None:
     finally:
         for each in waiting:
             each.cancel()
+
+
+def _cannot_be_ended(child: Child, gpu: str) -> str:
+    return (
+        f"Process {child.pid}, which waits for events of {gpu}, has not returned from the driver and cannot be ended. "
+        "If it stays, reboot the node."
+    )
 
 
 async def _death(child: Child) -> None:
