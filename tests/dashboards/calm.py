@@ -28,11 +28,10 @@ async def job(node: Node, name: str, namespace: str, *options: str) -> None:
 
 async def churn(node: Node, enough: asyncio.Event) -> None:
     """Until ``enough``: at most half of the devices in use, and a restart every now and then."""
-    restarting = asyncio.create_task(_restarts(node, enough))
     async with asyncio.TaskGroup() as group:
+        group.create_task(_restarts(node, enough))
         for lane in range(2):
             group.create_task(_lane(node, lane, enough))
-    await restarting
     await node.all_clean(SOON)
 
 

@@ -4,21 +4,23 @@
 node every fault that an alert is for happens, lasts until the alert fires (or until it should have), and is mended. The
 whole is recorded by a real Prometheus with the rules on a faster clock (:mod:`tests.dashboards.faster`).
 
-    python -m tests.dashboards.story    tells it, says where Prometheus answers, and waits for Ctrl-C
+    python -m tests.dashboards.story    tells it as it goes on, and Prometheus answers until Ctrl-C
 """
 
 from __future__ import annotations
 
 import asyncio
-import signal
+import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+from plugin.emulator.interrupts import ended_once
 from tests.cluster.api_server import ApiServerStandIn, kubeconfig
 from tests.dashboards.acts import Acts
 from tests.dashboards.calm import churn
@@ -89,9 +91,60 @@ class Told:
     known: frozenset[str]
 
 
+def _nothing(_sentence: str) -> None:
+    """To nobody."""
+
+
+@dataclass(frozen=True)
+class _Aloud(Acts):
+    """Says of each alert from when on it is waited for, and whether it came."""
+
+    say: Callable[[str], None]
+
+    async def fires(self, node: Node, alert: str, *, matcher: str = "") -> bool:
+        self.say(f"{node.name:<6}  {alert}: its cause is there")
+        fired = await super().fires(node, alert, matcher=matcher)
+        self.say(f"{node.name:<6}  {alert} {'fires' if fired else 'does not fire yet; the story goes on'}")
+        return fired
+
+
 @asynccontextmanager
-async def told(records: Path, *, listening: int | None = None) -> AsyncIterator[Told]:
-    """Tell it; logs, rules and what was scraped are in ``records``."""
+async def _taken_down(context: AbstractAsyncContextManager[None]) -> AsyncIterator[None]:
+    """``context``, whose end is waited for by whoever is cancelled meanwhile."""
+    await context.__aenter__()
+    try:
+        yield
+    finally:
+        ending = asyncio.ensure_future(context.__aexit__(*sys.exc_info()))
+        try:
+            await asyncio.shield(ending)
+        except asyncio.CancelledError:
+            await ending
+            raise
+
+
+@asynccontextmanager
+async def _answering(prometheus: Prometheus) -> AsyncIterator[None]:
+    """It is closed even by whoever is cancelled while a thread starts it."""
+    starting = asyncio.create_task(asyncio.to_thread(prometheus.start))
+    try:
+        await asyncio.shield(starting)
+        yield
+    finally:
+        await asyncio.wait({starting})
+        prometheus.close()
+
+
+@asynccontextmanager
+async def told(
+    records: Path, *, listening: int | None = None, say: Callable[[str], None] = _nothing
+) -> AsyncIterator[Told]:
+    """Tell it; logs, rules and what was scraped are in ``records``.
+
+    Args:
+        listening: port of Prometheus; any free one when None.
+        say: is given each sentence on what happens at the moment.
+    """
     rules = records / "rules"
     rules.mkdir(parents=True)
     async with AsyncExitStack() as stack:
@@ -110,11 +163,12 @@ async def told(records: Path, *, listening: int | None = None) -> AsyncIterator[
         prometheus = Prometheus(
             records / "prometheus", targets, [faster(each, rules) for each in RULES], listening=listening
         )
-        async with nodes(*fleet):
-            await asyncio.to_thread(prometheus.start)
-            stack.callback(prometheus.close)
+        say(f"{len(fleet)} simulated nodes start: {', '.join(node.name for node in fleet)}")
+        async with _taken_down(nodes(*fleet)):
+            await stack.enter_async_context(_answering(prometheus))
+            say(f"prometheus {prometheus.url} answers, and things begin to go wrong on all nodes but calm")
             began = time.time()
-            acts = Acts(prometheus)
+            acts = _Aloud(prometheus, say)
             device = next(each.id for each in (await ill.read.devices()).devices if each.index == "1")
             enough = asyncio.Event()
             async with asyncio.TaskGroup() as group:
@@ -132,20 +186,41 @@ async def told(records: Path, *, listening: int | None = None) -> AsyncIterator[
             }
             entries = (await ill.read.history(limit=1000)).entries
             known = frozenset(each.scrub_id for each in entries if each.scrub_id)
+            say("it is over; the nodes are taken down")
         yield Told(prometheus, began, ended, device, pages, known)
 
 
-async def _main() -> None:
-    told_to_stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, told_to_stop.set)
-    with tempfile.TemporaryDirectory(prefix="story-") as directory:
-        async with told(Path(directory) / "records") as story:
-            print(f"prometheus {story.prometheus.url}")
-            print(f"from {story.began:.0f} to {story.ended:.0f} ({story.ended - story.began:.0f} s)")
-            print(f"device {story.device}", flush=True)
-            await told_to_stop.wait()
+async def _main() -> int:
+    """0 after the whole story, else 128 and the number of the signal that broke it off."""
+    began = time.monotonic()
+
+    def say(sentence: str) -> None:
+        print(f"{time.monotonic() - began:4.0f} s  {sentence}", flush=True)
+
+    whole = False
+    with ended_once() as interruption, tempfile.TemporaryDirectory(prefix="story-") as directory:
+        try:
+            async with told(Path(directory) / "records", say=say) as story:
+                whole = True
+                print(f"prometheus {story.prometheus.url} answers until Ctrl-C; no node is left to be scraped")
+                print(f"from {_utc(story.began)} to {_utc(story.ended)} UTC ({story.ended - story.began:.0f} s)")
+                print(f"from {story.began:.0f} to {story.ended:.0f} in seconds since the epoch")
+                print(f"device {story.device}", flush=True)
+                await asyncio.Event().wait()
+        except (asyncio.CancelledError, ExceptionGroup):
+            # Ctrl-C at a terminal is told to the daemons, too: what asks them at that moment fails.
+            if interruption.by is None:
+                raise
+            if not whole:
+                say("broken off; everything was taken down")
+                return 128 + interruption.by
+        return 0
+
+
+def _utc(moment: float) -> str:
+    """As it can be typed where a time is picked."""
+    return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 if __name__ == "__main__":
-    asyncio.run(_main())
+    sys.exit(asyncio.run(_main()))

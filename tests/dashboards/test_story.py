@@ -1,0 +1,71 @@
+"""The story as a program: it is told as it goes on, and whoever breaks it off finds nothing left of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.children import children_of
+from tests.dashboards.prometheus import POSSIBLE
+from tests.dashboards.stage import SOON
+from tests.pods import only_with
+
+ROOT = Path(__file__).parents[2]
+FIRST = r"\d+ s  strict +ScrubberResidueAfterCertificate: its cause is there"
+"""What is said once the acts have begun."""
+
+
+def places_of(program: int) -> set[Path]:
+    """The directories of the daemons that ``program`` has started."""
+    words = (Path(f"/proc/{child.pid}/cmdline").read_text().split("\0") for child in children_of(program))
+    named = (re.findall(r"--(?:sim|state|kubelet)-dir\0([^\0]+)", "\0".join(each)) for each in words)
+    return {Path(each) for found in named for each in found}
+
+
+@only_with(POSSIBLE)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_whoever_breaks_it_off_in_the_middle_finds_nothing_left(number: signal.Signals, tmp_path: Path) -> None:
+    # A session of its own, whose processes can be counted. SIGINT is not ignored, as it may be in whoever runs the tests.
+    program = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.dashboards.story"),
+        cwd=ROOT,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        stdout=asyncio.subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
+    )
+    assert program.stdout is not None
+    try:
+        told = ""
+        async with asyncio.timeout(2 * SOON):
+            while re.search(FIRST, told) is None:
+                line = (await program.stdout.readline()).decode()
+                assert line, told
+                told += line
+        (address,) = re.findall(r"prometheus (http://127\.0\.0\.1:\d+) answers", told)
+        with await asyncio.to_thread(urllib.request.urlopen, f"{address}/-/ready", timeout=SOON) as page:
+            assert page.status == 200
+        places = places_of(program.pid)
+        assert len(places) == 3 * 5
+        assert all(each.exists() for each in places)
+        program.send_signal(number)
+        async with asyncio.timeout(SOON):
+            told = (await program.stdout.read()).decode()
+            status = await program.wait()
+        assert status == 128 + number
+        assert "broken off" in told
+        assert [each for each in places if each.exists()] == []
+        assert list(tmp_path.iterdir()) == []
+        with pytest.raises(ProcessLookupError):
+            os.killpg(program.pid, 0)
+    finally:
+        if program.returncode is None:
+            program.kill()
+            await program.wait()
