@@ -52,5 +52,6 @@ def ended_once() -> Iterator[Interruption]:
         yield interruption
     finally:
         for number in signals:
-            loop.remove_signal_handler(number)  # which puts Python's own back for SIGINT: a traceback as the program ends
+            # It puts Python's own back for SIGINT, which would make a traceback as the program ends.
+            loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_DFL)

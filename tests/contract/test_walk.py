@@ -216,7 +216,10 @@ def test_a_process_that_makes_threads_without_end_is_looked_through(run: Run, tm
     busy = run(program)
     looks = [look.Look(busy.pid, file_of(memory), set()) for _ in range(100)]
     assert [each.run() for each in looks] == [None] * 100
-    assert {each.cut for each in looks} == {None}
+    # Each list may have somebody new, and a look has sixteen; one that was cut is no look, and the next one is.
+    cut = [each.cut for each in looks]
+    assert set(cut) <= {None, "threads"}
+    assert cut.count(None) > len(looks) // 2
 
 
 MAPPED = (

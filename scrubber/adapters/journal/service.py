@@ -80,7 +80,7 @@ class Service:
         )
         self._breaker = Gauge(
             "scrubber_breaker_open",
-            "1 while the node's breaker stops what it names: resets by recoveries, quarantines for soft signals.",
+            "1 while the node's breaker stops what it names: resets by recoveries, quarantines for soft signals. Looked at every 5 s.",
             ("what",),
             registry=counted,
         )
