@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -420,7 +421,7 @@ class TestBothDaemons:
                 assert f"\n{name} 1" in text
                 assert await asyncio.to_thread(refuses, at, trusting(authority))
             for daemon in (stage.service, stage.plugin):
-                assert "PEER_DID_NOT_RETURN_A_CERTIFICATE" in daemon.log.read_text()
+                await asyncio.to_thread(until, partial(is_in, "PEER_DID_NOT_RETURN_A_CERTIFICATE", daemon.log))
 
     @pytest.mark.parametrize("command", ["serve", "plugin"])
     async def test_end_with_a_sentence_where_the_files_cannot_be_used(
@@ -434,6 +435,11 @@ class TestBothDaemons:
             words += ["--sim-dir", str(short_tmp / "sim"), "--state-dir", str(short_tmp / "state")]
         code, said = await started(*words, "--log-level", "error")
         assert (code, said) == (2, f"Error: --metrics-key {away} cannot be read: No such file or directory.\n")
+
+
+def is_in(word: str, log: Path) -> bool:
+    """Whether ``log`` has ``word`` by now: a daemon writes it a little after the scraper was turned away."""
+    return word in log.read_text()
 
 
 async def started(*words: str) -> tuple[int | None, str]:
