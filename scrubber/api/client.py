@@ -381,8 +381,9 @@ def _check_order(request: pb.GetHistoryRequest, page: pb.GetHistoryResponse) -> 
     rows = [each.sequence for each in page.entries]
     lost = page.next_before and page.next_before not in rows[-1:]
     if lost or (request.before and rows and rows[0] >= request.before):
+        asked = f"what is older than row {request.before}" if request.before else "the newest rows"
         raise ScrubberError(
-            f"Asked for what is older than row {request.before or 'any'}, the service gave {len(rows)} rows and goes on before "
+            f"Asked for {asked}, the service gave {len(rows)} rows and goes on before "
             f"row {page.next_before}, which does not lead to older ones. Its audit trail may be damaged: scrubber audit verify."
         )
 
