@@ -24,7 +24,8 @@ class KubeletEvent:
 
     at: float
     name: str
-    """An RPC of the protocols (``Allocate``), or ``StreamEnded``, ``ContainerStarted``, ``ContainerDied``, ``PodOver``."""
+    """An RPC of the protocols (``Allocate``), or ``StreamEnded``, ``Deregistered`` (the socket in ``plugins_registry/``
+    that ``detail`` names has gone), ``ContainerStarted``, ``ContainerDied``, ``PodOver``."""
     outcome: str = "OK"
     """``OK``, or the gRPC code in the kubelet's spelling: ``DeadlineExceeded``; of a container its exit code."""
     duration: float = 0.0

@@ -1,7 +1,8 @@
 """The kubelet's plugin watcher: it finds the sockets in ``plugins_registry/`` and registers what is behind them.
 
 Promise: a plugin found here needs to do nothing when the kubelet is restarted; its socket is not wiped, and the kubelet
-comes back to it by itself. A socket made anew is a new plugin; one that is gone is deregistered.
+comes back to it by itself. A socket made anew is a new plugin; one that is gone is deregistered, and with it, as in the
+real kubelet, whoever is registered for its resource *now*, be it another.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ class PluginWatcher:
                 del self._found[path]
                 if found.resource is not None:
                     await self._clients.disconnect(found.resource)
+                    self._recorder.note(KubeletEvent(now, "Deregistered", resource=found.resource, detail=path.name))
         for path, incarnation in present.items():
             found = self._found.setdefault(path, _Found(incarnation))
             if found.resource is None and found.not_before <= now:

@@ -58,13 +58,17 @@ class Standing:
 
     def trouble(self, now: float) -> str:
         """Why none of its devices can be used at ``now``; empty while they can."""
-        if self.unsound:
-            return self.unsound
-        if self.rests_until is not None and now < self.rests_until:
-            return self.rest
+        if fault := self.fault(now):
+            return fault
         if self.lost_since is not None and now >= self.lost_since + self.grace:
             return self.why
         return ""
+
+    def fault(self, now: float) -> str:
+        """What it did for which it is not asked at ``now``; empty where it is only away, or there."""
+        if self.unsound:
+            return self.unsound
+        return self.rest if self.rests_until is not None and now < self.rests_until else ""
 
     def changes_in(self, now: float) -> float | None:
         """Seconds until :meth:`trouble` may answer something else by itself; None when it will not."""

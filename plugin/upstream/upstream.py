@@ -97,8 +97,8 @@ class Upstream:
             async with asyncio.timeout(self.times.absent):
                 await self.listing.until(lambda: (self.answering and self._vendor is not after) or bool(self._trouble))
         if self._vendor in (None, after) or not self.answering:
-            told = f"The vendor's plugin for {self.resource} is away; its own log says why."
-            raise Away(self._trouble or self.standing.why, public=told)
+            away = f"The vendor's plugin for {self.resource} is away; its own log says why."
+            raise Away(self._trouble or self.standing.why, public=self.standing.fault(self.clock()) or away)
         assert self._vendor is not None
         return self._vendor
 
