@@ -154,6 +154,10 @@ class Availability:
             return None
         return self.unwatched_since + self.grace - now
 
+    def is_over(self, now: float) -> bool:
+        """Whether nobody has watched for longer than the grace period."""
+        return not self._trusted(now)
+
     def _trusted(self, now: float) -> bool:
         return self.unwatched_since is None or now < self.unwatched_since + self.grace
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
@@ -165,6 +166,7 @@ class ServiceWatch:
         self._reminder = Reminder(log, every=times.remind, clock=clock)
         self._availability = Availability(grace=times.grace)
         self._forgeable = False
+        self._given_up = True
         self._news = asyncio.Event()
 
     async def run(self) -> NoReturn:
@@ -226,6 +228,7 @@ class ServiceWatch:
                 cure="start the plugin with --device-list-strategy volume-mounts, cdi-annotations or cdi-cri",
             )
         self._forgeable = forgeable
+        self._given_up = self._given_up and self._availability.unwatched_since is not None
         await self._show()
         self._listen(snapshot)
 
@@ -254,13 +257,12 @@ class ServiceWatch:
         """Write the board anew at the end of the grace period; without it, silence would keep everything healthy."""
         while True:
             self._news.clear()
-            try:
-                async with asyncio.timeout(self._availability.falls_in(self._clock())):
+            now = self._clock()
+            if self._availability.is_over(now) and not self._given_up:
+                self._given_up = True
+                self._log.error("service.given-up", sentence="No device is offered until the scrub service is back.")
+                await self._show()
+                self._listen(None)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._availability.falls_in(now)):
                     await self._news.wait()
-            except TimeoutError:
-                if self._availability.falls_in(self._clock()) is None:
-                    self._log.error(
-                        "service.given-up", sentence="No device is offered until the scrub service is back."
-                    )
-                    await self._show()
-                    self._listen(None)

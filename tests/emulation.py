@@ -16,14 +16,32 @@ from plugin.api import deviceplugin_pb2 as api
 from plugin.api import deviceplugin_pb2_grpc as rpc
 from plugin.api import pluginregistration_pb2 as watched
 from plugin.api import pluginregistration_pb2_grpc as watched_rpc
-from plugin.emulator import ContainerSpec, Kubelet, KubeletTimings, PodSpec, RestartPolicy, writable_cgroup_parent
+from plugin.emulator import (
+    ContainerSpec,
+    Kubelet,
+    KubeletTimings,
+    PodSpec,
+    RestartPolicy,
+    sockets,
+    writable_cgroup_parent,
+)
 from scrubber.wire import podresources_pb2 as lister
 from scrubber.wire import podresources_pb2_grpc as lister_rpc
 
 RESOURCE = "scrubber.dev/gpu"
 SOON = 30.0
 """Seconds within which what must happen happens, on a busy machine too; nothing is measured by it."""
-FAST = KubeletTimings().scaled(0.02)
+PF_EXITING = 0x4
+"""A task's flag, from the kernel's ``sched.h``."""
+FAST = dataclasses.replace(
+    KubeletTimings().scaled(0.02),
+    # What the kubelet gives up is not made fast: a machine that stands still is no plugin that does not answer.
+    dial_back=SOON,
+    watcher_get_info=KubeletTimings().watcher_get_info,  # this one is tried again, and nobody is told
+    watcher_notify=SOON,
+    resource_removal=KubeletTimings().resource_removal,
+    pre_start_deadline=SOON,
+)
 
 Context = Any
 Hook = Callable[[list[str]], Awaitable[None]]
@@ -34,7 +52,7 @@ async def accept(_devices: list[str]) -> None:
 
 
 def timings(**changes: Any) -> KubeletTimings:
-    """Fast timings, with some set by name."""
+    """Fast timings, with some set by name: a test that wants a deadline to pass sets it."""
     return dataclasses.replace(FAST, **changes)
 
 
@@ -141,7 +159,7 @@ class Watched(watched_rpc.RegistrationServicer):
 async def register(kubelet: Kubelet, endpoint: str, resource: str = RESOURCE, version: str = "v1beta1") -> None:
     """Register the classic way; raises ``grpc.aio.AioRpcError`` when refused."""
     request = api.RegisterRequest(version=version, endpoint=endpoint, resource_name=resource)
-    async with grpc.aio.insecure_channel(f"unix:{kubelet.kubelet_socket}") as channel:
+    async with sockets.channel(kubelet.kubelet_socket) as channel:
         await rpc.RegistrationStub(channel).Register(request, timeout=SOON)
 
 
@@ -156,10 +174,18 @@ async def emulated(root: Path, *, cgroups: bool = False, **changes: Any) -> Asyn
 @asynccontextmanager
 async def registered(kubelet: Kubelet, plugin: TinyPlugin, endpoint: str = "tiny.sock") -> AsyncIterator[TinyPlugin]:
     """``plugin`` serving, registered the classic way, and its devices known to the kubelet."""
+
+    def lists(node: Kubelet) -> int:
+        return sum(event.name == "ListAndWatch" for event in node.events)
+
     await plugin.serve(kubelet.device_plugins / endpoint)
     try:
+        before = lists(kubelet)
         await register(kubelet, endpoint)
-        await kubelet.changed(lambda node: node.allocatable(RESOURCE) == len(plugin.devices), SOON)
+        # Its own list, and not that of one that was there before it.
+        await kubelet.changed(
+            lambda node: lists(node) > before and node.allocatable(RESOURCE) == len(plugin.devices), SOON
+        )
         yield plugin
     finally:
         await plugin.stop()
@@ -178,7 +204,7 @@ async def serving(plugin: TinyPlugin, socket: Path) -> AsyncIterator[TinyPlugin]
 @asynccontextmanager
 async def pod_resources(kubelet: Kubelet) -> AsyncIterator[lister_rpc.PodResourcesListerStub]:
     """A client of the PodResources socket."""
-    async with grpc.aio.insecure_channel(f"unix:{kubelet.pod_resources_socket}") as channel:
+    async with sockets.channel(kubelet.pod_resources_socket) as channel:
         yield lister_rpc.PodResourcesListerStub(channel)
 
 
@@ -211,12 +237,13 @@ def pod(name: str = "a", *containers: ContainerSpec, init: Sequence[ContainerSpe
 
 
 def alive(pid: int) -> bool:
-    """Whether a process is there and not a zombie."""
+    """Whether a process is there, and neither a zombie nor about to be one: by then it runs no instruction any more."""
     try:
         with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] != "Z"
+            fields = stat.read().rpartition(")")[2].split()
     except OSError:
         return False
+    return fields[0] not in "ZX" and not int(fields[6]) & PF_EXITING
 
 
 async def ended(pid: int) -> None:

@@ -248,10 +248,15 @@ class FakeKubelet(rpc.RegistrationServicer):
     async def until(self, holds: Callable[[], bool]) -> None:
         await self.bell.until(holds)
 
+    @property
+    def listed(self) -> list[Registered]:
+        """The registrations that have sent a list. A plugin that waited in vain for our stream gives one up that has not."""
+        return [each for each in self.registered if each.lists]
+
     async def new_registration(self, after: int = 0) -> Registered:
-        """The registration number ``after + 1``, once it has sent its first list."""
-        await self.until(lambda: len(self.registered) > after and bool(self.registered[after].lists))
-        return self.registered[after]
+        """Of the registrations that have sent a list, number ``after + 1``, once it has."""
+        await self.until(lambda: len(self.listed) > after)
+        return self.listed[after]
 
     async def _follow(self, registered: Registered) -> None:
         try:

@@ -1,7 +1,7 @@
 """A vendor's device plugin, as vendors write them: it knows nothing of ours, of a gate, or of who had a device before.
 
 It registers with the kubelet's socket that it is given, keeps its own socket in the same directory, and starts anew
-whenever that kubelet's socket is made anew. Every device is handed out as it is. ``python -m tests.vendor_plugin`` runs
+whenever that kubelet's socket is another one than it registered with. Every device is handed out as it is. ``python -m tests.vendor_plugin`` runs
 it; a test changes its mind through the control file (a JSON object, see :class:`Control`), and reads what it was asked
 in the record, a line of JSON for each call.
 """
@@ -92,6 +92,8 @@ class VendorPlugin(rpc.DevicePluginServicer):
     control: Control = field(default_factory=Control)
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     stopping: bool = False
+    registered_with: tuple[int, int] | None = None
+    """The kubelet's socket: the news that it is there may come after the registration with it."""
 
     @property
     def socket(self) -> Path:
@@ -105,7 +107,7 @@ class VendorPlugin(rpc.DevicePluginServicer):
         serving = asyncio.create_task(self._serve())
         try:
             async for changes in watching:
-                if (watchfiles.Change.added, str(self.kubelet)) in changes:
+                if (watchfiles.Change.added, str(self.kubelet)) in changes and self._found() != self.registered_with:
                     serving.cancel()
                     await asyncio.wait({serving})
                     serving = asyncio.create_task(self._serve())
@@ -138,12 +140,22 @@ class VendorPlugin(rpc.DevicePluginServicer):
                 await server.stop(0.1)
             await asyncio.sleep(RETRY)
 
+    def _found(self) -> tuple[int, int] | None:
+        """Which socket of the kubelet's is there."""
+        try:
+            found = self.kubelet.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_ctime_ns
+
     async def _register(self) -> None:
+        found = self._found()
         request = api.RegisterRequest(version="v1beta1", endpoint=self.socket.name, resource_name=self.resource)
         async with grpc.aio.insecure_channel(
             f"unix:{self.kubelet}", options=[("grpc.use_local_subchannel_pool", 1)]
         ) as channel:
             await rpc.RegistrationStub(channel).Register(request, timeout=15)
+        self.registered_with = found
         self._note("Registered", ())
 
     async def GetDevicePluginOptions(self, request: api.Empty, context: Context) -> api.DevicePluginOptions:

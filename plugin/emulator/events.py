@@ -17,6 +17,8 @@ from plugin.emulator.changes import Changes
 
 Answer = TypeVar("Answer")
 
+CLOSING = "grpc: the client connection is closing"
+
 
 @dataclass(frozen=True, slots=True)
 class KubeletEvent:
@@ -84,7 +86,7 @@ class Recorder:
             failure = RpcFailed(error.code(), error.details() or "")
             raise failure from error
         except asyncio.CancelledError:
-            failure = RpcFailed(grpc.StatusCode.CANCELLED, "grpc: the client connection is closing")
+            failure = RpcFailed(grpc.StatusCode.CANCELLED, CLOSING)
             # grpc.aio cancels the waiter when its channel is closed: that is an answer, not the end of this task.
             if cancelled_ourselves():
                 raise

@@ -7,6 +7,7 @@ process, which :meth:`Kubelet.stop` and :meth:`Kubelet.start` end and begin.
 
 from __future__ import annotations
 
+import asyncio
 import random
 import uuid
 from collections.abc import Callable
@@ -52,6 +53,7 @@ class Kubelet:
         groups = cgroup_parent / "kubepods" if cgroup_parent else None
         runtime = ContainerRuntime(groups, chance)
         self._node = Node(root, timings or KubeletTimings(), chance, changes, Recorder(changes), runtime)
+        self._node.api_server.set()
         sockets.check_length(self._node.kubelet_socket)
         sockets.check_length(self._node.pod_resources_socket)
         self._process: KubeletProcess | None = None
@@ -211,6 +213,11 @@ class Kubelet:
     def pods(self) -> list[Pod]:
         """Every pod the API server has on this node, oldest first."""
         return list(self._node.pods.values())
+
+    @property
+    def api_server(self) -> asyncio.Event:
+        """Cleared: the API server is away. A kubelet that is restarted then lists and admits no pod until it is set."""
+        return self._node.api_server
 
     # Devices
 

@@ -19,10 +19,13 @@ RUN = "SCRUBBER_SIM_RUN"
 SANDBOX = "POD"
 """The name under which a sandbox goes, as in the kubelet's own container labels."""
 POLL = 0.005
-EXEC_DEADLINE = 0.5
-"""Seconds after which a process that seems to be calling ``exec`` is taken as it is."""
-EMPTY_DEADLINE = 0.005
-"""The same for one whose environment has no length: it is being filled, or was given empty."""
+EXEC_DEADLINE = 2.0
+"""Seconds of looking after which a process that seems to be calling ``exec`` is taken as it is: on a busy machine it can
+lose the processor half way."""
+EMPTY_DEADLINE = 0.1
+"""The same for one that runs and whose environment has no length: it is being filled, or was given empty."""
+A_LOOK = 0.01
+"""The most that one look counts: the time in which we did not run ourselves says nothing about the process."""
 PF_EXITING = 0x4
 PF_KTHREAD = 0x200000
 """Flags of a task, from the kernel's ``sched.h``."""
@@ -61,15 +64,17 @@ def _carries(pid: int, uids: Collection[str], container: str | None) -> bool:
 
 def _variables(pid: int) -> list[bytes]:
     """A process's environment; empty when it has none, is gone, or is another user's."""
-    began = time.monotonic()
+    waited, looked = 0.0, time.monotonic()
     try:
         while True:
             with open(f"/proc/{pid}/environ", "rb") as environ:
                 content = environ.read()
             # A process in the midst of exec has an address space without an environment: look again.
-            if content or time.monotonic() - began > _patience(pid):
+            if content or waited >= _patience(pid):
                 return content.split(b"\0")
             os.sched_yield()
+            now = time.monotonic()
+            waited, looked = waited + min(now - looked, A_LOOK), now
     except OSError:
         return []
 
@@ -81,7 +86,9 @@ def _patience(pid: int) -> float:
     state, flags, start, end = fields[0], int(fields[6]), int(fields[47]), int(fields[48])
     if state in "ZX" or flags & (PF_KTHREAD | PF_EXITING):
         return 0.0
-    return EMPTY_DEADLINE if start == end != 0 else EXEC_DEADLINE
+    if start == end != 0:
+        return EMPTY_DEADLINE if state in "RD" else 0.0  # nobody sleeps while exec fills it
+    return EXEC_DEADLINE
 
 
 def _kill(pid: int, uids: Collection[str], container: str | None) -> None:

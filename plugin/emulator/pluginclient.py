@@ -16,7 +16,7 @@ from plugin.api import deviceplugin_pb2 as api
 from plugin.api import deviceplugin_pb2_grpc as rpc
 from plugin.emulator import sockets
 from plugin.emulator.devicestore import HEALTHY
-from plugin.emulator.events import KubeletEvent, Recorder, cancelled_ourselves, names, spelled
+from plugin.emulator.events import CLOSING, KubeletEvent, Recorder, cancelled_ourselves, names, spelled
 from plugin.emulator.timings import KubeletTimings
 
 VERSION = "v1beta1"
@@ -44,7 +44,7 @@ class PluginClient:
         """Connect; blocks ``Register`` meanwhile.
 
         Raises:
-            DialFailed: no server behind the socket within ``timings.dial_back``.
+            DialFailed: no server behind the socket within ``timings.dial_back``, or the connection was closed meanwhile.
         """
         try:
             async with asyncio.timeout(self._timings.dial_back):
@@ -52,6 +52,8 @@ class PluginClient:
         except TimeoutError as error:
             await self.close()
             raise DialFailed(f"failed to dial device plugin socket {self.socket}: context deadline exceeded") from error
+        except grpc.aio.UsageError as error:  # of a channel that was closed
+            raise DialFailed(f"failed to dial device plugin socket {self.socket}: {CLOSING}") from error
 
     async def options(self) -> api.DevicePluginOptions:
         """Ask for the plugin's options; the only ones that count.
@@ -78,7 +80,7 @@ class PluginClient:
                 on_devices(response.devices)
         except grpc.aio.AioRpcError as error:
             outcome, detail = spelled(error.code()), error.details() or ""
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, grpc.aio.UsageError):  # the latter of a channel that was closed by then
             outcome, detail = spelled(grpc.StatusCode.CANCELLED), "the kubelet closed the connection"
             if cancelled_ourselves():
                 raise

@@ -22,15 +22,12 @@ from plugin.emulator.timings import KubeletTimings
 
 DEVICE_PLUGIN = "DevicePlugin"
 
-Incarnation = tuple[int, int]
-"""Inode and change time: inode numbers are used again, so neither is enough alone."""
-
 
 @dataclass(slots=True)
 class _Found:
     """A socket that was seen, and what came of it."""
 
-    incarnation: Incarnation
+    incarnation: sockets.Incarnation
     resource: str | None = None
     """Set once registered."""
     not_before: float = 0.0
@@ -68,14 +65,14 @@ class PluginWatcher:
             if found.resource is None and found.not_before <= now:
                 await self._register(path, found)
 
-    def _present(self) -> dict[Path, Incarnation]:
-        present: dict[Path, Incarnation] = {}
+    def _present(self) -> dict[Path, sockets.Incarnation]:
+        present: dict[Path, sockets.Incarnation] = {}
         for directory, below, files in os.walk(self._directory):
             below[:] = [name for name in below if not name.startswith(".")]
             for path in (Path(directory, name) for name in files if not name.startswith(".")):
-                if sockets.is_socket(path):
-                    stat = path.stat()
-                    present[path] = (stat.st_ino, stat.st_ctime_ns)
+                # Asked once: its plugin may take it away between two questions.
+                if (incarnation := sockets.incarnation(path)) is not None:
+                    present[path] = incarnation
         return present
 
     async def _register(self, path: Path, found: _Found) -> None:

@@ -52,6 +52,8 @@ class Node:
     pods: dict[str, Pod] = field(default_factory=dict)
     """By UID, in the order of creation; a pod that is gone is not in it."""
     status: NodeStatus = field(default_factory=NodeStatus)
+    api_server: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while the API server is there."""
 
     @property
     def device_plugins(self) -> Path:
@@ -171,6 +173,7 @@ class KubeletProcess:
         node = self._node
         if self._restarted:
             await asyncio.sleep(node.timings.list_empty_after_restart)
+            await node.api_server.wait()
         for pod in node.pods.values():
             # All are listed before the first is admitted again: otherwise its admission would free the others' devices.
             pod.active = pod.admitted is True and not pod.phase.terminal

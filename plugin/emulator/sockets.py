@@ -51,9 +51,19 @@ def channel(path: Path) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(f"unix:{path}", options=LOCAL)
 
 
+Incarnation = tuple[int, int]
+"""Inode and change time: inode numbers are used again, so neither is enough alone."""
+
+
 def is_socket(path: Path) -> bool:
     """Whether a socket is at ``path``, dead or alive."""
+    return incarnation(path) is not None
+
+
+def incarnation(path: Path) -> Incarnation | None:
+    """Which socket is at ``path``, dead or alive; None where there is none (any more)."""
     try:
-        return stat.S_ISSOCK(path.stat().st_mode)
+        found = path.stat()
     except OSError:
-        return False
+        return None
+    return (found.st_ino, found.st_ctime_ns) if stat.S_ISSOCK(found.st_mode) else None

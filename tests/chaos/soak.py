@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -53,15 +53,23 @@ class Outcome:
 
 
 class Lanes:
-    """Pods one after the other, in several lanes, until enough have started."""
+    """Pods one after the other, in several lanes, until enough have started, and ``enough`` says so."""
 
     def __init__(
-        self, node: WatchedNode, lives: Lives, wanted: int, rng: random.Random, *, progress: bool = False
+        self,
+        node: WatchedNode,
+        lives: Lives,
+        wanted: int,
+        rng: random.Random,
+        enough: Callable[[], bool],
+        *,
+        progress: bool = False,
     ) -> None:
         self._node = node
         self._lives = lives
         self._wanted = wanted
         self._rng = rng
+        self._enough = enough
         self._progress = progress
         self._scheduler = asyncio.Lock()
         self.count = 0
@@ -71,7 +79,7 @@ class Lanes:
 
     async def run(self) -> None:
         """One lane."""
-        while self.started < self._wanted:
+        while self.started < self._wanted or not self._enough():
             self.count += 1
             life = self._lives.life(self.count)
             try:
@@ -150,12 +158,14 @@ async def soak(
     seed: int,
     memory: str = "1MiB",
     pace: tuple[int, int] = (2, 6),
+    acts: Set[str] = frozenset(),
     progress: bool = False,
 ) -> Outcome:
     """One soak, from the first pod to the verdict.
 
     Args:
         pace: pods between two acts of the weather, at least and at most: a slow machine has no more of it than a fast one.
+        acts: of the weather, that have to have happened before it is enough.
     """
     began = time.monotonic()
     async with standing(records, devices=devices, memory=memory) as node:
@@ -163,7 +173,8 @@ async def soak(
         service, plugin = (
             Supervisor(each, _chance(seed, each.log.name)) for each in (node.stage.service, node.stage.plugin)
         )
-        lanes = Lanes(node, Lives(node.socket, seed, devices=devices), pods, _chance(seed, "lanes"), progress=progress)
+        lives = Lives(node.socket, seed, devices=devices)
+        lanes = Lanes(node, lives, pods, _chance(seed, "lanes"), lambda: acts <= weather.acts.keys(), progress=progress)
         chance = _chance(seed, "weather")
 
         async def pause() -> None:

@@ -20,6 +20,7 @@ SOON = 30.0
 POLICY = """\
 name: chaos
 limits:
+  question: 10s
   dying-grace: 1s
   settle: 500ms
   memory-floor: 1500ms
@@ -34,6 +35,7 @@ recovery:
 breaker:
   resets: 10000
 """
+"""A device does not fall ill here because the machine is busy: its pod would not be admitted."""
 TIMINGS = replace(quick_kubelet(0.05), pre_start_retry=(0.3, 0.5), exit_noticed=(0.0, 0.05))
 
 _T = TypeVar("_T")

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from plugin.emulator.pods import ContainerSpec, ContainerState, Phase, Pod, PodSpec
+from plugin.emulator.kubelet import Kubelet
+from plugin.emulator.pods import ContainerSpec, Phase, Pod, PodSpec
 from plugin.emulator.stage import RESOURCE
 from plugin.emulator.ungated import UngatedPlugin, devices_below
 from tests.chaos.lives import Lives, tenant
 from tests.chaos.soak import report, soak
 from tests.chaos.staging import SOON
-from tests.chaos.watched_node import WatchedNode, standing
+from tests.chaos.watched_node import PATIENT, WatchedNode, standing
 
 SEED = 20261120
 
@@ -27,7 +28,8 @@ SEED = 20261120
 async def test_no_pod_finds_foreign_bytes_and_nobody_is_touched_or_signalled_whatever_dies_meanwhile(
     tmp_path: Path,
 ) -> None:
-    outcome = await soak(tmp_path, pods=50, devices=8, seed=SEED, pace=(1, 3))
+    acts = {"service killed", "service terminated", "plugin killed", "kubelet restarted"}
+    outcome = await soak(tmp_path, pods=50, devices=8, seed=SEED, pace=(1, 3), acts=acts)
     print(report(outcome))
     assert outcome.verdict.breaches == []
     counts = outcome.verdict.counts
@@ -36,7 +38,7 @@ async def test_no_pod_finds_foreign_bytes_and_nobody_is_touched_or_signalled_wha
     assert counts["processes ended by others"] > 0
     assert counts["lives of the service"] > 1
     assert counts["leftovers ended"] > 0
-    assert {"service killed", "service terminated", "plugin killed", "kubelet restarted"} <= {*outcome.weather}
+    assert acts <= outcome.weather.keys()
 
 
 def test_the_same_seed_makes_the_same_pods() -> None:
@@ -48,7 +50,7 @@ def test_the_same_seed_makes_the_same_pods() -> None:
 
 @pytest.mark.timeout(120)
 async def test_the_reader_reports_what_is_done_to_tenants_behind_everybodys_back(tmp_path: Path) -> None:
-    async with standing(tmp_path, devices=3) as node:
+    async with standing(tmp_path, devices=3, policy=PATIENT) as node:
         killed, scribbled, signalled = [await lodging(node, name) for name in ("killed", "scribbled", "signalled")]
         os.kill(pid_of(killed), signal.SIGKILL)
         await killed.wait(Phase.FAILED, SOON)
@@ -58,7 +60,7 @@ async def test_the_reader_reports_what_is_done_to_tenants_behind_everybodys_back
         await another_process_sends_sigterm(pid_of(signalled))
         await signalled.wait(Phase.SUCCEEDED, SOON)
         # It says so within its next look, and its end waits for a last one.
-        await node.delete(scribbled, grace=2.0)
+        await node.delete(scribbled, grace=SOON)
         for pod in (killed, signalled):
             await node.delete(pod, grace=0.0)
         await node.settle()
@@ -74,16 +76,20 @@ async def test_the_reader_reports_what_is_done_to_tenants_behind_everybodys_back
 async def test_the_reader_reports_a_container_that_starts_on_a_dirty_device_because_nobody_asked_the_gate(
     tmp_path: Path,
 ) -> None:
-    async with standing(tmp_path, devices=1) as node:
+    async with standing(tmp_path, devices=1, policy=PATIENT) as node:
         first = await lodging(node, "first")
         await node.stage.service.kill()  # nobody clears what it leaves
+        watched = {path.name for path in node.stage.kubelet.plugins_registry.glob("*.sock")}
         await node.stage.plugin.stop()
-        await node.delete(first, grace=2.0)
-        await node.stage.kubelet.changed(lambda kubelet: kubelet.allocatable(RESOURCE) == 0, SOON)
+        await node.delete(first, grace=SOON)
+        # A watched socket that has gone takes along whoever is registered when the kubelet notices it.
+        await node.stage.kubelet.changed(
+            lambda kubelet: kubelet.allocatable(RESOURCE) == 0 and watched <= deregistered(kubelet), SOON
+        )
         async with UngatedPlugin(node.stage.kubelet.root, devices_below(node.stage.sim), resource_name=RESOURCE):
             await node.stage.kubelet.changed(lambda kubelet: kubelet.allocatable(RESOURCE) == 1, SOON)
             second = await lodging(node, "second")
-            await node.delete(second, grace=2.0)
+            await node.delete(second, grace=SOON)
         breaches = (await node.judge()).breaches
     kinds = [each.partition(":")[0] for each in breaches]
     assert kinds[:2] == ["foreign bytes", "no gate"]
@@ -96,9 +102,14 @@ async def lodging(node: WatchedNode, name: str) -> Pod:
     """A pod that has its device, and has written all over it."""
     command = tenant(node.socket, f"team-a/{name}/main", "forever")
     pod = node.create(PodSpec(name, "team-a", [ContainerSpec("main", command, {RESOURCE: 1})]))
-    await pod.wait(lambda status: status.containers["main"].state is ContainerState.RUNNING, SOON)
+    await pod.wait(Phase.RUNNING, SOON)
     await pod.wait(lambda _: "ready" in pod.log("main"), SOON)
     return pod
+
+
+def deregistered(kubelet: Kubelet) -> set[str]:
+    """The watched sockets of which the kubelet has noticed that they have gone."""
+    return {each.detail for each in kubelet.events if each.name == "Deregistered"}
 
 
 def pid_of(pod: Pod) -> int:

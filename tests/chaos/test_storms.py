@@ -23,7 +23,7 @@ from plugin.emulator.stage import Stage
 from scrubber.adapters.ledger.chain import ChainReport
 from scrubber.adapters.ledger.offline import verify
 from scrubber.api import scrubber_pb2 as pb
-from tests.chaos.staging import POLICY, SOON, chaos_stage
+from tests.chaos.staging import SOON, chaos_stage
 from tests.integration.acting import found_by, reader, running, writer
 
 APPLICATION = (31,)
@@ -34,9 +34,6 @@ XIDS = 4000
 MINUTE = 60.0
 MOST_CODES = 32
 """Codes of one device that the service tells of within a minute."""
-
-PATIENT = POLICY.replace("limits:\n", "limits:\n  question: 10s\n")
-"""Nobody may fall ill here because the machine is busy."""
 
 RAISE = """
 import json, sys
@@ -75,7 +72,7 @@ class Weather:
 @asynccontextmanager
 async def struck(tmp_path: Path, *, hook: str | None = None) -> AsyncIterator[tuple[Stage, str]]:
     """Four devices, one of which a tenant has; that one's id."""
-    async with chaos_stage(tmp_path, memory_floor="30s", policy=PATIENT) as stage:
+    async with chaos_stage(tmp_path, memory_floor="30s") as stage:
         if hook is not None:
             (tmp_path / "sitecustomize.py").write_text(hook)
             packages = {str(Path(each.__file__ or "").parents[1]) for each in (scrubber, plugin)}

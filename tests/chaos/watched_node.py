@@ -25,7 +25,7 @@ from tests.chaos.judgement import Event, Facts, PodFacts, Stranger, Verdict
 from tests.chaos.lives import tenant
 from tests.chaos.staging import POLICY, SOON, chaos_stage
 
-__all__ = ["FOR_EVER", "WatchedNode", "is_under_way", "standing"]
+__all__ = ["FOR_EVER", "PATIENT", "WatchedNode", "is_under_way", "standing"]
 
 DYING_GRACE = 1.0
 """Of the chaos tests' policy (:mod:`tests.chaos.staging`), seconds."""
@@ -33,8 +33,10 @@ FOR_EVER = 90.0
 """Seconds after which a pod that waits is said to wait for ever. Whatever the weather does passes in a few."""
 TOLD = ("PreStartContainer", "ContainerStarted", "ContainerDied", "GetDevicePluginOptions")
 """What the reader is told of the kubelet's events."""
-QUICKLY = POLICY.replace("limits:\n", "limits:\n  eraser-slots: 6\n") + "diagnostics:\n  recovery: none\n"
-"""Devices change hands and fall ill all the time here: few slots and a second of diagnostics would be most of the run."""
+PATIENT = POLICY.replace("limits:\n", "limits:\n  eraser-slots: 6\n") + "diagnostics:\n  recovery: none\n"
+"""Devices change hands all the time here: few slots and a second of diagnostics would be most of the run."""
+QUICKLY = PATIENT.replace("question: 10s", "question: 1s")
+"""And they fall ill: a driver that does not answer is to be noticed."""
 CLEAN = 60.0
 """Seconds within which devices come to rest once nothing happens to them any more."""
 TREE = Path(__file__).resolve().parents[2]
@@ -232,9 +234,11 @@ def is_under_way(status: PodStatus) -> bool:
 
 
 @asynccontextmanager
-async def standing(records: Path, *, devices: int, memory: str = "1MiB") -> AsyncIterator[WatchedNode]:
+async def standing(
+    records: Path, *, devices: int, memory: str = "1MiB", policy: str = QUICKLY
+) -> AsyncIterator[WatchedNode]:
     """A node with both daemons and a reader; what it leaves to be read is in ``records``."""
-    async with chaos_stage(records, devices=devices, memory=memory, policy=QUICKLY) as stage:
+    async with chaos_stage(records, devices=devices, memory=memory, policy=policy) as stage:
         reader = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tests.chaos.reader", str(stage.directory)),
             stdin=asyncio.subprocess.PIPE,

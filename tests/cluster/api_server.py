@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,6 +99,7 @@ class ApiServerStandIn:
         self.fault: Fault = lambda asked: None
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
+        self._claim = socket.socket()
         self.port = 0
 
     async def __aenter__(self) -> Self:
@@ -106,11 +108,18 @@ class ApiServerStandIn:
 
     async def __aexit__(self, *exc: object) -> None:
         await self.stop()
+        self._claim.close()
 
     async def start(self) -> None:
-        """On the port that it had before, if it had one."""
+        """On the port that it had before, if it had one.
+
+        The number stays ours in between: a socket that is bound and does not listen refuses whoever connects.
+        """
+        if not self.port:
+            self._claim.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._claim.bind(("127.0.0.1", 0))
+            self.port = self._claim.getsockname()[1]
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
         """Gone, connections and all."""

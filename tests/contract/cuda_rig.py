@@ -18,6 +18,7 @@ from scrubber.domain.device import Device
 from scrubber.ports.eraser import EraseReport, EraseRequest, Progress
 from tests.nvidia.hostgpu import lives
 from tests.nvidia.world import Instance, World
+from tests.plugin_collaborators import PATIENCE
 
 __all__ = ["STANDIN", "CudaRig", "UnderWay", "WorldGpu", "cuda_rig", "environment", "request"]
 
@@ -172,7 +173,7 @@ class UnderWay:
 @asynccontextmanager
 async def cuda_rig(root: Path, *, gpus: int = 2, modules: Sequence[str] = (ERASER,)) -> AsyncIterator[CudaRig]:
     """GPUs of 16 MiB, of which the driver keeps 2 and a context takes 2."""
-    children = Children()
+    children = Children(kill_limit=PATIENCE)
     with World.create(root / "world", gpus=gpus) as world:
         rig = CudaRig(world, root / "state", children, modules=modules)
         try:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from scrubber.adapters.proc import parse_stat
 from scrubber.adapters.sim import control, shape
 from scrubber.adapters.sim.backend import SimBackend
 from scrubber.adapters.sim.layout import SimDevice, load, write_json
@@ -35,6 +37,14 @@ class Tenant:
         while "ready" not in self.said:
             self.said.update(json.loads(self.line()))
         return self
+
+    def until_its_leader_is_dead(self) -> Tenant:
+        """Return once its first thread has ended, while others go on; the test's own deadline is the limit."""
+        while True:
+            with open(f"/proc/{self.pid}/stat", "rb") as file:
+                if parse_stat(file.read()).dead:
+                    return self
+            os.sched_yield()
 
     def line(self) -> str:
         assert self.process.stdout is not None

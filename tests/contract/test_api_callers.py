@@ -222,15 +222,20 @@ async def test_one_caller_cannot_take_every_connection(node: FakeNode, short_tmp
 async def test_connections_that_say_nothing_keep_nobody_out(node: FakeNode, short_tmp: Path) -> None:
     path = Sockets(short_tmp / "s").path(Purpose.ADMIN)
     async with asyncio.timeout(DEADLINE):
-        held = [await asyncio.open_unix_connection(path) for _ in range(CONNECTIONS_PER_UID)]
-        for reader, _ in held:
-            await reader.readexactly(9)  # the frame with which the server behind greets: this one is relayed
+        held = []
+        for _ in range(CONNECTIONS_PER_UID):
+            reader, writer = await asyncio.open_unix_connection(path)
+            # The frame with which the server behind greets: this one is relayed. A later one is not greeted sooner.
+            await reader.readexactly(9)
+            held.append((asyncio.create_task(reader.read()), writer))
         async with AdminClient(short_tmp / "s") as admin:
             await admin.quarantine("0", "no place is free, and one is made")
-        await held[0][0].read()  # to the end: the oldest was closed
-        assert not any(reader.at_eof() for reader, _ in held[1:])
+        oldest, *others = (to_the_end for to_the_end, _ in held)
+        await oldest
+        assert not any(each.done() for each in others)
         for _, writer in held:
             writer.close()
+        await asyncio.gather(*others)
     assert len(node.asked) == 1
 
 

@@ -182,5 +182,5 @@ async def _read_until_closed(reader: asyncio.StreamReader) -> None:
     try:
         while await reader.read(65536):
             pass
-    except ConnectionResetError:
+    except ConnectionError:  # hung up on before the noise was read, or before all of it was written
         return

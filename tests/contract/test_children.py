@@ -27,7 +27,7 @@ LONG = 30.0
 
 @pytest.fixture
 async def children() -> AsyncIterator[Children]:
-    made = Children()
+    made = Children(kill_limit=LONG)
     yield made
     await made.close()
     assert made.pids() == frozenset()
@@ -205,7 +205,7 @@ async def turns(number: int) -> None:
 
 @pytest.fixture
 async def overheard() -> AsyncIterator[Overheard]:
-    made = Overheard()
+    made = Overheard(kill_limit=LONG)
     yield made
     await made.close()
 
@@ -282,6 +282,7 @@ async def test_a_death_that_the_loop_was_too_late_to_notice_leaves_no_abandoned_
     stand_still(time.monotonic() + 0.05, pidfd)
     os.close(pidfd)
     assert await killing
+    assert await child.wait(LONG)  # until the loop has been told, too
     assert (child.abandoned, strict.abandoned_total, strict.pids()) == (False, 0, frozenset())
 
 

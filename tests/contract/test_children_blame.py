@@ -19,7 +19,7 @@ LONG = 30.0
 
 @pytest.fixture
 async def children() -> AsyncIterator[Children]:
-    made = Children()
+    made = Children(kill_limit=LONG)
     yield made
     await made.close()
     assert made.pids() == frozenset()

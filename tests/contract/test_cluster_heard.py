@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import itertools
+import time
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -36,10 +38,11 @@ async def service(short_tmp: Path) -> AsyncIterator[FakeService]:
 
 
 @contextlib.asynccontextmanager
-async def watching(short_tmp: Path, ear: Ear | None, times: WatchTimes) -> AsyncIterator[Board]:
+async def watching(
+    short_tmp: Path, ear: Ear | None, times: WatchTimes, clock: Callable[[], float] = time.monotonic
+) -> AsyncIterator[Board]:
     client, board = PluginClient(short_tmp), Board()
-    loop = asyncio.get_running_loop()
-    watch = ServiceWatch(client, board, times=times, log=logger(level="error"), clock=loop.time, listen=ear)
+    watch = ServiceWatch(client, board, times=times, log=logger(level="error"), clock=clock, listen=ear)
     task = asyncio.create_task(watch.run())
     try:
         yield board
@@ -63,6 +66,16 @@ async def test_every_snapshot_is_passed_on_and_the_end_after_the_grace_period(
         await service.start(snapshot(device(0), epoch="second"))
         await ear.bell.until(lambda: ear.heard[-1] is not None)
     assert [None if each is None else each.version for each in ear.heard] == [1, 2, None, 1]
+
+
+async def test_a_grace_period_that_was_over_before_anybody_looked_is_told_of(
+    service: FakeService, short_tmp: Path
+) -> None:
+    ear, seconds = Ear(), itertools.count()
+    async with watching(short_tmp, ear, WatchTimes(grace=0.5, retry=0.01), clock=lambda: float(next(seconds))):
+        await ear.bell.until(lambda: bool(ear.heard))
+        await service.stop()
+        await ear.bell.until(lambda: ear.heard[-1] is None)
 
 
 async def test_a_service_that_is_back_in_time_was_never_away(service: FakeService, short_tmp: Path) -> None:

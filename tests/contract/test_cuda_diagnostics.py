@@ -18,6 +18,7 @@ from scrubber.domain.errors import Unreadable
 from tests.contract.diagnostics_contract import DiagnosticsContract, cancelled, under_way
 from tests.contract.sim_rig import Tenant
 from tests.nvidia.world import World
+from tests.plugin_collaborators import PATIENCE
 
 MEBIBYTES = 8
 ROOT = Path(__file__).parents[2]
@@ -99,7 +100,7 @@ def stand_in(world: World) -> dict[str, str]:
 
 @pytest.fixture
 async def rig(tmp_path: Path) -> AsyncIterator[CudaDiagnosed]:
-    children = Children()
+    children = Children(kill_limit=PATIENCE)
     with World.create(tmp_path / "world", mebibytes=MEBIBYTES + 1, reserved_mebibytes=1) as world:
         programs = Programs(children, tmp_path / "state", environment=stand_in(world))
         yield CudaDiagnosed(world, Workplace(programs, WorldGpu(world), tmp_path / "locks"))

@@ -387,7 +387,7 @@ def test_an_eraser_stops_between_two_pieces_when_its_parent_lets_go_and_lives_on
     with World.create(short_tmp / "world", gpus=1) as world:
         gpu = world.gpus[0]
         gpu.fill("secret")
-        gpu.set("slow_clear", 1)
+        gpu.set("slow_clear", 600)
         ours, theirs = socket.socketpair()
         script = (
             "import sys; from scrubber.adapters.children.child import Link; from scrubber.adapters.cuda.eraser import run;"
@@ -410,5 +410,6 @@ def test_an_eraser_stops_between_two_pieces_when_its_parent_lets_go_and_lives_on
                 ours.sendall(pack({**order, "scrub": "1"}))
                 while unpack(reader.read(body_length(reader.read(HEADER))))["phase"] != "clear":
                     pass
+            gpu.unset("slow_clear")  # the piece that it is at ends now, and it looks whether anybody is there
             assert eraser.wait(60) == 0
         assert b"secret" in gpu.content()

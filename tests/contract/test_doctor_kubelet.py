@@ -177,6 +177,7 @@ async def asked(directory: Path) -> KubeletSaid:
         pod_logs=directory / "logs",
         cgroups=directory / "cgroups",
         device_ids=["GPU-a"],
+        seconds=20.0,
     )
 
 

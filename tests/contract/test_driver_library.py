@@ -21,7 +21,7 @@ from scrubber.adapters.nvidia.places import Places
 from scrubber.domain.errors import Away
 from tests.nvidia.build import LIBRARY, exported_functions
 from tests.nvidia.world import World
-from tests.pods import only_with
+from tests.pods import PATIENCE, only_with
 
 FETCH = Path(__file__).parents[2] / "scripts" / "fetch_driver_library.sh"
 NEWER = {
@@ -51,7 +51,7 @@ def driver_root() -> Path:
 
 @pytest.fixture
 async def children() -> AsyncIterator[Children]:
-    children = Children()
+    children = Children(kill_limit=PATIENCE)
     yield children
     await children.close()
     assert children.pids() == frozenset()

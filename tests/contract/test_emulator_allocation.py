@@ -178,6 +178,7 @@ async def test_an_omitted_device_lowers_capacity_and_still_reads_healthy_in_the_
     async with registered(kubelet, TinyPlugin(["a"])) as plugin:
         running = await kubelet.run(pod("p"))
         await plugin.report(device("b"))
+        await kubelet.changed(lambda node: ("b",) in [each.devices for each in node.events], SOON)
         await kubelet.changed(lambda node: (node.capacity(RESOURCE), node.allocatable(RESOURCE)) == (1, 1), SOON)
         status = await running.wait(lambda now: now.containers["main"].device_health == {"a": "Healthy"}, SOON)
         assert status.phase is not Phase.FAILED
@@ -310,7 +311,11 @@ async def test_an_admission_cut_off_by_a_restart_is_made_up_for(kubelet: Kubelet
         assert undecided.admitted is None
         await plugin.stop()
         async with serving(TinyPlugin(["a"]), kubelet.plugins_registry / "two.sock"):
+            kubelet.api_server.clear()  # else it may be admitted, and refused, before its plugin is registered
             await kubelet.start()
+            await kubelet.changed(lambda node: node.allocatable(RESOURCE) == 1, SOON)
+            assert undecided.admitted is None
+            kubelet.api_server.set()
             await undecided.wait(Phase.RUNNING, SOON)
 
 

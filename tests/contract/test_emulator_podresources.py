@@ -104,6 +104,20 @@ async def test_the_list_fills_again_when_the_api_servers_pods_arrive(kubelet: Ku
         assert await listed(kubelet) == {"p": {"main": ["a"]}}
 
 
+async def test_a_restarted_kubelet_lists_and_admits_nobody_while_the_api_server_is_away(short_tmp: Path) -> None:
+    async with emulated(short_tmp, list_empty_after_restart=0.0) as kubelet, registered(kubelet, TinyPlugin(["a"])):
+        running = await kubelet.run(pod("p"))
+        await running.wait(Phase.RUNNING, SOON)
+        kubelet.api_server.clear()
+        await kubelet.restart()
+        later = kubelet.create(pod("q", container(gpus=0)))
+        assert await listed(kubelet) == {}
+        assert later.admitted is None
+        kubelet.api_server.set()
+        await later.wait(Phase.RUNNING, SOON)
+        assert await listed(kubelet) == {"p": {"main": ["a"]}, "q": {"main": []}}
+
+
 async def test_a_deleted_pod_leaves_the_list(kubelet: Kubelet) -> None:
     async with registered(kubelet, TinyPlugin()):
         running = await kubelet.run(pod("p"))

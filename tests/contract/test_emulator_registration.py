@@ -1,15 +1,17 @@
 """Registration as the kubelet does it: dial-back, refusals, restarts, ends of streams, and the plugin watcher."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 
 import grpc
 import pytest
 
 from plugin.api import deviceplugin_pb2 as api
-from plugin.emulator import Kubelet
-from tests.emulation import FAST, RESOURCE, SOON, TinyPlugin, emulated, register, registered, serving
+from plugin.emulator import Kubelet, KubeletTimings, sockets
+from tests.emulation import RESOURCE, SOON, TinyPlugin, emulated, register, registered, serving
 
 
 @pytest.fixture
@@ -35,9 +37,10 @@ async def test_the_kubelet_asks_the_plugins_options_before_it_answers_register(k
         assert kubelet.capacity(RESOURCE) == 2
 
 
-async def test_nobody_behind_the_socket_refuses_the_registration(kubelet: Kubelet) -> None:
-    assert "failed to dial device plugin socket" in await refusal(kubelet, "nobody.sock")
-    assert kubelet.capacity(RESOURCE) == 0
+async def test_nobody_behind_the_socket_refuses_the_registration(short_tmp: Path) -> None:
+    async with emulated(short_tmp, dial_back=0.2) as kubelet:
+        assert "failed to dial device plugin socket" in await refusal(kubelet, "nobody.sock")
+        assert kubelet.capacity(RESOURCE) == 0
 
 
 @pytest.mark.parametrize("version", ["v1beta2", "v1", ""])
@@ -75,11 +78,12 @@ async def test_a_restart_wipes_every_plugins_socket_and_makes_the_kubelets_anew(
     async with registered(kubelet, TinyPlugin(), "tiny.sock"):
         other = kubelet.device_plugins / "notes.txt"
         other.write_text("not a socket")
-        before = kubelet.kubelet_socket.stat().st_ctime_ns
+        before = kubelet.root / "before"
+        before.hardlink_to(kubelet.kubelet_socket)  # so that no other file gets its inode
         await kubelet.restart()
         assert not (kubelet.device_plugins / "tiny.sock").exists()
         assert other.exists()
-        assert kubelet.kubelet_socket.stat().st_ctime_ns > before
+        assert not before.samefile(kubelet.kubelet_socket)
 
 
 async def test_sockets_stay_while_the_kubelet_is_down_and_nobody_answers_there(kubelet: Kubelet) -> None:
@@ -199,12 +203,44 @@ async def test_a_plugin_in_the_registry_is_told_why_it_is_refused(
         assert kubelet.capacity(RESOURCE) == 0
 
 
+async def test_a_plugin_that_is_dropped_while_it_is_dialled_is_told_so_and_taken_when_it_comes_again(
+    kubelet: Kubelet, short_tmp: Path
+) -> None:
+    """By the end of another's stream, which drops whoever is registered for the resource by then."""
+    plugin, loop = TinyPlugin(), asyncio.get_running_loop()
+    plugin.info.endpoint = str(short_tmp / "mute.sock")
+    async with registered(kubelet, TinyPlugin(["a"]), "old.sock") as old:
+        with closing(socket.socket(socket.AF_UNIX)) as mute:
+            mute.bind(plugin.info.endpoint)
+            mute.listen()
+            mute.setblocking(False)
+            async with serving(plugin, kubelet.plugins_registry / "tiny-reg.sock"):
+                connection, _ = await asyncio.wait_for(loop.sock_accept(mute), SOON)
+                plugin.info.endpoint = ""
+                await old.stop()
+                with closing(connection):
+                    await kubelet.changed(lambda node: "NotifyRegistrationStatus" in calls(node), SOON)
+                    assert "the client connection is closing" in plugin.statuses[0].error
+                await kubelet.changed(lambda node: node.allocatable(RESOURCE) == 2, SOON)
+
+
 async def test_a_message_over_four_mebibytes_ends_the_stream(kubelet: Kubelet) -> None:
     async with registered(kubelet, TinyPlugin()) as plugin:
         await plugin.report(*(api.Device(ID=f"{'x' * 4096}-{number}", health="Healthy") for number in range(1100)))
         await kubelet.changed(lambda node: "StreamEnded" in calls(node), SOON)
         ended = next(event for event in kubelet.events if event.name == "StreamEnded")
         assert ended.outcome == "ResourceExhausted"
+
+
+def test_a_socket_that_was_taken_away_is_none_and_so_is_a_file(short_tmp: Path) -> None:
+    path = short_tmp / "plugin.sock"
+    assert sockets.incarnation(path) is None
+    with closing(socket.socket(socket.AF_UNIX)) as made:
+        made.bind(str(path))
+        assert sockets.incarnation(path) == (path.stat().st_ino, path.stat().st_ctime_ns)
+    path.unlink()
+    path.touch()
+    assert sockets.incarnation(path) is None
 
 
 def test_a_root_too_long_for_sockets_is_refused_before_anything_is_made(short_tmp: Path) -> None:
@@ -215,7 +251,8 @@ def test_a_root_too_long_for_sockets_is_refused_before_anything_is_made(short_tm
 
 
 def test_real_timings_are_the_default_and_scale_together() -> None:
-    assert FAST.pre_start_deadline == pytest.approx(0.6)
-    assert FAST.pod_resources_burst == 10
+    fast = KubeletTimings().scaled(0.02)
+    assert fast.pre_start_deadline == pytest.approx(0.6)
+    assert fast.pod_resources_burst == 10
     with pytest.raises(ValueError, match="positive"):
-        FAST.scaled(0)
+        fast.scaled(0)

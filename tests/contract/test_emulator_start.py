@@ -90,12 +90,13 @@ async def test_only_pre_start_has_a_deadline(short_tmp: Path) -> None:
 async def test_a_pre_start_beyond_its_deadline_is_cancelled_at_the_plugin_and_asked_again(short_tmp: Path) -> None:
     hasty = emulated(short_tmp, pre_start_deadline=0.05, pre_start_retry=(3600.0, 3600.0))
     async with hasty as kubelet, registered(kubelet, TinyPlugin()) as plugin:
-        cancelled = 0
+        cancelled = hung = 0
 
         async def hang_three_times(_devices: list[str]) -> None:
-            nonlocal cancelled
-            if len(plugin.pre_starts) > 3:
+            nonlocal cancelled, hung
+            if hung == 3:
                 return
+            hung += 1
             try:
                 await asyncio.Event().wait()
             finally:
@@ -104,9 +105,10 @@ async def test_a_pre_start_beyond_its_deadline_is_cancelled_at_the_plugin_and_as
         plugin.on_pre_start = hang_three_times
         late = await kubelet.run(pod("p"))
         await late.wait(Phase.RUNNING, SOON)
-        outcomes = [event.outcome for event in kubelet.events if event.name == "PreStartContainer"]
-        assert outcomes == ["DeadlineExceeded"] * 3 + ["OK"]
-        assert cancelled == 3
+        *late_ones, last = [event.outcome for event in kubelet.events if event.name == "PreStartContainer"]
+        assert (set(late_ones), last) == ({"DeadlineExceeded"}, "OK")
+        assert len(late_ones) >= 3, "one that did not hang was late too where the machine stood still"
+        await kubelet.changed(lambda _node: cancelled == 3, SOON)
 
 
 async def test_a_slow_pre_start_holds_up_its_own_pod_only(kubelet: Kubelet) -> None:

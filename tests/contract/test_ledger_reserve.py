@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from io import RawIOBase
@@ -34,12 +35,11 @@ def _mount(directory: Path) -> bool:
 
 
 def _can_mount() -> bool:
-    probe = Path(f"/tmp/gs-reserve-{os.getpid()}")
-    probe.mkdir()
+    probe = Path(tempfile.mkdtemp(prefix="gs-reserve-", dir="/tmp"))
     try:
         mounted = _mount(probe)
         if mounted:
-            subprocess.run(["umount", str(probe)], check=True)
+            subprocess.run(["umount", "--lazy", str(probe)], check=True)
     finally:
         probe.rmdir()
     return mounted

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import http.client
+import ipaddress
 import os
 import selectors
 import socket
@@ -36,7 +37,10 @@ from scrubber.api.scraping import Scraping, ScrapingTimes, page, serve
 from scrubber.config.settings import MetricsTls
 from scrubber.domain.errors import BadConfiguration
 
-HOST = "127.0.0.1"
+HOST = str(ipaddress.IPv4Address("127.64.0.0") + os.getpid() % (1 << 22))
+"""An address of this process alone: a port of it that is free stays free, whatever runs beside this."""
+SCRAPER = "127.0.0.1"
+"""Whence the kernel connects to whichever address of the loopback."""
 SOON = 20.0
 """Seconds after which a test gives up; nothing here takes a noticeable part of it."""
 
@@ -248,7 +252,7 @@ class TestEncrypted:
         with served(MetricsTls(pair.certificate, pair.key), said=said) as scraping:
             with pytest.raises((OSError, http.client.HTTPException)):
                 scrape(scraping)
-            until(lambda: said == [f"A scrape from {HOST} was refused: HTTP_REQUEST."])
+            until(lambda: said == [f"A scrape from {SCRAPER} was refused: HTTP_REQUEST."])
 
     def test_nothing_older_than_tls_1_2_is_spoken(self, authority: Authority) -> None:
         pair = authority.issue("node")
@@ -273,9 +277,9 @@ class TestEncrypted:
             assert "things_total 7.0" in scrape(scraping, trusting(authority, authority.issue("prometheus")))[1]
             assert said == []
             assert refuses(scraping, trusting(authority))
-            until(lambda: said == [f"A scrape from {HOST} was refused: PEER_DID_NOT_RETURN_A_CERTIFICATE."])
+            until(lambda: said == [f"A scrape from {SCRAPER} was refused: PEER_DID_NOT_RETURN_A_CERTIFICATE."])
             assert refuses(scraping, trusting(authority, stranger.issue("impostor")))
-            until(lambda: said[-1] == f"A scrape from {HOST} was refused: CERTIFICATE_VERIFY_FAILED.")
+            until(lambda: said[-1] == f"A scrape from {SCRAPER} was refused: CERTIFICATE_VERIFY_FAILED.")
 
     def test_certificates_that_were_replaced_are_taken_up_without_a_restart(
         self, authority: Authority, tmp_path: Path

@@ -388,8 +388,8 @@ async def test_a_child_that_cannot_be_ended_is_said_and_not_doubled(world: World
     assert not children.asked.is_set()
     assert "cannot be ended" in (watch.unheard(first.id) or "")
     children.send_signal = signal.pidfd_send_signal
+    os.kill(abandoned.pid, 9)  # while it hangs: once it does not, it ends by itself
     world.gpus[0].heal()
-    os.kill(abandoned.pid, 9)
     await until_true(lambda: not children.abandoned)
     await until_true(lambda: watch.unheard(first.id) is None)
     await watch.close()

@@ -268,7 +268,7 @@ ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[platform.machine()], 0) 
 
 
 async def test_a_dead_leader_with_live_threads_is_unkillable(node: Node, device: Device) -> None:
-    tenant = node.run(DEAD_LEADER, str(node.world.gpus[0].node))
+    tenant = node.run(DEAD_LEADER, str(node.world.gpus[0].node)).until_its_leader_is_dead()
     assert await node.kinds(device) == {tenant.pid: HolderKind.UNKILLABLE}
 
 

@@ -7,7 +7,7 @@ import os
 import signal
 import stat
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -497,8 +497,18 @@ async def test_a_reset_that_does_not_end_is_killed_at_its_deadline_and_everythin
 ) -> None:
     bench.gpu.set("persistence_mode", 1)
     bench.gpu.hang_resets()
+    smi, limits = bench.resetter._smi, list[float]()
+    run = smi.reset
+
+    async def soon_over(gpus: Sequence[str], about: str, deadline: float) -> None:
+        limits.append(deadline)
+        await run(gpus, about, 0.5)
+
+    smi.reset = soon_over  # type: ignore[method-assign]
     with pytest.raises(Stuck, match="was killed"):
-        await bench.resetter.reset(device, 3.0)
+        await bench.resetter.reset(device, LONG)
+    (limit,) = limits
+    assert LONG / 2 <= limit < LONG, "what was left of its own deadline"
     assert bench.gpu.text("persistence_mode") == "1"
     assert bench.resetter.abandoned == ()
     assert "total" in await bench.ask(device)
@@ -517,6 +527,7 @@ async def test_a_driver_that_hangs_over_the_gpu_is_stuck_at_the_deadline_and_unt
 async def test_no_reset_is_begun_that_has_no_time_to_end(bench: Bench, device: Device) -> None:
     """Something of ours may have the GPU open for as long as another one hangs."""
     bench.gpu.set("persistence_mode", 1)
+    assert (await bench.resetter.plan(device)).blockers == ()  # who is asked for the facts has been started
     bench.world.gpus[1].hang("nvmlDeviceGetName")
     listing = asyncio.create_task(bench.inventory.devices())
     await asyncio.sleep(0)  # the round is under way

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import io
 import json
 import time
@@ -27,6 +28,7 @@ from scrubber.api import scrubber_pb2 as pb
 from scrubber.api.client import PluginClient
 from scrubber.domain.errors import Away, BadConfiguration, Held, LedgerFailure, NotReady, Quarantined, ScrubberError
 from tests.plugin_collaborators import (
+    PATIENCE,
     FakeKubelet,
     FakeService,
     Registered,
@@ -38,7 +40,7 @@ from tests.plugin_collaborators import (
 )
 
 RESOURCE = "scrubber.dev/gpu"
-GATE = GateTimes(absent=0.1, retry=0.02, reserve=0.2)
+GATE = GateTimes(absent=0.1, retry=0.02, reserve=PATIENCE)
 WATCH = WatchTimes(grace=0.3, heartbeat=60.0, probe=0.2, retry=0.02)
 HEALTHY_NODE = snapshot(
     device(0, certified=True, numa_node=1), device(1), device(2, advertised=False, refusal="No: XID 95.")
@@ -61,13 +63,15 @@ class Node:
 
 
 @asynccontextmanager
-async def node(directory: Path, shown: pb.Snapshot = HEALTHY_NODE, watch: WatchTimes = WATCH) -> AsyncIterator[Node]:
+async def node(
+    directory: Path, shown: pb.Snapshot = HEALTHY_NODE, watch: WatchTimes = WATCH, times: GateTimes = GATE
+) -> AsyncIterator[Node]:
     """A service, a kubelet and between them the plugin, registered."""
     log = logger("json", "error")
     board = Board()
     kubelet = FakeKubelet(directory)
     client = PluginClient(directory / "s")
-    gate = Gate(client, board, Announcements(client, log=log), times=GATE, log=log, clock=time.monotonic)
+    gate = Gate(client, board, Announcements(client, log=log), times=times, log=log, clock=time.monotonic)
     streams = Streams(board)
     plugin = DevicePlugin(RESOURCE, board, gate, streams=streams, log=log)
     following = ServiceWatch(client, board, times=watch, log=log, clock=time.monotonic)
@@ -191,7 +195,7 @@ async def test_an_allocation_is_answered_although_the_service_is_away_hung_or_br
     async def broken(request: object) -> None:
         raise LedgerFailure("disk full")
 
-    async with node(short_tmp) as here:
+    async with node(short_tmp, times=dataclasses.replace(GATE, reserve=0.2)) as here:
         for behaviour in (hung, broken):
             here.service.on_reserve = behaviour
             answer = await here.registered.plugin.Allocate(allocation("sim-0"))

@@ -170,9 +170,9 @@ async def test_mixed_registers_each_profile_when_its_first_instance_appears(shor
     ):
         await kubelet.new_registration()
         service.show(node(seen(gpu(0)), seen(instance(1, 0)), seen(instance(1, 1, "3g.40gb+me")), version=2))
-        await kubelet.until(lambda: sum(bool(each.lists) for each in kubelet.registered) == 3)
+        await kubelet.until(lambda: len(kubelet.listed) == 3)
         resources = {request.endpoint: request.resource_name for request in kubelet.requests}
-        by_resource = {resources[each.socket.name]: each for each in kubelet.registered}
+        by_resource = {resources[each.socket.name]: each for each in kubelet.listed}
         assert {resource: each.healthy for resource, each in by_resource.items()} == {
             "nvidia.com/gpu": {gpu(0).id},
             "nvidia.com/mig-1g.10gb": {instance(1, 0).id},
@@ -181,10 +181,10 @@ async def test_mixed_registers_each_profile_when_its_first_instance_appears(shor
         with pytest.raises(grpc.aio.AioRpcError, match="is not one of this plugin's"):
             await allocated(by_resource["nvidia.com/gpu"], instance(1, 0).id)
         process.send_signal(signal.SIGTERM)
-        await kubelet.until(lambda: all(each.ended for each in kubelet.registered))
-        assert all(each.error is None for each in kubelet.registered)
+        await kubelet.until(lambda: all(each.ended for each in kubelet.listed))
+        assert all(each.error is None for each in kubelet.listed)
         assert await process.wait() == 0
-        assert not any(each.socket.exists() for each in kubelet.registered)
+        assert not any(each.socket.exists() for each in kubelet.listed)
 
 
 async def test_single_on_a_node_of_two_kinds_ends_it_with_the_sentence(short_tmp: Path) -> None:

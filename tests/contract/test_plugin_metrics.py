@@ -45,7 +45,7 @@ from tests.plugin_collaborators import PATIENCE, FakeKubelet, FakeService, alloc
 SIM = "scrubber.dev/gpu"
 VENDORS = "vendor.example/gpu"
 QUICK = RegistrationTimes(
-    poll=0.01, idle_poll=0.01, patience=0.1, probe=0.02, stream=0.3, retry=0.02, steady=60.0, back_off=0.01
+    poll=0.01, idle_poll=0.01, patience=0.1, probe=0.02, stream=PATIENCE, retry=0.02, steady=60.0, back_off=0.01
 )
 
 
@@ -163,7 +163,7 @@ async def test_a_day_of_the_plugin_stands_on_its_page(short_tmp: Path) -> None:
             with pytest.raises(grpc.aio.AioRpcError):
                 await first.plugin.Allocate(allocation("no-such"), timeout=PATIENCE)
             await shows(1, answered, method="Allocate", code="INVALID_ARGUMENT")
-            await shows(1, answered, method="GetDevicePluginOptions", code="OK")
+            await shows(len(kubelet.registered), answered, method="GetDevicePluginOptions", code="OK")
 
             await kubelet.drop(first)
             await kubelet.new_registration(after=1)
@@ -234,7 +234,7 @@ async def test_a_port_that_somebody_has_keeps_the_plugin_from_starting_with_a_se
             f"Error: Metrics cannot be served on {taken}: Address already in use. Choose another "
             "--metrics-address, or off."
         )
-        assert [each.socket for each in kubelet.registered] == [before]
+        assert [each.socket for each in kubelet.listed] == [before]
 
 
 # --- the ways a registration ends, without a process: their times are scaled -----------------------------------------

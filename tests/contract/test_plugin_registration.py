@@ -29,7 +29,7 @@ from tests.plugin_collaborators import PATIENCE, Bell, FakeKubelet, Registered, 
 
 RESOURCE = "scrubber.dev/gpu"
 QUICK = RegistrationTimes(
-    poll=0.01, idle_poll=0.01, patience=0.1, probe=0.02, stream=0.3, retry=0.02, steady=60.0, back_off=0.01
+    poll=0.01, idle_poll=0.01, patience=0.1, probe=0.02, stream=PATIENCE, retry=0.02, steady=60.0, back_off=0.01
 )
 IMPATIENT = dataclasses.replace(QUICK, patience=0.05)
 PATIENT = dataclasses.replace(QUICK, patience=3600.0)
@@ -170,7 +170,8 @@ async def test_it_registers_again_when_the_kubelet_accepts_it_and_then_opens_no_
                 options = await rpc.DevicePluginStub(channel).GetDevicePluginOptions(api.Empty(), timeout=PATIENCE)
                 return Registered(socket, channel, options)
 
-    async with Forgetful(short_tmp) as kubelet, registrar(short_tmp, Registration.CLASSIC):
+    soon = dataclasses.replace(QUICK, stream=0.3)
+    async with Forgetful(short_tmp) as kubelet, registrar(short_tmp, Registration.CLASSIC, soon):
         registered = await kubelet.new_registration()
         assert len(kubelet.requests) >= 3
         assert registered.healthy == {"gpu-0"}
@@ -271,7 +272,8 @@ async def test_auto_does_not_give_the_watcher_up_while_there_is_no_kubelet(short
 
 
 async def test_auto_calls_the_kubelet_that_has_just_dropped_it_instead_of_waiting_to_be_found(short_tmp: Path) -> None:
-    async with FakeKubelet(short_tmp) as kubelet, registrar(short_tmp, Registration.AUTO, PATIENT):
+    times = dataclasses.replace(PATIENT, probe=PATIENCE)
+    async with FakeKubelet(short_tmp) as kubelet, registrar(short_tmp, Registration.AUTO, times):
         await kubelet.visit(await appears(kubelet.registry))
         await kubelet.drop(await kubelet.new_registration())
         second = await kubelet.new_registration(after=1)

@@ -12,6 +12,7 @@ import grpc
 import pytest
 
 from plugin.gate import GateTimes
+from plugin.kubelet import RegistrationTimes
 from plugin.main import PluginSettings, PluginTimes, run
 from plugin.nvidia_config import NvidiaSettings
 from plugin.service import WatchTimes
@@ -19,6 +20,7 @@ from plugin.shares import Sharing
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.domain.errors import BadConfiguration
 from tests.plugin_collaborators import (
+    PATIENCE,
     FakeKubelet,
     FakeService,
     Registered,
@@ -31,8 +33,9 @@ from tests.plugin_collaborators import (
 
 GPU = "scrubber.dev/gpu"
 TIMES = PluginTimes(
-    gate=GateTimes(absent=0.2, retry=0.02, reserve=0.5),
-    watch=WatchTimes(grace=20.0, heartbeat=60.0, probe=0.5, retry=0.02),
+    gate=GateTimes(absent=0.2, retry=0.02, reserve=PATIENCE),
+    registration=RegistrationTimes(stream=PATIENCE),
+    watch=WatchTimes(grace=PATIENCE, heartbeat=60.0, probe=0.5, retry=0.02),
 )
 TWO = Sharing({GPU: 2})
 FOUR = {f"sim-{number}::{share}": f"sim-{number}" for number in range(2) for share in range(2)}
@@ -145,10 +148,15 @@ async def test_a_service_that_does_not_know_the_call_is_asked_for_its_devices(sh
             raise AssertionError
 
     async with FakeKubelet(short_tmp) as kubelet, Old(short_tmp / "s", snapshot(device(0))) as service:
-        nvidia = NvidiaSettings(sharing=TWO)
-        task = asyncio.create_task(
-            run(PluginSettings(short_tmp, short_tmp / "s", registration="classic", log_level="error", nvidia=nvidia))
+        settings = PluginSettings(
+            short_tmp,
+            short_tmp / "s",
+            registration="classic",
+            log_level="error",
+            nvidia=NvidiaSettings(sharing=TWO),
+            times=TIMES,
         )
+        task = asyncio.create_task(run(settings))
         registered = await kubelet.new_registration()
         await registered.plugin.Allocate(allocation("sim-0::1"))
         await registered.plugin.PreStartContainer(start("sim-0::1"), timeout=30)

@@ -19,7 +19,9 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 
 from plugin.api import deviceplugin_pb2 as api
 from plugin.api import deviceplugin_pb2_grpc as rpc
-from plugin.main import PluginSettings, run
+from plugin.gate import GateTimes
+from plugin.kubelet import RegistrationTimes
+from plugin.main import PluginSettings, PluginTimes, run
 from scrubber.config.settings import TraceExport
 from scrubber.domain.errors import NotReady, Quarantined, ScrubberError
 from tests.contract.traces_stage import said_of, trace_of
@@ -28,6 +30,7 @@ from tests.plugin_collaborators import PATIENCE, FakeKubelet, FakeService, alloc
 
 VENDORS = "vendor.example/gpu"
 KINDS = [False, True]
+TIMES = PluginTimes(gate=GateTimes(reserve=PATIENCE), registration=RegistrationTimes(stream=PATIENCE))
 
 
 @dataclass
@@ -72,6 +75,7 @@ async def node(directory: Path, *, behind: bool) -> AsyncIterator[Node]:
         log_format="json",
         upstream_dir=upstream if behind else None,
         traces=TraceExport.OTLP,
+        times=TIMES,
     )
     upstream.mkdir(mode=0o755)
     vendor = TinyPlugin(("sim-0",)) if behind else None

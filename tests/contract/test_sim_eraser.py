@@ -8,10 +8,12 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from scrubber.adapters.children.process import Children
+from scrubber.adapters.children import orphans
+from scrubber.adapters.children.process import Child, Children
 from scrubber.adapters.sim import control, shape
 from scrubber.adapters.sim.backend import SimBackend
 from scrubber.adapters.sim.layout import write_json
@@ -69,6 +71,19 @@ async def clearing(sim: Sim, device: Device, deadline: float = 60.0) -> Clearing
 
 def unheard(_: Progress) -> None:
     pass
+
+
+class Drowsy(Children):
+    """Starts what never gets ready, however late somebody looks."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(start_limit=0.05)
+        self._program = directory / "drowsy"
+        self._program.write_text("#!/bin/sh\nexec sleep 600\n")
+        self._program.chmod(0o700)
+
+    async def start(self, module: str, *arguments: str, **how: Any) -> Child:
+        return await super().start(module, *arguments, **how, interpreter=str(self._program))
 
 
 async def test_the_space_is_given_back_once_the_zeros_are_verified(sim: Sim, device: Device) -> None:
@@ -170,16 +185,16 @@ async def test_an_eraser_that_is_killed_reports_nothing(sim: Sim, device: Device
     assert b"secret" in sim.content(device)
 
 
-async def test_a_node_that_cannot_start_an_eraser_blames_no_device(sim: Sim, device: Device) -> None:
+async def test_a_node_that_cannot_start_an_eraser_blames_no_device(sim: Sim, device: Device, tmp_path: Path) -> None:
     sim.fill(device, "secret")
     with descriptors_left(0), pytest.raises(Away, match="cannot be started"):
         await sim.backend.eraser.erase(device, request(), unheard)
     with descriptors_left(0), pytest.raises(Away, match="cannot be started"):
         await sim.backend.resetter.reset(device, 60.0)
-    hasty = SimBackend(sim.directory, children=Children(start_limit=0.0))
+    drowsy = SimBackend(sim.directory, children=Drowsy(tmp_path))
     with pytest.raises(Away, match="was not ready"):
-        await hasty.eraser.erase(device, request(), unheard)
-    await hasty.close()
+        await drowsy.eraser.erase(device, request(), unheard)
+    await drowsy.close()
     assert b"secret" in sim.content(device)
     assert (await sim.backend.eraser.erase(device, request(), unheard)).verified_bytes == device.memory_bytes
 
@@ -294,10 +309,24 @@ async def test_an_orphan_that_does_not_stop_is_ended_and_the_device_can_be_clear
     sim: Sim, device: Device, abandoned: int
 ) -> None:
     assert await sim.backend.eraser.orphan(device) == abandoned
-    assert await sim.backend.eraser.end_orphan(device, 4.0)
+    assert await sim.backend.eraser.end_orphan(device, 20.0)
     assert await sim.backend.eraser.orphan(device) is None
     control.clear(sim.directory, device.id)
     assert (await sim.backend.eraser.erase(device, request(), unheard)).verified_bytes == device.memory_bytes
+
+
+async def test_an_orphan_is_ended_though_nobody_looked_at_it_until_its_time_was_over(
+    sim: Sim, device: Device, abandoned: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, ahead = asyncio.get_running_loop(), 0.0
+    right = loop.time
+    monkeypatch.setattr(loop, "time", lambda: right() + ahead)
+    monkeypatch.setattr(orphans, "_PATIENCE", 0.1)
+    ending = asyncio.create_task(sim.backend.eraser.end_orphan(device, 20.0))
+    await asyncio.sleep(0)
+    ahead = 21.0
+    assert await ending
+    assert await sim.backend.eraser.orphan(device) is None
 
 
 async def test_an_orphan_that_runs_again_stops_by_itself(sim: Sim, device: Device, abandoned: int) -> None:

@@ -121,6 +121,7 @@ ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[platform.machine()], 0) 
 
 async def test_a_thread_that_outlives_its_process_leader_is_a_holder(sim: Sim, device: Device) -> None:
     tenant = sim.run([sys.executable, "-c", DEAD_LEADER, str(sim.files(device).memory)]).until_ready()
+    tenant.until_its_leader_is_dead()
     assert await kinds(sim, device) == {tenant.pid: HolderKind.UNKILLABLE}
 
 

@@ -22,6 +22,7 @@ from plugin.api import deviceplugin_pb2 as api
 from plugin.api import deviceplugin_pb2_grpc as rpc
 from plugin.gate import GateTimes
 from plugin.injection import Injection, ListStrategy
+from plugin.kubelet import RegistrationTimes
 from plugin.main import PluginSettings, PluginTimes, run
 from plugin.nvidia_config import NvidiaSettings
 from plugin.service import WatchTimes
@@ -47,25 +48,22 @@ from tests.plugin_collaborators import (
 
 GPU = "vendor.example/gpu"
 NIC = "vendor.example/nic"
-TIMES = PluginTimes(
-    gate=GateTimes(absent=0.2, retry=0.02, reserve=0.5),
-    watch=WatchTimes(grace=0.5, heartbeat=60.0, probe=0.5, retry=0.02),
+STEADY = PluginTimes(
+    gate=GateTimes(absent=0.2, retry=0.02, reserve=PATIENCE),
+    registration=RegistrationTimes(stream=PATIENCE),
+    watch=WatchTimes(grace=PATIENCE, heartbeat=60.0, retry=0.02),
     behind=BehindTimes(
-        upstream=UpstreamTimes(grace=0.3, rest=0.5, absent=0.2),
-        vendor=VendorTimes(look=0.05, pause=0.0, heartbeat=0.2, probe=1.0, allocate=1.0),
-        reception=ReceptionTimes(poll=0.02, patience=0.1, closing=0.1),
-    ),
-)  # fmt: skip
-STEADY = dataclasses.replace(
-    TIMES,
-    behind=dataclasses.replace(
-        TIMES.behind,
         upstream=UpstreamTimes(grace=PATIENCE, rest=PATIENCE, absent=0.2),
-        vendor=VendorTimes(look=0.05, pause=0.0),
+        vendor=VendorTimes(look=0.05, pause=0.0, heartbeat=60.0, preferred=PATIENCE),
         reception=ReceptionTimes(poll=0.02, patience=PATIENCE),
     ),
 )
 """Nothing happens by itself that the test would have to be faster than."""
+
+
+def steady(**changes: Any) -> PluginTimes:
+    """As :data:`STEADY`, but for these parts of the times of what stands behind us."""
+    return dataclasses.replace(STEADY, behind=dataclasses.replace(STEADY.behind, **changes))
 
 
 class Vendor(TinyPlugin):
@@ -260,8 +258,9 @@ async def test_what_the_vendor_refuses_is_refused_in_its_own_words(short_tmp: Pa
     async with node(short_tmp) as here:
         await here.vendor(vendor)
         plugin = (await here.registered()).plugin
-        for refused in (plugin.Allocate(allocation("sim-0")), plugin.PreStartContainer(start("sim-0"), timeout=30)):
-            refusal = await fails(refused)
+        allocated = await fails(plugin.Allocate(allocation("sim-0")))
+        started = await fails(plugin.PreStartContainer(start("sim-0"), timeout=30))
+        for refusal in (allocated, started):
             assert (refusal.code(), refusal.details()) == (grpc.StatusCode.FAILED_PRECONDITION, "not on a Friday")
 
 
@@ -339,7 +338,8 @@ async def test_where_the_vendor_prefers_nothing_the_clean_ones_are_preferred(sho
     vendor = Vendor(options=api.DevicePluginOptions(get_preferred_allocation_available=how != "no say"))
     vendor.preferred = ["sim-7"] if how == "nonsense" else None
     vendor.hung = {"GetPreferredAllocation"} if how == "silence" else set()
-    async with node(short_tmp, snapshot(device(0), device(1, certified=True))) as here:
+    times = steady(vendor=dataclasses.replace(STEADY.behind.vendor, preferred=1.0 if how == "silence" else PATIENCE))
+    async with node(short_tmp, snapshot(device(0), device(1, certified=True)), times) as here:
         await here.vendor(vendor)
         registered = await here.registered()
         answer = await registered.plugin.GetPreferredAllocation(preference(["sim-0", "sim-1"], 1))
@@ -356,11 +356,10 @@ async def test_ids_that_mean_no_device_are_listed_as_unhealthy_and_never_handed_
         await here.vendor(vendor)
         registered = await here.registered()
         assert registered.lists[-1] == {"sim-0": "Healthy", "SN-77": "Unhealthy"}
-        for call in (
-            registered.plugin.Allocate(allocation("SN-77")),
-            registered.plugin.PreStartContainer(start("SN-77"), timeout=30),
-        ):
-            assert "knows no device that is called so" in str((await fails(call)).details())
+        allocated = await fails(registered.plugin.Allocate(allocation("SN-77")))
+        started = await fails(registered.plugin.PreStartContainer(start("SN-77"), timeout=30))
+        for refusal in (allocated, started):
+            assert "knows no device that is called so" in str(refusal.details())
         assert (vendor.allocate_requests, here.service.reserved, here.service.asked) == ([], [], [])
 
 
@@ -423,8 +422,10 @@ async def test_an_id_that_has_become_another_device_is_never_handed_out_again(sh
         moved.index = "0"
         here.service.show(snapshot(moved, version=2))
         await here.shown(registered)
-        for call in (registered.plugin.Allocate(allocation("0")), registered.plugin.PreStartContainer(start("0"))):
-            assert "it was sim-0 and is sim-1 now" in str((await fails(call)).details())
+        allocated = await fails(registered.plugin.Allocate(allocation("0")))
+        started = await fails(registered.plugin.PreStartContainer(start("0")))
+        for refusal in (allocated, started):
+            assert "it was sim-0 and is sim-1 now" in str(refusal.details())
         assert (here.service.reserved, here.service.asked) == ([], [])
 
 
@@ -631,7 +632,8 @@ async def test_several_resources_are_registered_each_for_itself(short_tmp: Path)
         await here.vendor(Vendor("1"), NIC)
         assert (await here.registered(GPU)).healthy == {"0"}
         assert (await here.registered(NIC)).healthy == {"1"}
-        assert here.service.announced == [(GPU, {"0": "sim-0"}), (NIC, {"1": "sim-1"})]
+        # Each list comes when its plugin sends it.
+        assert sorted(here.service.announced) == [(GPU, {"0": "sim-0"}), (NIC, {"1": "sim-1"})]
 
 
 async def test_nothing_is_registered_before_vendor_and_service_have_both_spoken(short_tmp: Path) -> None:
@@ -646,14 +648,17 @@ async def test_nothing_is_registered_before_vendor_and_service_have_both_spoken(
 
 async def test_a_plugin_that_hangs_in_an_allocation_costs_its_own_resource_for_a_while(short_tmp: Path) -> None:
     hanging = Vendor("sim-0")
-    async with node(short_tmp, times=TIMES) as here:
+    vendors = dataclasses.replace(STEADY.behind.vendor, allocate=1.0)
+    times = steady(upstream=UpstreamTimes(grace=PATIENCE, rest=0.5), vendor=vendors)
+    async with node(short_tmp, times=times) as here:
         await here.vendor(hanging)
         await here.vendor(Vendor("sim-1"), NIC)
         mine, others = await here.registered(GPU), await here.registered(NIC)
         hanging.hung = {"Allocate"}
         refusal = await fails(mine.plugin.Allocate(allocation("sim-0")))
         assert refusal.details() == f"The vendor's plugin for {GPU} did not answer Allocate within 1 s."
-        await here.shown(mine)
+        # It may be over by the time that somebody looks.
+        await here.kubelet.until(lambda: {"sim-0": "Unhealthy"} in mine.lists)
         await others.plugin.Allocate(allocation("sim-1"))
         assert others.healthy == {"sim-1"}
         hanging.hung = set()
@@ -662,7 +667,10 @@ async def test_a_plugin_that_hangs_in_an_allocation_costs_its_own_resource_for_a
 
 async def test_a_plugin_that_says_nothing_and_answers_nothing_is_unhealthy_after_the_grace(short_tmp: Path) -> None:
     vendor = Vendor()
-    async with node(short_tmp, times=TIMES) as here:
+    # Our socket stays: were it made anew meanwhile, the registration below might be cut short with the old one.
+    vendors = dataclasses.replace(STEADY.behind.vendor, heartbeat=0.2, probe=1.0)
+    times = steady(upstream=UpstreamTimes(grace=0.3), vendor=vendors)
+    async with node(short_tmp, times=times) as here:
         await here.vendor(vendor)
         registered = await here.registered()
         vendor.hung = {"GetDevicePluginOptions"}
@@ -695,10 +703,7 @@ async def test_an_allocation_goes_on_when_the_plugin_is_replaced_under_it(short_
         await asyncio.Event().wait()
 
     first.on_allocate = never
-    patient = dataclasses.replace(
-        STEADY, behind=dataclasses.replace(STEADY.behind, upstream=UpstreamTimes(grace=PATIENCE, absent=PATIENCE))
-    )
-    async with node(short_tmp, times=patient) as here:
+    async with node(short_tmp, times=steady(upstream=UpstreamTimes(grace=PATIENCE, absent=PATIENCE))) as here:
         await here.vendor(first)
         waiting = asyncio.ensure_future((await here.registered()).plugin.Allocate(allocation("sim-0")))
         await asyncio.wait_for(asked.wait(), PATIENCE)
@@ -710,7 +715,8 @@ async def test_an_allocation_goes_on_when_the_plugin_is_replaced_under_it(short_
 
 async def test_the_socket_is_made_anew_for_a_plugin_that_is_gone_and_not_for_one_that_is_there(short_tmp: Path) -> None:
     vendor = Vendor()
-    async with node(short_tmp, times=TIMES) as here:
+    # One that has registered again and has sent no list yet is away for that long, too.
+    async with node(short_tmp, times=steady(reception=ReceptionTimes(poll=0.02, patience=0.5, closing=0.1))) as here:
         await here.vendor(vendor)
         await here.registered()
         made = here.socket.stat()
@@ -735,7 +741,8 @@ async def test_a_socket_of_ours_that_was_removed_is_made_anew(short_tmp: Path) -
 
 
 async def test_a_service_that_stays_away_makes_everything_unhealthy(short_tmp: Path) -> None:
-    async with node(short_tmp, times=TIMES) as here:
+    times = dataclasses.replace(STEADY, watch=dataclasses.replace(STEADY.watch, grace=0.5))
+    async with node(short_tmp, times=times) as here:
         await here.vendor(Vendor())
         registered = await here.registered()
         await here.service.stop()

@@ -1,6 +1,7 @@
 """Whoever holds a file or a device is found by what the kernel says, under any name and in any thread.
 
-A tenant's process is a real one. Device nodes are ``/dev/full``, ``/dev/random`` and ``/dev/zero`` (which can be mapped).
+A tenant's process is a real one. Two device nodes are terminals that nobody else on this machine has open, as the other
+sides are kept here; one is ``/dev/zero``, which can be mapped.
 """
 
 import ctypes
@@ -15,14 +16,17 @@ from pathlib import Path
 import pytest
 
 from scrubber.adapters.children.child import Fault
-from scrubber.adapters.proc import parse_stat
 from scrubber.adapters.walk import File, Found, Nodes, has_open, living_since, look, seeing, start_time, walk
 from scrubber.adapters.walker import about, answer, read_walk
 from scrubber.domain.errors import Away
 from tests import relay
 from tests.contract.sim_rig import Tenant
 
-FULL, RANDOM, ZERO = (os.stat(f"/dev/{name}").st_rdev for name in ("full", "random", "zero"))
+_OURS, _THEIRS = zip(os.openpty(), os.openpty(), strict=True)
+ONE_NODE, OTHER_NODE = map(os.ttyname, _THEIRS)
+ONE, OTHER, ZERO = (os.stat(path).st_rdev for path in (ONE_NODE, OTHER_NODE, "/dev/zero"))
+for _each in _THEIRS:
+    os.close(_each)
 
 Run = Callable[..., Tenant]
 
@@ -54,29 +58,29 @@ OPEN = READY + "fd = os.open(sys.argv[1], os.O_RDONLY)\nsay()\nsignal.pause()"
 
 
 def test_a_descriptor_is_found_by_the_number_of_its_device(run: Run) -> None:
-    tenant, stranger = run(OPEN, "/dev/full"), run(OPEN, "/dev/random")
-    assert parts(nodes(FULL)) == {tenant.pid: (FULL,)}
-    assert parts(nodes(RANDOM)) == {stranger.pid: (RANDOM,)}
-    assert parts(nodes(FULL, RANDOM)) == {tenant.pid: (FULL,), stranger.pid: (RANDOM,)}
+    tenant, stranger = run(OPEN, ONE_NODE), run(OPEN, OTHER_NODE)
+    assert parts(nodes(ONE)) == {tenant.pid: (ONE,)}
+    assert parts(nodes(OTHER)) == {stranger.pid: (OTHER,)}
+    assert parts(nodes(ONE, OTHER)) == {tenant.pid: (ONE,), stranger.pid: (OTHER,)}
     assert parts(nodes()) == {}
 
 
 def test_a_process_with_two_of_the_devices_has_both(run: Run) -> None:
     both = READY + "fds = [os.open(name, os.O_RDONLY) for name in sys.argv[1:]]\nsay()\nsignal.pause()"
-    tenant = run(both, "/dev/full", "/dev/random")
-    assert parts(nodes(FULL, RANDOM, ZERO)) == {tenant.pid: tuple(sorted((FULL, RANDOM)))}
+    tenant = run(both, ONE_NODE, OTHER_NODE)
+    assert parts(nodes(ONE, OTHER, ZERO))[tenant.pid] == tuple(sorted((ONE, OTHER)))
 
 
 def test_a_link_by_another_name_hides_nothing(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "innocent").symlink_to("/dev/full")
+    (tmp_path / "innocent").symlink_to(ONE_NODE)
     tenant = run(OPEN, str(tmp_path / "innocent"))
-    assert parts(nodes(FULL)) == {tenant.pid: (FULL,)}
+    assert parts(nodes(ONE)) == {tenant.pid: (ONE,)}
 
 
 def test_a_node_that_a_container_made_for_itself_hides_nothing(run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "null"
+    path, number = tmp_path / "full", os.stat("/dev/full").st_rdev  # a terminal's node works where it was made only
     try:
-        os.mknod(path, 0o20600, FULL)
+        os.mknod(path, 0o20600, number)
         os.close(os.open(path, os.O_RDONLY))
     except PermissionError:  # this user, or this file system, makes no nodes: a link is the next best
         path.unlink(missing_ok=True)
@@ -85,20 +89,20 @@ def test_a_node_that_a_container_made_for_itself_hides_nothing(run: Run, tmp_pat
     tenant = run(OPEN, str(tmp_path / "hard"))
     (tmp_path / "hard").unlink()
     path.unlink()
-    assert parts(nodes(FULL)) == {tenant.pid: (FULL,)}
+    assert parts(nodes(number))[tenant.pid] == (number,)  # others may have the machine's own open
 
 
 def test_a_file_that_is_only_called_like_a_device_is_none(run: Run, tmp_path: Path) -> None:
     (tmp_path / "nvidia0").touch()
     run(OPEN, str(tmp_path / "nvidia0"))
-    assert parts(nodes(FULL)) == {}
+    assert parts(nodes(ONE)) == {}
 
 
 def test_a_descriptor_that_can_do_nothing_holds_nothing(run: Run) -> None:
     """Anybody may open a node with ``O_PATH``, without any right to the device: that must keep nobody out of it."""
-    tenant = run(READY + "fd = os.open(sys.argv[1], os.O_PATH)\nsay()\nsignal.pause()", "/dev/full")
-    assert parts(nodes(FULL)) == {}
-    assert parts(nodes(FULL), named=[tenant.pid]) == {tenant.pid: ()}
+    tenant = run(READY + "fd = os.open(sys.argv[1], os.O_PATH)\nsay()\nsignal.pause()", ONE_NODE)
+    assert parts(nodes(ONE)) == {}
+    assert parts(nodes(ONE), named=[tenant.pid]) == {tenant.pid: ()}
 
 
 def test_a_child_that_inherited_the_descriptor_holds_it_too(run: Run) -> None:
@@ -108,8 +112,8 @@ def test_a_child_that_inherited_the_descriptor_holds_it_too(run: Run) -> None:
         + "child = subprocess.Popen([sys.executable, '-c', 'import sys; sys.stdin.read()'], stdin=subprocess.PIPE, pass_fds=[fd])\n"
         + "os.close(fd)\nsay(child=child.pid)\nsignal.pause()"
     )
-    tenant = run(program, "/dev/full")
-    assert list(parts(nodes(FULL))) == [tenant.said["child"]]
+    tenant = run(program, ONE_NODE)
+    assert list(parts(nodes(ONE))) == [tenant.said["child"]]
 
 
 def test_a_process_that_leaves_its_descriptor_to_a_child_and_ends_is_found_in_that_child(
@@ -121,7 +125,7 @@ def test_a_process_that_leaves_its_descriptor_to_a_child_and_ends_is_found_in_th
         + "say()\nsignal.sigwait([signal.SIGUSR1])\nchild = os.fork()\n"
         + "if child:\n    print(child, flush=True)\n    os._exit(0)\nsignal.pause()"
     )
-    tenant = run(moves_on, "/dev/full")
+    tenant = run(moves_on, ONE_NODE)
     listdir, children = os.listdir, list[int]()
 
     def moving_on_once_the_processes_are_listed(path: str) -> list[str]:
@@ -134,8 +138,8 @@ def test_a_process_that_leaves_its_descriptor_to_a_child_and_ends_is_found_in_th
 
     monkeypatch.setattr(os, "listdir", moving_on_once_the_processes_are_listed)
     try:
-        found = parts(nodes(FULL))
-        assert found == dict.fromkeys(children, (FULL,))
+        found = parts(nodes(ONE))
+        assert found == dict.fromkeys(children, (ONE,))
     finally:
         for child in children:
             os.kill(child, signal.SIGKILL)
@@ -154,19 +158,9 @@ def test_a_descriptor_is_found_in_a_thread_that_outlived_its_leader(run: Run) ->
         + "import threading\nfd = os.open(sys.argv[1], os.O_RDONLY)\n"
         + "threading.Thread(target=threading.Event().wait).start()\nsay()\nend()"
     )
-    tenant = run(program, "/dev/full")
-    leader_dead(tenant.pid)
-    (found,) = walk(nodes(FULL)).holders
+    tenant = run(program, ONE_NODE).until_its_leader_is_dead()
+    (found,) = walk(nodes(ONE)).holders
     assert (found.pid, found.hung) == (tenant.pid, True)
-
-
-def leader_dead(pid: int) -> None:
-    """Return once the first thread of ``pid`` has ended; the test's own deadline is the limit."""
-    while True:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            if parse_stat(file.read()).dead:
-                return
-        os.sched_yield()
 
 
 def test_a_thread_with_a_table_of_its_own_hides_nothing(run: Run) -> None:
@@ -180,8 +174,8 @@ def test_a_thread_with_a_table_of_its_own_hides_nothing(run: Run) -> None:
         + "    threading.Event().wait()\n"
         + "threading.Thread(target=work, daemon=True).start()\nopened.wait()\nsay()\nsignal.pause()"
     )
-    tenant = run(program, "/dev/full")
-    assert parts(nodes(FULL)) == {tenant.pid: (FULL,)}
+    tenant = run(program, ONE_NODE)
+    assert parts(nodes(ONE)) == {tenant.pid: (ONE,)}
 
 
 @pytest.mark.parametrize("way", relay.WAYS)
@@ -272,29 +266,29 @@ def test_the_walk_skips_whom_it_is_told_to_skip(tmp_path: Path) -> None:
 
 
 def test_a_process_that_is_asked_for_by_name_is_described_without_holding_anything(run: Run) -> None:
-    tenant = run(OPEN, "/dev/random")
-    (found,) = walk(nodes(FULL), named=[tenant.pid]).holders
+    tenant = run(OPEN, OTHER_NODE)
+    (found,) = walk(nodes(ONE), named=[tenant.pid]).holders
     assert found == Found(tenant.pid, start_time(tenant.pid) or 0, found.command, False, ())
     assert "import json" in found.command
 
 
 def test_who_is_gone_or_a_zombie_is_not_described(run: Run) -> None:
-    tenant = run(OPEN, "/dev/full")
+    tenant = run(OPEN, ONE_NODE)
     pidfd = os.pidfd_open(tenant.pid)
     tenant.process.send_signal(signal.SIGKILL)
     os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)  # over, and not reaped yet
     os.close(pidfd)
     assert start_time(tenant.pid) is not None
     assert living_since(tenant.pid) is None
-    assert walk(nodes(FULL), named=[tenant.pid]).holders == ()
+    assert walk(nodes(ONE), named=[tenant.pid]).holders == ()
     tenant.end()
     assert start_time(tenant.pid) is living_since(tenant.pid) is None
-    assert walk(nodes(FULL), named=[tenant.pid]).holders == ()
+    assert walk(nodes(ONE), named=[tenant.pid]).holders == ()
 
 
 def test_a_kernel_thread_holds_nothing() -> None:
     kthreadd = 2
-    assert all(found.pid != kthreadd for found in walk(nodes(FULL), named=[kthreadd]).holders)
+    assert all(found.pid != kthreadd for found in walk(nodes(ONE), named=[kthreadd]).holders)
 
 
 def test_a_descriptor_of_another_file_is_never_asked_about_its_file_system(
@@ -323,10 +317,10 @@ def test_a_descriptor_of_another_file_is_never_asked_about_its_file_system(
 def test_what_the_kernel_says_is_the_same_with_and_without_statx(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    places = ["/dev/full", "/dev/random", str(tmp_path), "/proc/self/exe", "/proc/self/fd/0"]
+    places = [ONE_NODE, OTHER_NODE, str(tmp_path), "/proc/self/exe", "/proc/self/fd/0"]
     quiet = seeing.Eye()
     assert quiet.quiet
-    assert [nodes(FULL).part(quiet.see(place)) for place in places] == [FULL, None, None, None, None]
+    assert [nodes(ONE).part(quiet.see(place)) for place in places] == [ONE, None, None, None, None]
     monkeypatch.setattr(seeing, "_STATX", None)
     asking = seeing.Eye()
     assert not asking.quiet
@@ -335,7 +329,7 @@ def test_what_the_kernel_says_is_the_same_with_and_without_statx(
 
 def told(eye: seeing.Eye, place: str) -> tuple[int, int, int | None]:
     seen = eye.see(place)
-    return seen.device, seen.inode, nodes(FULL, RANDOM, ZERO).part(seen)
+    return seen.device, seen.inode, nodes(ONE, OTHER, ZERO).part(seen)
 
 
 def refused(*_: object) -> int:
@@ -344,16 +338,16 @@ def refused(*_: object) -> int:
 
 
 def test_a_filter_that_refuses_statx_does_not_blind_the_walk(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    tenant = run(OPEN, "/dev/full")
+    tenant = run(OPEN, ONE_NODE)
     monkeypatch.setattr(seeing, "_STATX", seeing._if_it_works(refused))
     assert not seeing.Eye().quiet
-    assert parts(nodes(FULL)) == {tenant.pid: (FULL,)}
+    assert parts(nodes(ONE)) == {tenant.pid: (ONE,)}
 
 
 def test_without_kcmp_every_thread_is_looked_at(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    tenant = run(OPEN, "/dev/full")
+    tenant = run(OPEN, ONE_NODE)
     monkeypatch.setattr(look, "_KCMP_CALL", None)
-    assert parts(nodes(FULL)) == {tenant.pid: (FULL,)}
+    assert parts(nodes(ONE)) == {tenant.pid: (ONE,)}
 
 
 def test_threads_that_share_their_descriptors_are_asked_once(run: Run) -> None:
@@ -362,11 +356,11 @@ def test_threads_that_share_their_descriptors_are_asked_once(run: Run) -> None:
         + "import threading\nfd = os.open(sys.argv[1], os.O_RDONLY)\n"
         + "for _ in range(8): threading.Thread(target=threading.Event().wait, daemon=True).start()\nsay()\nsignal.pause()"
     )
-    tenant = run(program, "/dev/full")
+    tenant = run(program, ONE_NODE)
     threads = [int(name) for name in os.listdir(f"/proc/{tenant.pid}/task")]
     assert len(threads) == 9
     assert list(look.own_tables(threads)) == threads[:1]
-    assert parts(nodes(FULL)) == {tenant.pid: (FULL,)}
+    assert parts(nodes(ONE)) == {tenant.pid: (ONE,)}
 
 
 HOSTILE = (
@@ -432,9 +426,9 @@ def test_a_file_system_that_never_answers_is_not_asked(run: Run, tmp_path: Path)
     """A tenant may mount one and open a file on it. A plain ``stat`` would ask it, and wait for ever."""
     hostile = run(HOSTILE, str(tmp_path))
     opener = int(str(hostile.said["opener"]))
-    tenant = run(OPEN, "/dev/full")
-    assert parts(nodes(FULL)) == {tenant.pid: (FULL,)}
-    assert parts(nodes(FULL), named=[opener]) == {tenant.pid: (FULL,), opener: ()}
+    tenant = run(OPEN, ONE_NODE)
+    assert parts(nodes(ONE)) == {tenant.pid: (ONE,)}
+    assert parts(nodes(ONE), named=[opener]) == {tenant.pid: (ONE,), opener: ()}
     with subprocess.Popen(
         ["stat", "-L", f"/proc/{opener}/fd/{hostile.said['fd']}"], stderr=subprocess.DEVNULL
     ) as plain:
@@ -445,7 +439,7 @@ def test_a_file_system_that_never_answers_is_not_asked(run: Run, tmp_path: Path)
     assert plain.returncode != 0 or "asked" in hostile.said
 
 
-@pytest.mark.parametrize("target", [nodes(FULL, ZERO), File(259, 42)])
+@pytest.mark.parametrize("target", [nodes(ONE, ZERO), File(259, 42)])
 def test_a_question_reaches_the_child_as_it_was_asked(target: File | Nodes) -> None:
     found = read_walk(answer(about(target, named=[os.getpid()])))
     assert [holder.pid for holder in found.holders if holder.pid == os.getpid()] == [os.getpid()]

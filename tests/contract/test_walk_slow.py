@@ -7,6 +7,7 @@ import itertools
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -202,6 +203,42 @@ def test_a_look_that_never_comes_back_costs_one_thread_and_nobody_else_s_answer(
     found = walk(target(memory), named=[sick.pid])
     assert {holder.pid: holder.parts for holder in found.holders} == {sick.pid: (), tenant.pid: (target(memory).inode,)}
     assert sick.pid not in {each.pid for each in found.unfinished}
+
+
+class Jumping:
+    """The clock of the watch over a look: a test puts it forward, and it counts who looks at it."""
+
+    def __init__(self) -> None:
+        self.looked = 0
+        self.late = 0.0
+
+    def monotonic(self) -> float:
+        self.looked += 1
+        return time.monotonic() + self.late
+
+
+def test_a_look_in_which_the_whole_process_stood_still_is_not_taken_for_one_that_hangs(
+    run: Run, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tenant, clock = run(OPEN, str(memory)), Jumping()
+    read = look.Look._map_of
+
+    def standing_still(each: look.Look, path: str) -> bool:
+        if each.pid == tenant.pid and not clock.late:
+            clock.late = 3600.0
+            seen = clock.looked
+            while clock.looked < seen + 2:  # whoever watches has looked at the clock, and does again
+                time.sleep(0.01)
+        return read(each, path)
+
+    monkeypatch.setattr(rounds, "time", clock)
+    monkeypatch.setattr(look.Look, "_map_of", standing_still)
+    other = memory.with_name("other")
+    other.touch()
+    found = walk(target(other), named=[tenant.pid], clock=stopped)
+    assert clock.late
+    assert tenant.pid in {each.pid for each in found.holders}
+    assert tenant.pid not in {each.pid for each in found.unfinished}
 
 
 def test_when_too_many_looks_hang_the_rest_is_named_and_not_looked_at(

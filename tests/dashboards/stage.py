@@ -113,8 +113,10 @@ class Node(Stage):
         return self.sim / "devices" / str(index) / "memory"
 
     def follow(self, policy: str) -> None:
-        """Replace the policy's file and have the service read it."""
-        self.policy.write_text(policy)
+        """Replace the policy's file, at once, and have the service read it."""
+        draft = self.policy.with_suffix(".new")
+        draft.write_text(policy)
+        draft.replace(self.policy)
         os.kill(self.service.pid, signal.SIGHUP)
 
     def rewrite_history(self) -> None:

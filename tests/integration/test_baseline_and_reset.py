@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
 import stat
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -52,20 +51,17 @@ ACTOR = f"uid:{os.geteuid()}"
 
 
 @asynccontextmanager
-async def a_stage(tmp_path: Path, policy: str = POLICY, *, devices: int = 1) -> AsyncIterator[tuple[Stage, str]]:
-    """A stage whose devices are all clean, and the address where its service shows metrics."""
+async def a_stage(tmp_path: Path, policy: str = POLICY, *, devices: int = 1) -> AsyncIterator[Stage]:
+    """A stage whose devices are all clean, and whose service shows metrics on a port of the system's choice."""
     path = tmp_path / "policy.yaml"
     path.write_text(policy)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
     async with Stage(devices=devices, memory="2MiB", policy=str(path)) as stage:
         arguments = list(stage.service.arguments)
-        arguments[arguments.index("--metrics-address") + 1] = address
+        arguments[arguments.index("--metrics-address") + 1] = "127.0.0.1:0"
         stage.service.arguments = arguments
         await stage.start_daemons(SOON)
         await stage.all_clean(SOON)
-        yield stage, address
+        yield stage
 
 
 async def first_is(stage: Stage, wanted: Callable[[pb.Device], bool]) -> pb.Device:
@@ -111,8 +107,9 @@ def logged(stage: Stage, name: str) -> list[dict[str, Any]]:
     return [line for line in log_lines.lines(stage.service) if line["event"] == name]
 
 
-async def metrics(address: str) -> dict[str, list[tuple[dict[str, str], float]]]:
-    """What the service shows Prometheus: by name, each series with its value."""
+async def metrics(stage: Stage) -> dict[str, list[tuple[dict[str, str], float]]]:
+    """What the service shows Prometheus in its present life: by name, each series with its value."""
+    address = logged(stage, "metrics.serving")[-1]["address"]
 
     def scrape() -> str:
         with urlopen(f"http://{address}/metrics", timeout=SOON) as page:
@@ -130,7 +127,7 @@ async def metrics(address: str) -> dict[str, list[tuple[dict[str, str], float]]]
 
 
 async def test_firmware_that_somebody_wrote_is_told_and_a_person_accepts_it(tmp_path: Path) -> None:
-    async with a_stage(tmp_path, devices=2) as (stage, _):
+    async with a_stage(tmp_path, devices=2) as stage:
         usual = {row["vbios"] for row in await history(stage, "baseline.taken")}.pop()
         await written(stage, "evil-2")
         suspect = await health_is(stage, "suspect")
@@ -150,7 +147,7 @@ async def test_firmware_that_somebody_wrote_is_told_and_a_person_accepts_it(tmp_
 
 
 async def test_what_should_be_outlives_kill_9_and_what_was_written_meanwhile_is_found(tmp_path: Path) -> None:
-    async with a_stage(tmp_path) as (stage, _):
+    async with a_stage(tmp_path) as stage:
         before = (await stage.read.devices()).devices[0].baseline
         await stage.service.kill()
         control.fault(stage.sim, "0", firmware="evil-2")
@@ -162,7 +159,7 @@ async def test_what_should_be_outlives_kill_9_and_what_was_written_meanwhile_is_
 
 
 async def test_where_the_policy_is_strict_it_goes_out_and_both_words_of_a_person_bring_it_back(tmp_path: Path) -> None:
-    async with a_stage(tmp_path, STRICT, devices=2) as (stage, _):
+    async with a_stage(tmp_path, STRICT, devices=2) as stage:
         await written(stage, "evil-2")
         out = await health_is(stage, "quarantined")
         assert (out.cause.code, out.cause.way_back, out.offered) == ("baseline-changed", "person", False)
@@ -179,7 +176,7 @@ async def test_where_the_policy_is_strict_it_goes_out_and_both_words_of_a_person
 
 
 async def test_a_narrow_slot_is_normal_once_a_person_says_so_and_a_narrower_one_is_not(tmp_path: Path) -> None:
-    async with a_stage(tmp_path) as (stage, _):
+    async with a_stage(tmp_path) as stage:
         control.fault(stage.sim, "0", conditions={"pcie-width": "x8 of x16"})
         await health_is(stage, "suspect")
         told = await accepted(stage, "that slot has eight lanes")
@@ -190,7 +187,7 @@ async def test_a_narrow_slot_is_normal_once_a_person_says_so_and_a_narrower_one_
 
 
 async def test_nobody_accepts_without_a_reason_or_what_there_is_not(tmp_path: Path) -> None:
-    async with a_stage(tmp_path) as (stage, _), AdminClient(stage.sockets) as admin:
+    async with a_stage(tmp_path) as stage, AdminClient(stage.sockets) as admin:
         for device, reason in (("0", " "), ("7", "why")):
             with pytest.raises(InvalidRequest):
                 await admin.accept_baseline(device, reason)
@@ -201,7 +198,7 @@ async def test_nobody_accepts_without_a_reason_or_what_there_is_not(tmp_path: Pa
 
 
 async def test_a_person_resets_an_idle_device_and_everybody_can_see_who_and_why(tmp_path: Path) -> None:
-    async with a_stage(tmp_path) as (stage, _):
+    async with a_stage(tmp_path) as stage:
         result = await reset(stage)
         assert (result.scrub.outcome, result.scrub.occasion, result.scrub.actor) == ("passed", "on-demand", ACTOR)
         assert "reset: done" in result.certificate.covered
@@ -214,7 +211,7 @@ async def test_a_person_resets_an_idle_device_and_everybody_can_see_who_and_why(
 
 
 async def test_a_pod_that_has_the_device_keeps_it_and_the_person_is_told_whose_it_is(tmp_path: Path) -> None:
-    async with a_stage(tmp_path) as (stage, _):
+    async with a_stage(tmp_path) as stage:
         pod = await running(stage, writer("train", "team-a"))
         with pytest.raises(Held, match="in use by team-a/train"):
             await reset(stage)
@@ -226,7 +223,7 @@ async def test_a_pod_that_has_the_device_keeps_it_and_the_person_is_told_whose_i
 
 
 async def test_a_device_that_would_have_waited_an_hour_comes_back_by_a_persons_reset(tmp_path: Path) -> None:
-    async with a_stage(tmp_path) as (stage, _):
+    async with a_stage(tmp_path) as stage:
         control.fault(stage.sim, "0", xid=95)
         out = await health_is(stage, "quarantined")
         assert out.must_reset
@@ -237,7 +234,7 @@ async def test_a_device_that_would_have_waited_an_hour_comes_back_by_a_persons_r
 
 
 async def test_a_reset_that_fails_takes_the_device_out_and_the_person_sees_why(tmp_path: Path) -> None:
-    async with a_stage(tmp_path) as (stage, _):
+    async with a_stage(tmp_path) as stage:
         control.fault(stage.sim, "0", reset="fail")
         result = await reset(stage)
         assert (result.scrub.outcome, result.device.health, result.device.cause.code) == (
@@ -246,14 +243,14 @@ async def test_a_reset_that_fails_takes_the_device_out_and_the_person_sees_why(t
 
 
 async def test_a_policy_that_never_resets_is_not_overruled(tmp_path: Path) -> None:
-    async with a_stage(tmp_path, POLICY + "reset: never\n") as (stage, _):
+    async with a_stage(tmp_path, POLICY + "reset: never\n") as stage:
         with pytest.raises(Refused, match="never"):
             await reset(stage)
         assert {each.health for each in (await stage.read.devices()).devices} == {"healthy"}
 
 
 async def test_kill_9_in_the_middle_leaves_a_device_that_nobody_gets_before_it_is_clean(tmp_path: Path) -> None:
-    async with a_stage(tmp_path) as (stage, _):
+    async with a_stage(tmp_path) as stage:
         control.fault(stage.sim, "0", slow_clear=600.0)
         async with AdminClient(stage.sockets) as admin:
             updates = admin.reset("0", "hangs")
@@ -273,7 +270,7 @@ async def test_kill_9_in_the_middle_leaves_a_device_that_nobody_gets_before_it_i
 
 
 async def test_every_certificate_verifies_with_the_key_that_the_service_names(tmp_path: Path) -> None:
-    async with a_stage(tmp_path) as (stage, address):
+    async with a_stage(tmp_path) as stage:
         assert await read_by_another_tenant(stage) == ""
         await first_is(stage, lambda device: device.state == "clean")
         info = await stage.read.info()
@@ -285,11 +282,11 @@ async def test_every_certificate_verifies_with_the_key_that_the_service_names(tm
         for each in told:
             assert each.certificate.key_id == info.key_id
             assert verify(info.public_key, each.payload, each.certificate.signature)
-        assert (await metrics(address))["scrubber_signing_key_info"] == [({"key_id": info.key_id}, 1.0)]
+        assert (await metrics(stage))["scrubber_signing_key_info"] == [({"key_id": info.key_id}, 1.0)]
 
 
 async def test_the_key_is_the_nodes_own_and_another_one_shows_everywhere(tmp_path: Path) -> None:
-    async with a_stage(tmp_path) as (stage, address):
+    async with a_stage(tmp_path) as stage:
         key = stage.directory / "state" / "signing.key"
         assert stat.S_IMODE(key.stat().st_mode) == 0o600
         first = await stage.read.info()
@@ -319,14 +316,14 @@ async def test_the_key_is_the_nodes_own_and_another_one_shows_everywhere(tmp_pat
         assert before.standing == "void"
         now = (await stage.read.devices()).devices[0].certificate
         assert now.key_id == second.key_id
-        assert (await metrics(address))["scrubber_signing_key_info"] == [({"key_id": second.key_id}, 1.0)]
+        assert (await metrics(stage))["scrubber_signing_key_info"] == [({"key_id": second.key_id}, 1.0)]
 
 
 @pytest.mark.parametrize("spoilt", ["others may read it", "it is no key"])
 async def test_a_key_that_is_not_the_nodes_alone_keeps_the_service_from_starting_and_says_what_to_do(
     tmp_path: Path, spoilt: str
 ) -> None:
-    async with a_stage(tmp_path) as (stage, _):
+    async with a_stage(tmp_path) as stage:
         assert await stage.service.stop(SOON) == 0
         key = stage.directory / "state" / "signing.key"
         if spoilt == "others may read it":
@@ -345,23 +342,24 @@ async def test_a_key_that_is_not_the_nodes_alone_keeps_the_service_from_starting
 async def test_the_head_of_the_audit_is_the_same_in_the_metric_the_log_the_service_and_the_ledger(
     tmp_path: Path,
 ) -> None:
-    async with a_stage(tmp_path) as (stage, address):
+    async with a_stage(tmp_path) as stage:
         await reset(stage)
         async with asyncio.timeout(SOON):
             while True:
                 head = (await stage.read.info()).audit_head
-                shown = await metrics(address)
+                shown = await metrics(stage)
                 sequence = int(shown["scrubber_audit_head_sequence"][0][1])
                 if sequence == head.sequence == (await stage.read.info()).audit_head.sequence:
                     break
                 await asyncio.sleep(0.05)
         assert int(shown["scrubber_audit_head_hash48"][0][1]) == int(head.hash[:12], 16)
-        pages = [page async for page in stage.read.audit()]
+        told = [*logged(stage, "audit.head"), *logged(stage, "service.ready")]
+        pages = [page async for page in stage.read.audit()]  # after the log: each row that it names is in there
         rows = {row.sequence: row.hash for page in pages for row in page.rows}
         assert rows[head.sequence] == head.hash
-        for line in (*logged(stage, "audit.head"), *logged(stage, "service.ready")):
+        for line in told:
             number, _, digest = str(line.get("head") or line["audit_head"]).partition(":")
             assert rows[int(number)] == digest
-        assert logged(stage, "audit.head")
+        assert [line for line in told if line["event"] == "audit.head"]
         assert await stage.service.stop(SOON) == 0
         assert verify_ledger(stage.directory / "state").intact

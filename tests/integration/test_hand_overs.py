@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+from plugin.emulator import markers
 from plugin.emulator.pods import ContainerSpec, ContainerState, Phase, PodSpec, RestartPolicy
 from plugin.emulator.stage import RESOURCE, gpu_pod, tenant
 from tests.integration.acting import (
@@ -59,11 +60,13 @@ async def test_the_same_container_restarts_on_its_own_bytes() -> None:
 async def test_several_devices_are_granted_together_or_not_at_all() -> None:
     async with staged(devices=2) as stage:
         dying = await running(stage, writer("dying", "team-a"))
-        await stage.kubelet.delete(dying, force=True, dying_for=3.0)
+        await stage.kubelet.delete(dying, force=True, dying_for=3600.0)
         pod = await stage.kubelet.run(gpu_pod("both", "team-b", tenant("--read"), gpus=2))
         assert pod.admitted
         await stage.devices_are(lambda devices: {each.state for each in devices} == {"clean", "in-use"}, SOON)
         assert len(await history(stage, "handover.granted")) == 1, "the clean device waits for its sibling"
+        for pid in markers.processes({dying.uid}):  # its sandbox, too
+            os.kill(pid, signal.SIGKILL)
         assert await found_by(pod) == ""
         first, *together = await history(stage, "handover.granted")
         assert first["pod"] == "dying"

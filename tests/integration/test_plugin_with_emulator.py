@@ -20,7 +20,6 @@ from plugin.emulator import (
     ContainerSpec,
     ContainerState,
     Kubelet,
-    KubeletTimings,
     Phase,
     PodSpec,
     PodStatus,
@@ -28,10 +27,13 @@ from plugin.emulator import (
 )
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.domain.errors import NotReady
+from tests.emulation import timings
 from tests.plugin_collaborators import PATIENCE, FakeService, device, snapshot
 
 RESOURCE = "scrubber.dev/gpu"
 SOON = PATIENCE
+TIMINGS = timings(dial_back=1.0)
+"""A registration whose socket a restart of the kubelet has just wiped is given up soon, and made again."""
 WAYS = ("classic", "watcher", "auto")
 
 
@@ -73,7 +75,7 @@ class Node:
 
 @asynccontextmanager
 async def node(directory: Path, way: str = "auto") -> AsyncIterator[Node]:
-    here = Node(directory, Kubelet(directory, timings=KubeletTimings().scaled(0.02)), way)
+    here = Node(directory, Kubelet(directory, timings=TIMINGS), way)
     for number in (0, 1):
         (here.sim / str(number)).mkdir(parents=True)
         (here.sim / str(number) / "memory").write_bytes(bytes(4096))
@@ -167,8 +169,10 @@ async def test_a_quarantined_device_leaves_the_node_and_the_next_pods_land_elsew
 async def test_clean_devices_are_given_out_first(short_tmp: Path) -> None:
     async with node(short_tmp) as here, here.plugin():
         await here.offers(2)
-        here.service.show(snapshot(here.device(0), here.device(1, certified=True, numa_node=0), version=2))
-        await here.kubelet.changed(lambda _: here.calls("ListAndWatch") == 2, SOON)
+        # The third one, which is out of service, says that the kubelet has a list of what is known of the others now.
+        devices = here.device(0), here.device(1, certified=True, numa_node=0), here.device(2, advertised=False)
+        here.service.show(snapshot(*devices, version=2))
+        await here.kubelet.changed(lambda kubelet: kubelet.capacity(RESOURCE) == 3, SOON)
         first, second = [await here.kubelet.run(pod(name)) for name in ("first", "second")]
         assert (first.device_ids, second.device_ids) == (("sim-1",), ("sim-0",))
 

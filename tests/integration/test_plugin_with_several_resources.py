@@ -19,9 +19,10 @@ from pathlib import Path
 import pytest
 
 from plugin.availability import Offer
-from plugin.emulator import ContainerSpec, Kubelet, KubeletTimings, Phase, Pod, PodSpec, RestartPolicy
+from plugin.emulator import ContainerSpec, Kubelet, Phase, Pod, PodSpec, RestartPolicy
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.domain.errors import NotReady
+from tests.emulation import timings
 from tests.gpus import gpu, instance, seen
 from tests.plugin_collaborators import PATIENCE, FakeService, snapshot
 
@@ -51,7 +52,7 @@ class Node:
     service: FakeService = field(init=False)
 
     def __post_init__(self) -> None:
-        self.kubelet = Kubelet(self.directory, timings=KubeletTimings().scaled(0.02))
+        self.kubelet = Kubelet(self.directory, timings=timings(dial_back=1.0))
         self.service = FakeService(self.directory / "s", said(*EVERYTHING))
 
     @asynccontextmanager

@@ -11,6 +11,13 @@ from plugin.emulator.stage import Stage
 from tests.integration.acting import SOON, found_by, history, reader, staged
 
 
+def replace(file: Path, text: str) -> None:
+    """Put another file in its place at once: nobody reads it empty, or by half."""
+    draft = file.with_suffix(".new")
+    draft.write_text(text)
+    draft.replace(file)
+
+
 async def told(stage: Stage, name: str) -> dict[str, object]:
     """The newest audit row of that name, once there is one."""
     async with asyncio.timeout(SOON):
@@ -25,13 +32,13 @@ async def test_a_replaced_policy_is_in_force_and_a_bad_one_is_not(tmp_path: Path
     file = tmp_path / "mine.yaml"
     file.write_text("name: mine\n")
     async with staged(devices=1, policy=str(file)) as stage:
-        file.write_text("name: mine\nsharing: sometime\n")
+        replace(file, "name: mine\nsharing: sometime\n")
         os.kill(stage.service.pid, signal.SIGHUP)
         sentence = str((await told(stage, "policy.rejected"))["sentence"])
         assert f'{file}:2: sharing: "sometime" is not known' in sentence
         assert sentence.endswith("The policy mine stays in force.")
         before = (await stage.read.info()).policy_digest
-        file.write_text("name: mine\nsharing: never\n")
+        replace(file, "name: mine\nsharing: never\n")
         assert (await told(stage, "policy.accepted"))["changed"] is True
         assert (await stage.read.info()).policy_digest != before
         await stage.all_clean(SOON)

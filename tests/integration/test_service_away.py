@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
+import plugin
+import scrubber
 from plugin.emulator.pods import ContainerState
-from plugin.emulator.stage import RESOURCE
-from tests.integration.acting import SOON, Capacity, found_by, reader, refusal, running, staged, writer
+from plugin.emulator.stage import RESOURCE, Stage
+from tests.integration import log_lines
+from tests.integration.acting import QUICK, SOON, Capacity, found_by, reader, refusal, running, staged, writer
+
+PATIENT = """
+import sys
+if "plugin" in sys.orig_argv:
+    from plugin.service import WatchTimes
+    assert WatchTimes().grace == 10.0
+    WatchTimes.__init__.__defaults__ = (300.0, *WatchTimes.__init__.__defaults__[1:])
+"""
+"""What has a plugin wait longer for the service than it would: here a restart may take more than ten seconds, and counts as
+one all the same."""
 
 
-async def test_a_restart_of_the_service_changes_nobodys_health_and_starts_wait_for_it() -> None:
-    async with staged() as stage:
+async def test_a_restart_of_the_service_changes_nobodys_health_and_starts_wait_for_it(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(PATIENT)
+    packages = {str(Path(each.__file__ or "").parents[1]) for each in (scrubber, plugin)}
+    async with Stage(memory="2MiB", policy=QUICK) as stage:
+        stage.plugin.environment = {"PYTHONPATH": ":".join([str(tmp_path), *sorted(packages)])}
+        await stage.start_daemons(SOON)
+        await stage.all_clean(SOON)
         pod = await running(stage, writer("a", "team-a"))
         seen = Capacity(stage)
         watching = asyncio.create_task(seen.watch())
@@ -26,6 +45,7 @@ async def test_a_restart_of_the_service_changes_nobodys_health_and_starts_wait_f
         mine = next(each for each in (await stage.read.devices()).devices if each.id in pod.device_ids)
         assert (mine.state, mine.pod) == ("in-use", "a")
         assert pod.status.containers["main"].state is ContainerState.RUNNING
+        log_lines.check(stage)
 
 
 async def test_a_service_that_stays_away_costs_the_node_its_devices_until_it_is_back() -> None:

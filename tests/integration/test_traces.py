@@ -16,7 +16,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as Written
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
-from plugin.emulator.stage import Daemon, Stage
+from plugin.emulator.stage import Daemon, Stage, gpu_pod, tenant
 from scrubber import __version__
 from tests.integration import log_lines
 from tests.integration.acting import QUICK, SOON, found_by, reader, running, writer
@@ -103,7 +103,9 @@ async def test_a_pods_start_is_one_trace_through_both_daemons_down_to_the_steps(
     async with collecting() as collector, traced(collector.endpoint) as stage:
         first = await running(stage, writer("secret-of-a", "team-a"))
         await stage.kubelet.delete(first, grace=0)
-        assert await found_by(await stage.kubelet.run(reader("secret-of-b", "team-b"))) == ""
+        # It stays, so that nothing is scrubbed and certified after it.
+        second = await running(stage, gpu_pod("secret-of-b", "team-b", tenant("--read", "--hold", "forever")))
+        assert '"residue_bytes": 0' in second.log("main")
         await collector.until(lambda: len(_granted(collector)) >= 2)
         allocate = collector.named("Allocate")[-1]
         start, over = _granted(collector)[-1]

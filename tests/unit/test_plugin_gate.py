@@ -1,9 +1,8 @@
-"""The gate: ask the service, then answer."""
+"""The gate: ask the service, then answer. In virtual time: what it waits for is over by the clock alone."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +27,7 @@ from scrubber.domain.errors import (
 )
 from scrubber.ports import Span
 from tests.world.spans import Recorder, Told
+from tests.world.timeline import in_virtual_time
 
 GPU = "vendor.example/gpu"
 MEANINGS = {"a": "gpu-a", "b": "gpu-b", "c": "gpu-c"}
@@ -112,9 +112,11 @@ async def gate(service: Service, times: GateTimes = QUICK, epoch: str = "one", *
     log = logger("json", "error")
     announcements = Announcements(service, log=log)
     await announcements.announce(GPU, MEANINGS, epoch)
-    return Gate(service, board, announcements, times=times, log=log, clock=time.monotonic, **more), board
+    clock = asyncio.get_running_loop().time
+    return Gate(service, board, announcements, times=times, log=log, clock=clock, **more), board
 
 
+@in_virtual_time
 async def test_the_service_is_asked_to_wait_less_than_the_kubelet_does() -> None:
     service = Service()
     keeper, _ = await gate(service)
@@ -126,6 +128,7 @@ async def test_the_service_is_asked_to_wait_less_than_the_kubelet_does() -> None
 
 
 @pytest.mark.parametrize(("deadline", "most"), [(3.0, 2.5), (9.2e18, 25.0)])
+@in_virtual_time
 async def test_a_shorter_deadline_is_kept_and_none_is_no_longer_than_ours(deadline: float, most: float) -> None:
     service = Service()
     keeper, _ = await gate(service)
@@ -133,6 +136,7 @@ async def test_a_shorter_deadline_is_kept_and_none_is_no_longer_than_ours(deadli
     assert 0.8 * most < service.asked[0].wait < service.asked[0].timeout <= most
 
 
+@in_virtual_time
 async def test_an_absent_service_refuses_the_start_with_a_sentence_for_the_pod() -> None:
     service = Service(answers=[refused(Away("nobody answers on /run/scrubber/plugin/plugin.sock"))])
     keeper, _ = await gate(service)
@@ -142,6 +146,7 @@ async def test_an_absent_service_refuses_the_start_with_a_sentence_for_the_pod()
     assert len(service.asked) > 1
 
 
+@in_virtual_time
 async def test_a_service_that_is_back_in_time_is_asked_again_and_the_start_goes_on() -> None:
     away = refused(Away("restarting"))
     service = Service(answers=[away, away, granted])
@@ -150,6 +155,7 @@ async def test_a_service_that_is_back_in_time_is_asked_again_and_the_start_goes_
     assert len(service.asked) == 3
 
 
+@in_virtual_time
 async def test_a_service_that_dies_during_a_scrub_is_waited_for_anew() -> None:
     async def scrubbed_for_longer_than_an_absence_may_last() -> None:
         with pytest.raises(TimeoutError):
@@ -164,6 +170,7 @@ async def test_a_service_that_dies_during_a_scrub_is_waited_for_anew() -> None:
     assert service.asked[2].timeout < service.asked[0].timeout
 
 
+@in_virtual_time
 async def test_a_service_that_comes_and_goes_cannot_keep_a_start_beyond_its_deadline() -> None:
     service = Service(answers=[refused(Away("away"))])
     keeper, _ = await gate(service, GateTimes(absent=60.0, retry=0.01))
@@ -181,6 +188,7 @@ async def test_a_service_that_comes_and_goes_cannot_keep_a_start_beyond_its_dead
         LedgerFailure("disk full", public="The scrub service cannot record hand-overs."),
     ],
 )
+@in_virtual_time
 async def test_what_the_service_refuses_is_refused_at_once_and_unchanged(error: ScrubberError) -> None:
     service = Service(answers=[refused(error)])
     keeper, _ = await gate(service)
@@ -190,6 +198,7 @@ async def test_what_the_service_refuses_is_refused_at_once_and_unchanged(error: 
     assert len(service.asked) == 1
 
 
+@in_virtual_time
 async def test_a_start_that_the_kubelet_gives_up_is_no_longer_waited_for() -> None:
     waiting, ended = asyncio.Event(), asyncio.Event()
 
@@ -208,6 +217,7 @@ async def test_a_start_that_the_kubelet_gives_up_is_no_longer_waited_for() -> No
         await ended.wait()
 
 
+@in_virtual_time
 async def test_an_allocation_that_the_service_was_told_of_is_not_unseen() -> None:
     service = Service()
     keeper, _ = await gate(service)
@@ -217,6 +227,7 @@ async def test_an_allocation_that_the_service_was_told_of_is_not_unseen() -> Non
 
 
 @pytest.mark.parametrize("problem", [refused(Away("away")), refused(LedgerFailure("disk full")), forever])
+@in_virtual_time
 async def test_an_allocation_that_the_service_could_not_be_told_of_is_named_at_the_next_start_only(
     problem: Answer,
 ) -> None:
@@ -229,6 +240,7 @@ async def test_an_allocation_that_the_service_could_not_be_told_of_is_named_at_t
     assert [asked.unseen for asked in service.asked] == [["a"], [], ["b"]]
 
 
+@in_virtual_time
 async def test_an_unseen_allocation_stays_unseen_until_a_start_was_granted() -> None:
     service = Service(answers=[refused(NotReady("busy")), granted], reservation=refused(Away("away")))
     keeper, _ = await gate(service)
@@ -239,6 +251,7 @@ async def test_an_unseen_allocation_stays_unseen_until_a_start_was_granted() -> 
     assert [asked.unseen for asked in service.asked] == [["a"], ["a"]]
 
 
+@in_virtual_time
 async def test_what_one_run_of_the_service_was_told_the_next_one_has_not_seen() -> None:
     service = Service()
     keeper, board = await gate(service, epoch="one")
@@ -248,6 +261,7 @@ async def test_what_one_run_of_the_service_was_told_the_next_one_has_not_seen() 
     assert service.asked[0].unseen == ["a"]
 
 
+@in_virtual_time
 async def test_an_allocation_during_a_start_belongs_to_the_next_start() -> None:
     service = Service(reservation=refused(Away("away")))
     keeper, _ = await gate(service)
@@ -263,6 +277,7 @@ async def test_an_allocation_during_a_start_belongs_to_the_next_start() -> None:
 
 
 @pytest.mark.parametrize("error", [InvalidRequest("no device is called a"), Quarantined("out of service")])
+@in_virtual_time
 async def test_only_what_no_retry_would_mend_refuses_an_allocation(error: ScrubberError) -> None:
     keeper, _ = await gate(Service(reservation=refused(error)))
     with pytest.raises(type(error)):
@@ -292,6 +307,7 @@ def follows(recorder: Recorder) -> list[object]:
     return [each.attributes.get("follows") for each in recorder.find("PreStartContainer")]
 
 
+@in_virtual_time
 async def test_a_start_follows_the_allocation_of_its_devices_and_a_restart_follows_none() -> None:
     recorder = Recorder()
     keeper, _ = await gate(Service(answers=[refused(NotReady("busy")), granted]), here=here(recorder))
@@ -303,6 +319,7 @@ async def test_a_start_follows_the_allocation_of_its_devices_and_a_restart_follo
     assert follows(recorder) == ["span-1", "span-1", None]
 
 
+@in_virtual_time
 async def test_a_start_of_devices_that_were_not_allocated_together_follows_nothing() -> None:
     recorder = Recorder()
     keeper, _ = await gate(Service(), here=here(recorder))
@@ -314,6 +331,7 @@ async def test_a_start_of_devices_that_were_not_allocated_together_follows_nothi
     assert follows(recorder) == [None, None]
 
 
+@in_virtual_time
 async def test_an_allocation_that_the_service_could_not_be_told_of_says_so() -> None:
     recorder = Recorder()
     keeper, _ = await gate(Service(reservation=refused(Away("away"))), here=here(recorder))
@@ -325,6 +343,7 @@ async def test_an_allocation_that_the_service_could_not_be_told_of_says_so() -> 
 # -- ids that only an announcement explains ------------------------------------------------------------------------------
 
 
+@in_virtual_time
 async def test_the_service_is_asked_by_the_kubelets_ids_and_the_resource_they_are_of() -> None:
     service = Service()
     keeper, _ = await gate(service)
@@ -334,6 +353,7 @@ async def test_the_service_is_asked_by_the_kubelets_ids_and_the_resource_they_ar
     assert [(asked.resource, asked.devices) for asked in service.asked] == [(GPU, ["a", "b"])]
 
 
+@in_virtual_time
 async def test_an_allocation_of_one_resource_is_none_of_anothers_id_of_the_same_name() -> None:
     service = Service(reservation=refused(Away("away")))
     keeper, _ = await gate(service)
@@ -354,6 +374,7 @@ def unknown_until_told(service: Service) -> Answer:
     return answer
 
 
+@in_virtual_time
 async def test_a_service_that_was_started_anew_is_told_again_before_an_allocation_fails_for_it() -> None:
     service = Service()
     keeper, _ = await gate(service)
@@ -364,6 +385,7 @@ async def test_a_service_that_was_started_anew_is_told_again_before_an_allocatio
     assert service.asked[0].unseen == [], "it was told of the allocation in the end"
 
 
+@in_virtual_time
 async def test_a_service_that_was_started_anew_is_told_again_before_a_start_is_refused_for_it() -> None:
     service = Service()
     keeper, _ = await gate(service)
@@ -372,6 +394,7 @@ async def test_a_service_that_was_started_anew_is_told_again_before_a_start_is_r
     assert (len(service.announced), len(service.asked)) == (2, 2)
 
 
+@in_virtual_time
 async def test_what_the_service_does_not_know_when_it_was_told_again_is_refused() -> None:
     service = Service(answers=[refused(InvalidRequest("There is no device a here."))])
     keeper, _ = await gate(service)
@@ -383,6 +406,7 @@ async def test_what_the_service_does_not_know_when_it_was_told_again_is_refused(
 @pytest.mark.parametrize(
     "words", [NotPermitted("There is no method.", code="unknown-method"), Refused("Unimplemented.")]
 )
+@in_virtual_time
 async def test_a_service_too_old_to_be_told_is_asked_by_its_own_devices_ids(words: ScrubberError) -> None:
     service = Service(announcement=refused(words), reservation=refused(Away("away")))
     keeper, _ = await gate(service)
@@ -394,6 +418,7 @@ async def test_a_service_too_old_to_be_told_is_asked_by_its_own_devices_ids(word
     ]
 
 
+@in_virtual_time
 async def test_a_start_is_let_through_for_the_devices_that_the_container_has_and_no_others() -> None:
     service = Service()
     keeper, _ = await gate(service)
@@ -403,6 +428,7 @@ async def test_a_start_is_let_through_for_the_devices_that_the_container_has_and
     assert len(service.asked) == 2
 
 
+@in_virtual_time
 async def test_a_service_that_takes_an_id_for_another_device_whatever_it_is_told_lets_nobody_start() -> None:
     service = Service()
     keeper, _ = await gate(service)
@@ -413,6 +439,7 @@ async def test_a_service_that_takes_an_id_for_another_device_whatever_it_is_told
     assert refusal.value.public == OTHERWISE
 
 
+@in_virtual_time
 async def test_what_the_service_could_not_be_told_of_a_list_it_is_told_before_it_is_asked() -> None:
     service = Service(announcement=refused(Away("away")))
     keeper, _ = await gate(service)
@@ -421,6 +448,7 @@ async def test_what_the_service_could_not_be_told_of_a_list_it_is_told_before_it
     assert (len(service.announced), len(service.asked)) == (2, 1)
 
 
+@in_virtual_time
 async def test_a_share_that_is_on_no_list_any_more_is_its_device() -> None:
     service = Service()
     keeper, _ = await gate(service)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from scrubber.adapters.children.process import process_over
 from scrubber.adapters.locks import UNNAMED, lock_holder
+from scrubber.adapters.patience import patience
 
 __all__ = ["end_holder"]
 
@@ -27,26 +28,25 @@ async def end_holder(lock: Path, deadline: float) -> bool:
     An orphan stops by itself at its next chunk, so it gets half of ``deadline`` (2 s at most) for that. A holder that
     is not proved to be an eraser is only waited for.
     """
-    loop = asyncio.get_running_loop()
-    end = loop.time() + deadline
-    kill_at = loop.time() + min(deadline / 2, _PATIENCE)
-    while (pid := lock_holder(lock)) is not None:
-        if loop.time() >= end:
-            return False
-        pidfd = _open_holder(lock, pid)
-        if pidfd is None:
-            await asyncio.sleep(min(_POLL, max(0.0, end - loop.time())))
-            continue
-        try:
-            if loop.time() >= kill_at:
-                with suppress(ProcessLookupError, PermissionError):  # gone, or another user's: then only time helps
-                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            with suppress(TimeoutError):
-                async with asyncio.timeout_at(kill_at if loop.time() < kill_at else end):
-                    await process_over(pidfd)
-        finally:
-            os.close(pidfd)
-    return True
+    kill_after = min(deadline / 2, _PATIENCE)
+    with suppress(TimeoutError):
+        async with patience(deadline) as counted:
+            while (pid := lock_holder(lock)) is not None:
+                pidfd = _open_holder(lock, pid)
+                if pidfd is None:
+                    await asyncio.sleep(_POLL)
+                    continue
+                try:
+                    left = kill_after - counted()
+                    if left <= 0:
+                        with suppress(ProcessLookupError, PermissionError):  # gone, or another user's: time alone helps
+                            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(left if left > 0 else None):
+                            await process_over(pidfd)
+                finally:
+                    os.close(pidfd)
+    return lock_holder(lock) is None
 
 
 def _open_holder(lock: Path, pid: int) -> int | None:

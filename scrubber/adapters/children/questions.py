@@ -119,6 +119,8 @@ class QuestionPool:
         self._shared = _Line(None)
         self._probes: dict[str, _Line] = {}
         self._held: Counter[str] = Counter()
+        # Children that a hold took out of their line and has not seen end, and their line's device.
+        self._unended: dict[Child, str | None] = {}
         self._workers: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -166,12 +168,25 @@ class QuestionPool:
         try:
             probes = dict(self._probes)
             for line in (self._shared, *(probes[each] for each in sorted(held & probes.keys()))):
-                await _clear(line, held)
+                await self._clear(line, held)
             for line in probes.values():  # what hung over another device had asked about all of them before
                 await _end(line.hung, held)
+            for child, device in tuple(self._unended.items()):  # an earlier hold was told that it cannot be ended
+                if device is None or device in held:
+                    await _end(child, held)
+                    self._unended.pop(child, None)
             yield
         finally:
             self._held -= Counter(held)
+
+    async def _clear(self, line: _Line, held: frozenset[str]) -> None:
+        """End the child of ``line``; the next question starts a fresh one."""
+        async with line.turn:
+            child, line.child = line.child, None
+            if child is not None:
+                self._unended[child] = line.device
+                await _end(child, held)
+                self._unended.pop(child, None)
 
     async def close(self) -> None:
         """End every child; whoever waits for an answer gets :class:`Away`."""
@@ -312,13 +327,6 @@ class QuestionPool:
             probe.hung = hung
         for pending in probe.drain():  # all of them about the one device that hangs
             pending.fail(stuck)
-
-
-async def _clear(line: _Line, held: frozenset[str]) -> None:
-    """End the child of ``line``; the next question starts a fresh one."""
-    async with line.turn:
-        child, line.child = line.child, None
-        await _end(child, held)
 
 
 async def _end(child: Child | None, held: frozenset[str]) -> None:

@@ -128,6 +128,8 @@ class _Rounds:
         self._looker: threading.Thread | None = None
         self._look: Look | None = None
         self._look_returns_by = 0.0
+        self._watched = 0.0
+        """When somebody last saw whether the look has come back."""
         self._error: Exception | None = None
 
     def walk(self) -> None:
@@ -174,16 +176,23 @@ class _Rounds:
     # --- looking
 
     def _start(self) -> threading.Thread:
+        self._watched = time.monotonic()
         self._looker = threading.Thread(target=self._go_on, daemon=True)
         self._looker.start()
         return self._looker
 
     def _is_left_behind(self, looker: threading.Thread) -> bool:
-        """Wait for ``looker``; False when it has ended, True when it hangs over a look and is left to it."""
+        """Wait for ``looker``; False when it has ended, True when it hangs over a look and is left to it.
+
+        Where this whole process stood still, ``looker`` did, too: that time is given again.
+        """
         while looker.is_alive():
             looker.join(_WATCH)
             with self._lock:
-                if self._look is not None and time.monotonic() > self._look_returns_by:
+                now = time.monotonic()
+                self._look_returns_by += max(0.0, now - self._watched - 2 * _WATCH)
+                self._watched = now
+                if self._look is not None and now > self._look_returns_by:
                     self._leave_behind(looker, self._look)
                     return True
         return False

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
 
 from scrubber.domain.errors import DeviceFault
 from scrubber.domain.policy import MemoryRule
@@ -18,6 +18,7 @@ __all__ = ["coverage", "killed"]
 
 _DEADLINE = 120.0
 _SETTLING = 20.0
+_OVER = "The scrub was over before its eraser could be killed."
 
 
 async def coverage(stand: Stand, log: Log) -> None:
@@ -77,25 +78,27 @@ def _processors(report: EraseReport, log: Log) -> None:
 
 async def killed(stand: Stand, log: Log) -> None:
     """SIGKILL in mid-clear: no result, no fence left behind, the memory given back, and the next scrub passes."""
-    reached: asyncio.Future[Progress] = asyncio.get_running_loop().create_future()
+    reached, seen = asyncio.Event(), list[Progress]()
 
     def heard(progress: Progress) -> None:
-        if progress.phase == "clear" and not reached.done():
-            reached.set_result(progress)
+        seen.append(progress)
+        if progress.phase == "clear":
+            reached.set()
 
     before = await stand.compute_mode()
     request = EraseRequest("killed", audit=True, pattern=True, deadline=_DEADLINE)
     erasing = asyncio.create_task(stand.eraser.erase(stand.device, request, heard))
     try:
-        either: set[asyncio.Future[Any]] = {erasing, reached}
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        clearing = asyncio.create_task(reached.wait())
+        await asyncio.wait({erasing, clearing}, return_when=asyncio.FIRST_COMPLETED)
+        clearing.cancel()
         pid = await stand.eraser.orphan(stand.device)
-        if pid is None or not reached.done():
-            log.unavailable("kill.no-result", "The scrub was over before its eraser could be killed.")
+        if pid is None or not reached.is_set():
+            log.unavailable("kill.no-result", _OVER)
             return
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)  # a child of ours that nobody has waited for yet, or its zygote's
-        await _no_result(erasing, reached.result(), log)
+        await _no_result(erasing, seen, log)
     finally:
         erasing.cancel()
         await asyncio.gather(erasing, return_exceptions=True)
@@ -115,11 +118,18 @@ async def killed(stand: Stand, log: Log) -> None:
     )
 
 
-async def _no_result(erasing: asyncio.Task[EraseReport], seen: Progress, log: Log) -> None:
-    where = f"{seen.phase} pass, {seen.done_bytes} of {seen.total_bytes} bytes"
+async def _no_result(erasing: asyncio.Task[EraseReport], seen: Sequence[Progress], log: Log) -> None:
+    """``seen``: every progress that was heard; what an eraser sent before its death still arrives after it."""
     try:
         await erasing
     except DeviceFault as fault:
-        log.passed("kill.no-result", f"Killed in its {where}: {fault}", done_bytes=seen.done_bytes)
+        log.passed("kill.no-result", f"Killed in its {_where(seen[-1])}: {fault}", done_bytes=seen[-1].done_bytes)
     else:
-        log.failed("kill.no-result", f"The eraser was killed in its {where} and still reported a result.")
+        if seen[-1].phase == "clear":
+            log.failed("kill.no-result", f"It was killed in its {_where(seen[-1])} and still reported a result.")
+        else:
+            log.unavailable("kill.no-result", _OVER)
+
+
+def _where(progress: Progress) -> str:
+    return f"{progress.phase} pass, {progress.done_bytes} of {progress.total_bytes} bytes"
