@@ -99,7 +99,7 @@ class ApiServerStandIn:
         self.fault: Fault = lambda asked: None
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
-        self._claim = socket.socket()
+        self._claim: socket.socket | None = None
         self.port = 0
 
     async def __aenter__(self) -> Self:
@@ -108,14 +108,16 @@ class ApiServerStandIn:
 
     async def __aexit__(self, *exc: object) -> None:
         await self.stop()
-        self._claim.close()
+        if self._claim is not None:
+            self._claim.close()
 
     async def start(self) -> None:
         """On the port that it had before, if it had one.
 
         The number stays ours in between: a socket that is bound and does not listen refuses whoever connects.
         """
-        if not self.port:
+        if self._claim is None:
+            self._claim = socket.socket()
             self._claim.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._claim.bind(("127.0.0.1", 0))
             self.port = self._claim.getsockname()[1]
