@@ -1,9 +1,9 @@
 """A vendor's device plugin, as vendors write them: it knows nothing of ours, of a gate, or of who had a device before.
 
 It registers with the kubelet's socket that it is given, keeps its own socket in the same directory, and starts anew
-whenever that kubelet's socket is another one than it registered with. Every device is handed out as it is. ``python -m tests.vendor_plugin`` runs
-it; a test changes its mind through the control file (a JSON object, see :class:`Control`), and reads what it was asked
-in the record, a line of JSON for each call.
+whenever that kubelet's socket is another one than it registered with. Every device is handed out as it is.
+``python -m tests.vendor_plugin`` runs it; a test changes its mind through the control file (a JSON object, see
+:class:`Control`), and reads what it was asked in the record, a line of JSON for each call.
 """
 
 from __future__ import annotations
