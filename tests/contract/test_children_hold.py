@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from scrubber.adapters.children.message import Message
 from scrubber.adapters.children.process import Children
 from scrubber.adapters.children.questions import QuestionPool
 from scrubber.domain.errors import Away, Stuck
@@ -130,19 +132,70 @@ async def test_a_child_that_cannot_be_ended_keeps_every_later_hold_from_its_devi
     await pool.ask("held", {"do": "tell"})
     (undying,) = deaf.pids()
     os.kill(undying, signal.SIGSTOP)
-    for _ in range(2):
-        with pytest.raises(Stuck, match=rf"process {undying}.*cannot be ended"):
-            async with pool.hold(["held"]):
-                raise AssertionError("it was held")
-    os.kill(undying, signal.SIGKILL)
-    async with asyncio.timeout(LONG):
-        while True:  # until its end is noticed
-            with suppress(Stuck):
-                async with pool.hold(["held"]):
-                    assert deaf.pids() == frozenset()
-                    break
+    assert await _undying(pool, "held") == undying
+    await _end_by_hand(undying, pool, "held")
     await pool.close()
     await deaf.close()
+
+
+async def test_a_child_that_only_its_socket_left_keeps_its_device_from_being_held(tmp_path: Path) -> None:
+    deaf = Children(kill_limit=0.05, send_signal=lambda pidfd, number: None)
+    pool = QuestionPool(deaf, MODULE, deadline=LONG)
+    await pool.ask("held", {"do": "tell"})
+    (lingering,) = deaf.pids()
+    fresh = await pool.ask("held", {"do": "leave-once", "marker": str(tmp_path / "left")})
+    assert await _undying(pool, "held") == lingering
+    assert (await pool.ask("held", {"do": "tell"}))["pid"] == fresh["pid"], "nobody pays for what cannot be ended"
+    await _end_by_hand(lingering, pool, "held")
+    await pool.close()
+    await deaf.close()
+
+
+async def test_a_probe_that_has_answered_and_cannot_be_ended_keeps_its_device_from_being_held(tmp_path: Path) -> None:
+    deaf = Children(kill_limit=0.05, send_signal=lambda pidfd, number: None)
+    pool = QuestionPool(deaf, MODULE, deadline=LONG)
+    cure = tmp_path / "cure"
+    question: Message = {"do": "hang-without", "file": str(cure), "then": "linger"}
+    await pool.ask("well", {"do": "tell"})
+    (hung,) = deaf.pids()
+    with pytest.raises(Stuck):
+        await pool.ask("held", question, deadline=0.05)
+    os.kill(hung, signal.SIGKILL)
+    cure.touch()
+    async with asyncio.timeout(LONG):
+        while True:  # until the end of whoever hung is noticed
+            with suppress(Stuck):
+                probe = await pool.ask("held", question)
+                break
+    assert await _undying(pool, "held") == probe["pid"]
+    deaf.kill_limit = LONG  # the shared child ends at the end of its file, which may take a loaded machine a while
+    async with pool.hold(["well"]):
+        pass  # the probe has never asked about this one
+    await _end_by_hand(int(str(probe["pid"])), pool, "held")
+    await pool.close()
+    await deaf.close()
+
+
+async def _undying(pool: QuestionPool, device: str) -> int:
+    """The process that keeps ``device`` from being held, as often as somebody tries."""
+    named = set[int]()
+    for _ in range(2):
+        with pytest.raises(Stuck, match="cannot be ended") as refusal:
+            async with pool.hold([device]):
+                raise AssertionError("it was held")
+        named |= {int(each) for each in re.findall(r"process (\d+)", str(refusal.value))}
+    (pid,) = named
+    return pid
+
+
+async def _end_by_hand(pid: int, pool: QuestionPool, device: str) -> None:
+    """Return once the pool has noticed, and the device can be held."""
+    os.kill(pid, signal.SIGKILL)
+    async with asyncio.timeout(LONG):
+        while True:
+            with suppress(Stuck):
+                async with pool.hold([device]):
+                    return
 
 
 async def test_a_device_that_two_hold_is_held_until_both_let_go(pool: QuestionPool) -> None:

@@ -1,5 +1,6 @@
 """A child that does what the tests tell it to, misbehaviour included."""
 
+import atexit
 import os
 import signal
 import sys
@@ -10,13 +11,17 @@ from scrubber.adapters.children.child import Fault, Link
 from scrubber.adapters.children.message import Message
 
 
+def linger() -> None:
+    while True:
+        signal.pause()
+
+
 def answer(message: Message) -> Message:
     what = message.get("do", "hang")  # asked in the place of a child that knows better
     if what == "hang" or (what == "hang-without" and not Path(str(message["file"])).exists()):
         if "fifo" in message:
             Path(str(message["fifo"])).write_text("It hangs.", encoding="ascii")
-        while True:
-            signal.pause()
+        linger()
     if what == "die":
         os._exit(3)
     if what == "die-once":
@@ -24,6 +29,14 @@ def answer(message: Message) -> Message:
         if not marker.exists():
             marker.touch()
             os._exit(3)
+    if what == "leave-once":  # it says nothing any more, and stays
+        marker = Path(str(message["marker"]))
+        if not marker.exists():
+            marker.touch()
+            os.close(int(sys.argv[1]))
+            linger()
+    if message.get("then") == "linger":
+        atexit.register(linger)
     if what == "refuse":
         raise Fault(str(message["code"]), "No.")
     return {

@@ -275,6 +275,11 @@ class Child:
         return True
 
     @property
+    def over(self) -> bool:
+        """Whether the process is known to be over."""
+        return self._end.done()
+
+    @property
     def abandoned(self) -> bool:
         """Whether SIGKILL did not end it in time, and it has not ended since."""
         return self._given_up and not self._end.done()

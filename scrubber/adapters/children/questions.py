@@ -119,8 +119,8 @@ class QuestionPool:
         self._shared = _Line(None)
         self._probes: dict[str, _Line] = {}
         self._held: Counter[str] = Counter()
-        # Children that a hold took out of their line and has not seen end, and their line's device.
-        self._unended: dict[Child, str | None] = {}
+        # Every child that was ready once and is not known to be over, in a line or not; and its line's device.
+        self._ours: dict[Child, str | None] = {}
         self._workers: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -166,27 +166,22 @@ class QuestionPool:
         held = frozenset(devices)
         self._held.update(held)
         try:
-            probes = dict(self._probes)
-            for line in (self._shared, *(probes[each] for each in sorted(held & probes.keys()))):
-                await self._clear(line, held)
-            for line in probes.values():  # what hung over another device had asked about all of them before
-                await _end(line.hung, held)
-            for child, device in tuple(self._unended.items()):  # an earlier hold was told that it cannot be ended
-                if device is None or device in held:
+            lines = (self._shared, *(self._probes[each] for each in sorted(held & self._probes.keys())))
+            # What was the shared child once has asked about all of them, whatever it hung over or died of.
+            asked = [child for child, device in self._ours.items() if device is None or device in held]
+            in_line = {line.child for line in lines}
+            for child in asked:
+                if child not in in_line:  # first, because those who wait in a line pay for the end of its child
                     await _end(child, held)
-                    self._unended.pop(child, None)
+            for line in lines:
+                async with line.turn:
+                    child_of_line, line.child = line.child, None
+                    await _end(child_of_line, held)
+            for child in asked:  # some have left their line meanwhile
+                await _end(child, held)
             yield
         finally:
             self._held -= Counter(held)
-
-    async def _clear(self, line: _Line, held: frozenset[str]) -> None:
-        """End the child of ``line``; the next question starts a fresh one."""
-        async with line.turn:
-            child, line.child = line.child, None
-            if child is not None:
-                self._unended[child] = line.device
-                await _end(child, held)
-                self._unended.pop(child, None)
 
     async def close(self) -> None:
         """End every child; whoever waits for an answer gets :class:`Away`."""
@@ -284,6 +279,8 @@ class QuestionPool:
             line.child = await self._children.start(
                 self._module, *self._arguments, device=line.device, nice=self._nice, environment=self._environment
             )
+            self._ours = {each: device for each, device in self._ours.items() if not each.over}
+            self._ours[line.child] = line.device
         return line.child
 
     async def _replace(self, line: _Line) -> None:
