@@ -155,7 +155,7 @@ class Availability:
         return self.unwatched_since + self.grace - now
 
     def is_over(self, now: float) -> bool:
-        """Whether nobody has watched for longer than the grace period."""
+        """Whether the grace period is over; so it is before anybody has watched."""
         return not self._trusted(now)
 
     def _trusted(self, now: float) -> bool:

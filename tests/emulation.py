@@ -191,6 +191,11 @@ async def registered(kubelet: Kubelet, plugin: TinyPlugin, endpoint: str = "tiny
         await plugin.stop()
 
 
+def deregistered(kubelet: Kubelet) -> set[str]:
+    """The names of the watched sockets of which the kubelet has noticed that they have gone."""
+    return {each.detail for each in kubelet.events if each.name == "Deregistered"}
+
+
 @asynccontextmanager
 async def serving(plugin: TinyPlugin, socket: Path) -> AsyncIterator[TinyPlugin]:
     """``plugin`` serving on ``socket``; in ``plugins_registry/`` the kubelet finds it by itself."""

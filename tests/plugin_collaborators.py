@@ -179,6 +179,7 @@ class FakeKubelet(rpc.RegistrationServicer):
         self.bell = Bell()
         self.requests: list[api.RegisterRequest] = []
         self.registered: list[Registered] = []
+        self.listed: list[Registered] = []
         self.refuse_with = ""
         self.wipes = True
         self._server: grpc.aio.Server | None = None
@@ -248,19 +249,19 @@ class FakeKubelet(rpc.RegistrationServicer):
     async def until(self, holds: Callable[[], bool]) -> None:
         await self.bell.until(holds)
 
-    @property
-    def listed(self) -> list[Registered]:
-        """The registrations that have sent a list. A plugin that waited in vain for our stream gives one up that has not."""
-        return [each for each in self.registered if each.lists]
-
     async def new_registration(self, after: int = 0) -> Registered:
-        """Of the registrations that have sent a list, number ``after + 1``, once it has."""
+        """Of the registrations that have sent a list, number ``after + 1``, once it has.
+
+        A plugin that waited in vain for our stream gives one up that has sent none.
+        """
         await self.until(lambda: len(self.listed) > after)
         return self.listed[after]
 
     async def _follow(self, registered: Registered) -> None:
         try:
             async for response in registered.plugin.ListAndWatch(api.Empty()):
+                if not registered.lists:
+                    self.listed.append(registered)
                 registered.lists.append({each.ID: each.health for each in response.devices})
                 registered.topologies = {each.ID: [n.ID for n in each.topology.nodes] for each in response.devices}
                 self.bell.ring()

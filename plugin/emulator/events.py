@@ -7,7 +7,7 @@ whether it succeeded, failed, ran into its deadline or was cut off.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -71,8 +71,8 @@ class Recorder:
         self.events.append(event)
         self._changes.ring()
 
-    async def call(self, event: KubeletEvent, answer: Awaitable[Answer]) -> Answer:
-        """Await an RPC and record ``event`` with its duration and outcome.
+    async def call(self, event: KubeletEvent, ask: Callable[[], Awaitable[Answer]]) -> Answer:
+        """Make an RPC, await its answer, and record ``event`` with its duration and outcome.
 
         Raises:
             RpcFailed: anything but an answer, a channel closed under the call included.
@@ -81,13 +81,14 @@ class Recorder:
         begun = clock()
         failure: RpcFailed | None = None
         try:
-            return await answer
+            return await ask()
         except grpc.aio.AioRpcError as error:
             failure = RpcFailed(error.code(), error.details() or "")
             raise failure from error
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, grpc.aio.UsageError):
             failure = RpcFailed(grpc.StatusCode.CANCELLED, CLOSING)
-            # grpc.aio cancels the waiter when its channel is closed: that is an answer, not the end of this task.
+            # grpc.aio cancels the waiter when its channel is closed, and has another word for one that was closed before:
+            # that is an answer, not the end of this task.
             if cancelled_ourselves():
                 raise
             raise failure from None

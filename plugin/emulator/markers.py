@@ -20,8 +20,8 @@ SANDBOX = "POD"
 """The name under which a sandbox goes, as in the kubelet's own container labels."""
 POLL = 0.005
 EXEC_DEADLINE = 2.0
-"""Seconds of looking after which a process that seems to be calling ``exec`` is taken as it is: on a busy machine it can
-lose the processor half way."""
+"""Seconds of looking after which a process that seems to be calling ``exec`` is taken as it is: on a busy machine it may
+lose the processor half way. Nothing else is done meanwhile."""
 EMPTY_DEADLINE = 0.1
 """The same for one that runs and whose environment has no length: it is being filled, or was given empty."""
 A_LOOK = 0.01

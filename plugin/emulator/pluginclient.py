@@ -44,7 +44,7 @@ class PluginClient:
         """Connect; blocks ``Register`` meanwhile.
 
         Raises:
-            DialFailed: no server behind the socket within ``timings.dial_back``, or the connection was closed meanwhile.
+            DialFailed: no server behind the socket within ``timings.dial_back``, or the connection was closed.
         """
         try:
             async with asyncio.timeout(self._timings.dial_back):
@@ -62,7 +62,7 @@ class PluginClient:
             RpcFailed: the plugin refused or went away.
         """
         event = self._event("GetDevicePluginOptions")
-        return await self._recorder.call(event, self._plugin.GetDevicePluginOptions(api.Empty()))
+        return await self._recorder.call(event, lambda: self._plugin.GetDevicePluginOptions(api.Empty()))
 
     async def watch(self, on_devices: Callable[[Collection[api.Device]], None]) -> None:
         """Follow ``ListAndWatch`` until the stream ends, for whatever reason, and record how."""
@@ -102,7 +102,7 @@ class PluginClient:
         )
         response: api.PreferredAllocationResponse = await self._recorder.call(
             self._event("GetPreferredAllocation", available),
-            self._plugin.GetPreferredAllocation(api.PreferredAllocationRequest(container_requests=[request])),
+            lambda: self._plugin.GetPreferredAllocation(api.PreferredAllocationRequest(container_requests=[request])),
         )
         return set(response.container_responses[0].deviceIDs) if response.container_responses else set()
 
@@ -115,7 +115,7 @@ class PluginClient:
         request = api.ContainerAllocateRequest(devices_ids=self._shuffled(devices))
         return await self._recorder.call(
             self._event("Allocate", devices, pod, uid, container),
-            self._plugin.Allocate(api.AllocateRequest(container_requests=[request])),
+            lambda: self._plugin.Allocate(api.AllocateRequest(container_requests=[request])),
         )
 
     async def pre_start(self, devices: Collection[str], *, pod: str, uid: str, container: str) -> None:
@@ -127,7 +127,7 @@ class PluginClient:
         request = api.PreStartContainerRequest(devices_ids=self._shuffled(devices))
         await self._recorder.call(
             self._event("PreStartContainer", devices, pod, uid, container),
-            self._plugin.PreStartContainer(request, timeout=self._timings.pre_start_deadline),
+            lambda: self._plugin.PreStartContainer(request, timeout=self._timings.pre_start_deadline),
         )
 
     async def close(self) -> None:

@@ -82,7 +82,7 @@ class PluginWatcher:
         try:
             info = await self._recorder.call(
                 KubeletEvent(0.0, "GetInfo"),
-                watched.GetInfo(api.InfoRequest(), timeout=self._timings.watcher_get_info, wait_for_ready=True),
+                lambda: watched.GetInfo(api.InfoRequest(), timeout=self._timings.watcher_get_info, wait_for_ready=True),
             )
             problem = await self._connect(path, info)
             if problem is None:
@@ -90,7 +90,7 @@ class PluginWatcher:
             status = api.RegistrationStatus(plugin_registered=problem is None, error=problem or "")
             await self._recorder.call(
                 KubeletEvent(0.0, "NotifyRegistrationStatus", resource=info.name, detail=problem or ""),
-                watched.NotifyRegistrationStatus(status, timeout=self._timings.watcher_notify),
+                lambda: watched.NotifyRegistrationStatus(status, timeout=self._timings.watcher_notify),
             )
         except RpcFailed:
             pass  # recorded; a plugin that does not hear of its registration is registered all the same

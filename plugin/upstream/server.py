@@ -168,10 +168,10 @@ class BehindOurs(deviceplugin_pb2_grpc.DevicePluginServicer):
             for container, devices in zip(answer.container_responses, containers, strict=False):
                 self._check(container, devices)
         except Hung as error:
-            await self._upstream.rest(str(error))
+            await self._upstream.rest(error)
             raise
         except Garbled as error:
-            await self._upstream.condemn(str(error))
+            await self._upstream.condemn(error)
             raise
         self.log.info("allocation.granted", ids=ids, devices=everything)
         return answer

@@ -23,7 +23,9 @@ class Standing:
         lost_since: when it went away; None while it is there.
         why: what took it away.
         rests_until: no call is made before; its devices are unhealthy meanwhile.
+        rest: why it rests.
         unsound: why nothing of this registration can be used; empty while it can.
+        told: the last of the two, as a pod may read it.
     """
 
     grace: float
@@ -32,6 +34,7 @@ class Standing:
     rests_until: float | None = None
     rest: str = ""
     unsound: str = ""
+    told: str = ""
 
     def lost(self, why: str, now: float) -> Standing:
         """It is away; since when it was first so."""
@@ -45,11 +48,11 @@ class Standing:
         """It has come anew: what it did before counts no more, but it is there only once it has sent a list."""
         return Standing(self.grace, self.lost_since, self.why)
 
-    def resting(self, why: str, until: float) -> Standing:
-        return replace(self, rests_until=until, rest=why)
+    def resting(self, why: str, until: float, *, told: str) -> Standing:
+        return replace(self, rests_until=until, rest=why, told=told)
 
-    def useless(self, why: str) -> Standing:
-        return replace(self, unsound=why)
+    def useless(self, why: str, *, told: str) -> Standing:
+        return replace(self, unsound=why, told=told)
 
     @property
     def present(self) -> bool:
@@ -58,17 +61,20 @@ class Standing:
 
     def trouble(self, now: float) -> str:
         """Why none of its devices can be used at ``now``; empty while they can."""
-        if fault := self.fault(now):
-            return fault
+        if self.unsound:
+            return self.unsound
+        if self._rests(now):
+            return self.rest
         if self.lost_since is not None and now >= self.lost_since + self.grace:
             return self.why
         return ""
 
     def fault(self, now: float) -> str:
-        """What it did for which it is not asked at ``now``; empty where it is only away, or there."""
-        if self.unsound:
-            return self.unsound
-        return self.rest if self.rests_until is not None and now < self.rests_until else ""
+        """What it did for which it is not asked at ``now``, as a pod may read it; empty where it is only away, or there."""
+        return self.told if self.unsound or self._rests(now) else ""
+
+    def _rests(self, now: float) -> bool:
+        return self.rests_until is not None and now < self.rests_until
 
     def changes_in(self, now: float) -> float | None:
         """Seconds until :meth:`trouble` may answer something else by itself; None when it will not."""

@@ -15,7 +15,7 @@ from plugin.api import deviceplugin_pb2 as kubelet
 from plugin.logs import Log
 from plugin.upstream.listing import Listing, Said
 from plugin.upstream.standing import Standing
-from plugin.upstream.vendor import Garbled, Vendor
+from plugin.upstream.vendor import Garbled, Hung, Vendor
 from scrubber.domain.errors import Away, ScrubberError
 
 __all__ = ["Upstream", "UpstreamTimes"]
@@ -91,7 +91,7 @@ class Upstream:
             after: not this one, which was just found to be gone.
 
         Raises:
-            Away: nobody does, or it has let a call hang and is left alone.
+            Away: nobody does, or it has let a call hang or answered what cannot be used, and is left alone.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(self.times.absent):
@@ -102,10 +102,10 @@ class Upstream:
         assert self._vendor is not None
         return self._vendor
 
-    async def rest(self, why: str) -> None:
+    async def rest(self, hung: Hung) -> None:
         """Leave the plugin alone for a while: its devices are unhealthy meanwhile."""
-        self.log.error("vendor.resting", resource=self.resource, sentence=why)
-        self.standing = self.standing.resting(why, self.clock() + self.times.rest)
+        self.log.error("vendor.resting", resource=self.resource, sentence=str(hung))
+        self.standing = self.standing.resting(str(hung), self.clock() + self.times.rest, told=hung.public)
         await self.changed()
 
     @property
@@ -117,10 +117,10 @@ class Upstream:
         """Whether the plugin is there and may be asked."""
         return self._vendor is not None and self.standing.present and not self._trouble
 
-    async def condemn(self, why: str) -> None:
+    async def condemn(self, garbled: Garbled) -> None:
         """Use nothing of this registration any more: its devices are unhealthy until the plugin registers again."""
-        self.log.error("vendor.condemned", resource=self.resource, sentence=why)
-        self.standing = self.standing.useless(why)
+        self.log.error("vendor.condemned", resource=self.resource, sentence=str(garbled))
+        self.standing = self.standing.useless(str(garbled), told=garbled.public)
         await self.changed()
 
     async def _follow(self, vendor: Vendor) -> None:
@@ -133,7 +133,7 @@ class Upstream:
                     self.standing = self.standing.heard()
                     await self._tell()
         except Garbled as error:
-            await self.condemn(str(error))
+            await self.condemn(error)
         except ScrubberError as error:
             self.standing = self.standing.lost(str(error), self.clock())
             self.log.warning("vendor.away", resource=self.resource, sentence=str(error))

@@ -53,7 +53,7 @@ class Outcome:
 
 
 class Lanes:
-    """Pods one after the other, in several lanes, until enough have started, and ``enough`` says so."""
+    """Pods one after the other, in several lanes: those that are wanted, and up to four times as many until ``enough``."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Lanes:
 
     async def run(self) -> None:
         """One lane."""
-        while self.started < self._wanted or not self._enough():
+        while self.started < self._wanted or (self.started < 4 * self._wanted and not self._enough()):
             self.count += 1
             life = self._lives.life(self.count)
             try:
@@ -165,7 +165,7 @@ async def soak(
 
     Args:
         pace: pods between two acts of the weather, at least and at most: a slow machine has no more of it than a fast one.
-        acts: of the weather, that have to have happened before it is enough.
+        acts: of the weather; until they have happened more pods come, up to four times as many.
     """
     began = time.monotonic()
     async with standing(records, devices=devices, memory=memory) as node:
@@ -206,14 +206,23 @@ async def _in_all_weathers(weather: Weather, lanes: Sequence[Coroutine[Any, Any,
     """All lanes to their end; then nothing is ill any more, and nothing happens."""
     enough = asyncio.Event()
     blowing = asyncio.create_task(weather.run(enough))
+    living = asyncio.create_task(_all_of(lanes))
     try:
-        async with asyncio.TaskGroup() as group:
-            for lane in lanes:
-                group.create_task(lane)
+        await asyncio.wait({blowing, living}, return_when=asyncio.FIRST_COMPLETED)
+        if not blowing.done():  # it ends before the lanes by a fault of its own
+            await living
     finally:
+        living.cancel()
+        await asyncio.wait({living})
         enough.set()
         await blowing
         await weather.calm()
+
+
+async def _all_of(lanes: Sequence[Coroutine[Any, Any, None]]) -> None:
+    async with asyncio.TaskGroup() as group:
+        for lane in lanes:
+            group.create_task(lane)
 
 
 def _chance(seed: int, whose: str) -> random.Random:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from plugin.emulator.kubelet import Kubelet
 from plugin.emulator.pods import ContainerSpec, Phase, Pod, PodSpec
 from plugin.emulator.stage import RESOURCE
 from plugin.emulator.ungated import UngatedPlugin, devices_below
@@ -20,6 +19,7 @@ from tests.chaos.lives import Lives, tenant
 from tests.chaos.soak import report, soak
 from tests.chaos.staging import SOON
 from tests.chaos.watched_node import PATIENT, WatchedNode, standing
+from tests.emulation import deregistered
 
 SEED = 20261120
 
@@ -105,11 +105,6 @@ async def lodging(node: WatchedNode, name: str) -> Pod:
     await pod.wait(Phase.RUNNING, SOON)
     await pod.wait(lambda _: "ready" in pod.log("main"), SOON)
     return pod
-
-
-def deregistered(kubelet: Kubelet) -> set[str]:
-    """The watched sockets of which the kubelet has noticed that they have gone."""
-    return {each.detail for each in kubelet.events if each.name == "Deregistered"}
 
 
 def pid_of(pod: Pod) -> int:

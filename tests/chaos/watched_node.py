@@ -34,7 +34,8 @@ FOR_EVER = 90.0
 TOLD = ("PreStartContainer", "ContainerStarted", "ContainerDied", "GetDevicePluginOptions")
 """What the reader is told of the kubelet's events."""
 PATIENT = POLICY.replace("limits:\n", "limits:\n  eraser-slots: 6\n") + "diagnostics:\n  recovery: none\n"
-"""Devices change hands all the time here: few slots and a second of diagnostics would be most of the run."""
+"""Devices change hands all the time here: few slots and a second of diagnostics would be most of the run. None falls ill
+because the machine is busy."""
 QUICKLY = PATIENT.replace("question: 10s", "question: 1s")
 """And they fall ill: a driver that does not answer is to be noticed."""
 CLEAN = 60.0

@@ -505,6 +505,8 @@ async def test_an_answer_that_gives_another_device_is_refused_and_ends_the_trust
         assert refusal.details() == (
             f"The vendor's plugin for {GPU} gives another device than the one that was asked for."
         )
+        again = await fails(registered.plugin.Allocate(allocation("1")))
+        assert again.details() == refusal.details(), "which device it was is not for pods"
         await here.shown(registered)
         vendor.answer = api.ContainerAllocateResponse()
         await here.register("vendor-0.sock")
@@ -654,11 +656,11 @@ async def test_a_plugin_that_hangs_in_an_allocation_costs_its_own_resource_for_a
         await here.vendor(hanging)
         await here.vendor(Vendor("sim-1"), NIC)
         mine, others = await here.registered(GPU), await here.registered(NIC)
-        hanging.hung = {"Allocate"}
+        hanging.hung, before = {"Allocate"}, len(mine.lists)
         refusal = await fails(mine.plugin.Allocate(allocation("sim-0")))
         assert refusal.details() == f"The vendor's plugin for {GPU} did not answer Allocate within 1 s."
         # It may be over by the time that somebody looks.
-        await here.kubelet.until(lambda: {"sim-0": "Unhealthy"} in mine.lists)
+        await here.kubelet.until(lambda: {"sim-0": "Unhealthy"} in mine.lists[before:])
         await others.plugin.Allocate(allocation("sim-1"))
         assert others.healthy == {"sim-1"}
         hanging.hung = set()

@@ -27,7 +27,7 @@ from plugin.emulator import (
 )
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.domain.errors import NotReady
-from tests.emulation import timings
+from tests.emulation import deregistered, timings
 from tests.plugin_collaborators import PATIENCE, FakeService, device, snapshot
 
 RESOURCE = "scrubber.dev/gpu"
@@ -194,14 +194,17 @@ async def test_after_a_kubelet_restart_starts_are_asked_for_again(short_tmp: Pat
 async def test_the_next_instance_takes_over_from_the_last(short_tmp: Path, way: str) -> None:
     async with node(short_tmp, way) as here, here.plugin() as old:
         await here.offers(2)
+        before = here.calls("GetDevicePluginOptions")
         async with here.plugin():
-            await here.kubelet.changed(lambda _: here.calls("GetDevicePluginOptions") == 2, SOON)
+            await here.kubelet.changed(lambda _: here.calls("GetDevicePluginOptions") > before, SOON)
+            registered = here.calls("GetDevicePluginOptions")
+            watched = {path.name for path in here.kubelet.plugins_registry.glob("*.sock")}
             old.send_signal(signal.SIGTERM)
             assert await old.wait() == 0
-            await here.kubelet.changed(lambda _: here.calls("GetDevicePluginOptions") > 2, SOON)
+            await here.kubelet.changed(lambda _: here.calls("GetDevicePluginOptions") > registered, SOON)
             # A watched socket that has gone, of either instance, takes along whoever is registered by then, and a pod
             # that is admitted in that moment fails: the kubelet's doing.
-            await here.kubelet.changed(lambda _: here.calls("Deregistered") >= (0 if way == "classic" else 2), SOON)
+            await here.kubelet.changed(lambda kubelet: watched <= deregistered(kubelet), SOON)
             await here.offers(2)
             tenant = await here.kubelet.run(pod("tenant"))
             await tenant.wait(Phase.RUNNING, SOON)

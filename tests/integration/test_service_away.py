@@ -19,8 +19,7 @@ if "plugin" in sys.orig_argv:
     assert WatchTimes().grace == 10.0
     WatchTimes.__init__.__defaults__ = (300.0, *WatchTimes.__init__.__defaults__[1:])
 """
-"""What has a plugin wait longer for the service than it would: here a restart may take more than ten seconds, and counts as
-one all the same."""
+"""Gives the plugin a longer grace period: a busy machine may take more than ten seconds to restart the service."""
 
 
 async def test_a_restart_of_the_service_changes_nobodys_health_and_starts_wait_for_it(tmp_path: Path) -> None:

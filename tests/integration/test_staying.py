@@ -121,9 +121,10 @@ async def test_a_terminal_that_is_closed_breaks_the_story_off_and_leaves_nothing
 
 
 def listening() -> set[tuple[int, str]]:
-    """The port and the inode of every TCP socket of this machine that takes connections (proc_net_tcp)."""
+    """The port and the inode of every TCP socket of 127.0.0.1 that takes connections (proc_net_tcp)."""
     lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    return {(int(fields[1].rpartition(":")[2], 16), fields[9]) for fields in lines if fields[3] == "0A"}
+    ours = [fields for fields in lines if fields[3] == "0A" and fields[1].startswith("0100007F:")]
+    return {(int(fields[1].rpartition(":")[2], 16), fields[9]) for fields in ours}
 
 
 def tell(process: asyncio.subprocess.Process, number: signal.Signals) -> None:

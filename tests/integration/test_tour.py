@@ -38,8 +38,8 @@ LOOKS = re.compile(r"scrubber (devices|device|history|doctor)\b")
 WARNINGS_ONLY = 5
 """How ``doctor`` ends on a node without a kubelet; every other command of the tour ends with 0."""
 
-# The shipped policy, and a way back that is long enough to be looked at and short enough for a test. Nothing falls ill because
-# the machine is busy.
+# The shipped policy, and a way back that is long enough to be looked at and short enough for a test. Nothing falls ill
+# because the machine is busy.
 POLICY = """\
 name: default
 limits:

@@ -86,14 +86,16 @@ def test_registering_alone_does_not_end_an_absence() -> None:
 
 
 def test_a_plugin_at_rest_is_not_used_and_registering_ends_that() -> None:
-    resting = Standing(10.0).resting("It hung.", 160.0)
+    resting = Standing(10.0).resting("It hung.", 160.0, told="It is away.")
+    assert (resting.fault(159.9), resting.fault(160.0)) == ("It is away.", "")
     assert (resting.trouble(159.9), resting.trouble(160.0)) == ("It hung.", "")
     assert resting.changes_in(100.0) == 60.0
     assert resting.registered().trouble(120.0) == ""
 
 
 def test_a_list_that_cannot_be_used_is_forgiven_only_when_the_plugin_registers_again() -> None:
-    useless = Standing(10.0).useless("It names a device twice.")
+    useless = Standing(10.0).useless("It names a device twice.", told="It cannot be used.")
+    assert (useless.fault(0.0), useless.registered().fault(0.0)) == ("It cannot be used.", "")
     assert not useless.present
     assert useless.heard().trouble(1e9) == "It names a device twice."
     assert useless.registered().trouble(0.0) == ""

@@ -26,7 +26,7 @@ async def end_holder(lock: Path, deadline: float) -> bool:
     """Wait for whoever holds ``lock``, then end it if it is an eraser; True once the lock is free.
 
     An orphan stops by itself at its next chunk, so it gets half of ``deadline`` (2 s at most) for that. A holder that
-    is not proved to be an eraser is only waited for.
+    is not proved to be an eraser is only waited for. Time in which this service stood still does not count.
     """
     kill_after = min(deadline / 2, _PATIENCE)
     with suppress(TimeoutError):

@@ -125,10 +125,11 @@ async def _no_result(erasing: asyncio.Task[EraseReport], seen: Sequence[Progress
     except DeviceFault as fault:
         log.passed("kill.no-result", f"Killed in its {_where(seen[-1])}: {fault}", done_bytes=seen[-1].done_bytes)
     else:
-        if seen[-1].phase == "clear":
-            log.failed("kill.no-result", f"It was killed in its {_where(seen[-1])} and still reported a result.")
-        else:
+        last = seen[-1]
+        if last.phase not in ("audit", "pattern", "clear") and last.done_bytes == last.total_bytes:
             log.unavailable("kill.no-result", _OVER)
+        else:
+            log.failed("kill.no-result", f"It was killed in its {_where(last)} and still reported a result.")
 
 
 def _where(progress: Progress) -> str:
