@@ -35,6 +35,23 @@ async def pool(children: Children) -> AsyncIterator[QuestionPool]:
 
 
 @pytest.fixture
+async def deaf() -> AsyncIterator[Children]:
+    """Children that no signal of ours ends; the end of their file does, unless something keeps them."""
+    made = Children(kill_limit=0.05, send_signal=lambda pidfd, number: None)
+    yield made
+    made.kill_limit = LONG  # a loaded machine may take a while for that
+    await made.close()
+
+
+@pytest.fixture
+async def deaf_pool(deaf: Children) -> AsyncIterator[QuestionPool]:
+    made = QuestionPool(deaf, MODULE, deadline=LONG)
+    yield made
+    deaf.kill_limit = LONG
+    await made.close()
+
+
+@pytest.fixture
 def fifo(tmp_path: Path) -> Path:
     path = tmp_path / "fifo"
     os.mkfifo(path)
@@ -103,14 +120,14 @@ async def test_a_probe_that_is_at_its_question_is_ended_before_its_device_is_hel
 
 
 @pytest.mark.parametrize("held", ["sick", "well"])
-async def test_a_device_is_not_held_while_a_child_that_asked_about_it_cannot_be_ended(held: str) -> None:
-    deaf = Children(kill_limit=0.05, send_signal=lambda pidfd, number: None)
-    pool = QuestionPool(deaf, MODULE, deadline=LONG)
-    await pool.ask("well", {"do": "tell"})
+async def test_a_device_is_not_held_while_a_child_that_asked_about_it_cannot_be_ended(
+    deaf: Children, deaf_pool: QuestionPool, held: str
+) -> None:
+    await deaf_pool.ask("well", {"do": "tell"})
     with pytest.raises(Stuck):
-        await pool.ask("sick", {"do": "hang"}, deadline=0.05)
+        await deaf_pool.ask("sick", {"do": "hang"}, deadline=0.05)
     with pytest.raises(Stuck, match=rf"{held}.*cannot be ended"):
-        async with pool.hold([held]):
+        async with deaf_pool.hold([held]):
             raise AssertionError("it was held")
     # The child that was asked last ends at the end of its file, and may take longer for that than the limit.
     (undying,) = (each for each in deaf.abandoned if each.device == "sick")
@@ -118,62 +135,53 @@ async def test_a_device_is_not_held_while_a_child_that_asked_about_it_cannot_be_
     async with asyncio.timeout(LONG):
         while True:  # until its end is noticed
             with suppress(Stuck):
-                async with pool.hold([held]):
+                async with deaf_pool.hold([held]):
                     break
-    assert (await pool.ask(held, {"do": "tell", "echo": 1}))["echo"] == 1
-    deaf.kill_limit = LONG  # they end at the end of their file, which may take a loaded machine a while
-    await pool.close()
-    await deaf.close()
+    assert (await deaf_pool.ask(held, {"do": "tell", "echo": 1}))["echo"] == 1
 
 
-async def test_a_child_that_cannot_be_ended_keeps_every_later_hold_from_its_devices_too() -> None:
-    deaf = Children(kill_limit=0.05, send_signal=lambda pidfd, number: None)
-    pool = QuestionPool(deaf, MODULE, deadline=LONG)
-    await pool.ask("held", {"do": "tell"})
+async def test_a_child_that_cannot_be_ended_keeps_every_later_hold_from_its_devices_too(
+    deaf: Children, deaf_pool: QuestionPool
+) -> None:
+    await deaf_pool.ask("held", {"do": "tell"})
     (undying,) = deaf.pids()
     os.kill(undying, signal.SIGSTOP)
-    assert await _undying(pool, "held") == undying
-    await _end_by_hand(undying, pool, "held")
-    await pool.close()
-    await deaf.close()
+    assert await _undying(deaf_pool, "held") == undying
+    await _end_by_hand(undying, deaf_pool, "held")
 
 
-async def test_a_child_that_only_its_socket_left_keeps_its_device_from_being_held(tmp_path: Path) -> None:
-    deaf = Children(kill_limit=0.05, send_signal=lambda pidfd, number: None)
-    pool = QuestionPool(deaf, MODULE, deadline=LONG)
-    await pool.ask("held", {"do": "tell"})
+async def test_a_child_that_only_its_socket_left_keeps_its_device_from_being_held(
+    deaf: Children, deaf_pool: QuestionPool, tmp_path: Path
+) -> None:
+    await deaf_pool.ask("held", {"do": "tell"})
     (lingering,) = deaf.pids()
-    fresh = await pool.ask("held", {"do": "leave-once", "marker": str(tmp_path / "left")})
-    assert await _undying(pool, "held") == lingering
-    assert (await pool.ask("held", {"do": "tell"}))["pid"] == fresh["pid"], "nobody pays for what cannot be ended"
-    await _end_by_hand(lingering, pool, "held")
-    await pool.close()
-    await deaf.close()
+    fresh = await deaf_pool.ask("held", {"do": "leave-once", "marker": str(tmp_path / "left")})
+    assert await _undying(deaf_pool, "held") == lingering
+    assert (await deaf_pool.ask("held", {"do": "tell"}))["pid"] == fresh["pid"], "nobody pays for what cannot be ended"
+    await _end_by_hand(lingering, deaf_pool, "held")
 
 
-async def test_a_probe_that_has_answered_and_cannot_be_ended_keeps_its_device_from_being_held(tmp_path: Path) -> None:
-    deaf = Children(kill_limit=0.05, send_signal=lambda pidfd, number: None)
-    pool = QuestionPool(deaf, MODULE, deadline=LONG)
+async def test_a_probe_that_has_answered_and_cannot_be_ended_keeps_its_device_from_being_held(
+    deaf: Children, deaf_pool: QuestionPool, tmp_path: Path
+) -> None:
     cure = tmp_path / "cure"
     question: Message = {"do": "hang-without", "file": str(cure), "then": "linger"}
-    await pool.ask("well", {"do": "tell"})
+    await deaf_pool.ask("well", {"do": "tell"})
     (hung,) = deaf.pids()
     with pytest.raises(Stuck):
-        await pool.ask("held", question, deadline=0.05)
+        await deaf_pool.ask("held", question, deadline=0.05)
     os.kill(hung, signal.SIGKILL)
     cure.touch()
     async with asyncio.timeout(LONG):
         while True:  # until the end of whoever hung is noticed
             with suppress(Stuck):
-                probe = await pool.ask("held", question)
+                probe = await deaf_pool.ask("held", question)
                 break
-    assert await _undying(pool, "held") == probe["pid"]
+    assert await _undying(deaf_pool, "held") == probe["pid"]
     deaf.kill_limit = LONG  # the shared child ends at the end of its file, which may take a loaded machine a while
-    async with pool.hold(["well"]):
+    async with deaf_pool.hold(["well"]):
         pass  # the probe has never asked about this one
-    await _end_by_hand(int(str(probe["pid"])), pool, "held")
-    await pool.close()
-    await deaf.close()
+    await _end_by_hand(int(str(probe["pid"])), deaf_pool, "held")
 
 
 async def _undying(pool: QuestionPool, device: str) -> int:
