@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from scrubber.adapters.children.process import Children
 from scrubber.adapters.sim import control, lease
 from scrubber.adapters.sim.backend import SimBackend
-from scrubber.adapters.sim.layout import write_json
+from scrubber.adapters.sim.layout import load, write_json
 from scrubber.adapters.walk import Budget
 from scrubber.domain.device import Device
 from scrubber.domain.errors import Away, Lost, Unreadable
@@ -252,3 +253,22 @@ def test_a_broken_lease_never_ends_the_process_that_only_asked(tmp_path: Path) -
             os.close(os.open(path, os.O_RDONLY))
         assert asking.returncode == 0
     assert not lease.held(path, path.stat().st_ino)
+
+
+def test_a_look_at_a_device_never_ends_who_changes_its_shape(tmp_path: Path) -> None:
+    directory = make(tmp_path / "sim")
+    memory = load(directory).devices[0].memory
+    script = (
+        "import sys; from contextlib import suppress; from pathlib import Path\n"
+        "from scrubber.adapters.sim import shape; from scrubber.domain.errors import Held\n"
+        "directory, shapes = Path(sys.argv[1]), 0\n"
+        "while shapes < 20:\n"
+        "    with suppress(Held):\n"
+        "        shape.split(directory, '0', 2) if shapes % 2 == 0 else shape.merge(directory, '0')\n"
+        "        shapes += 1"
+    )
+    with subprocess.Popen([sys.executable, "-c", script, str(directory)]) as changing:
+        while changing.poll() is None:
+            with suppress(BlockingIOError):
+                os.close(os.open(memory, os.O_RDONLY | os.O_NONBLOCK))
+        assert changing.returncode == 0

@@ -68,9 +68,6 @@ def take_for_a_moment(fd: int, path: Path) -> bool:
     Raises:
         Unreadable: leases do not work on this file.
     """
-    # An opener in this very moment breaks the lease. By default that is SIGIO, which ends a process that does not
-    # expect it; SIGURG is ignored by everybody who did not ask for it. It belongs to this descriptor only.
-    fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
     if not take(fd, path):
         return False
     fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
@@ -83,6 +80,9 @@ def take(fd: int, path: Path) -> bool:
     Raises:
         Unreadable: leases do not work on this file.
     """
+    # Whoever opens the file breaks the lease. By default that is SIGIO, which ends a process that does not expect it;
+    # SIGURG is ignored by everybody who did not ask for it. It belongs to this descriptor only.
+    fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
     try:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
     except OSError as error:
