@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-__all__ = ["Assignment", "Pod", "PodAbsence", "Process", "Reading", "Share", "Trust", "presumed_sandbox", "remaining"]
+__all__ = [
+    "Assignment",
+    "Pod",
+    "PodAbsence",
+    "Process",
+    "Reading",
+    "Share",
+    "Trust",
+    "presumed_sandbox",
+    "remaining",
+    "started_container",
+    "starting_container",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +161,12 @@ class Reading:
         everybody = (*self.having(device, share), *self._with(self.hinted, device, share))
         return len({(each.pod, each.container) for each in everybody})
 
+    def init_containers_of(self, pod: Pod, device: str) -> frozenset[str]:
+        """Names of the containers of ``pod`` that have ``device`` by the checkpoint alone: its ordinary init containers."""
+        listed = {each.container for each in self.assignments if each.pod == pod}
+        hinted = {each.container for each in self.hinted if each.pod == pod and device in each.devices}
+        return frozenset(hinted - listed)
+
     def shares_of(self, pod: Pod, device: str) -> frozenset[str]:
         """The ids of all shares of ``device`` that containers of ``pod`` have."""
         return frozenset(
@@ -243,6 +261,27 @@ class Process:
     def identity(self) -> tuple[int, int]:
         """PID and start time: what makes it this process and no other."""
         return (self.pid, self.started)
+
+
+def starting_container(listed: str, init: Collection[str], starts: Mapping[str, int]) -> str:
+    """Return the container of a pod that most likely starts next on a device that several of its containers have.
+
+    Init containers run before the others, and PodResources never lists them. Which of them restarts cannot be told before
+    it has; :func:`started_container` tells afterwards.
+
+    Args:
+        listed: the container that PodResources names.
+        init: the init containers that have the device, by the checkpoint.
+        starts: how often each container of the pod was started.
+    """
+    waiting = sorted(each for each in init if not starts.get(each))
+    return waiting[0] if waiting and not starts.get(listed) else listed
+
+
+def started_container(before: Mapping[str, int], after: Mapping[str, int]) -> str | None:
+    """Return the one container that was started between two counts of a pod's starts; None when that is not certain."""
+    found = [container for container, starts in after.items() if starts > before.get(container, 0)]
+    return found[0] if len(found) == 1 else None
 
 
 def remaining(processes: Iterable[Process], baseline: Iterable[Process]) -> tuple[Process, ...]:

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from scrubber.domain.assignment import PodAbsence, Process, remaining
 
-__all__ = ["PodState", "Standing", "standing", "unread_standing"]
+__all__ = ["PodState", "Standing", "own_standing", "standing", "unread_standing"]
 
 
 class PodState(StrEnum):
@@ -26,6 +26,9 @@ class Standing:
     ``others`` keep it from being over as well, and nothing is proved against them yet.
 
     ``unread``: the processes of a pod that is gone cannot be told one from another, so it is ended whole.
+
+    ``elsewhere``: the pod that is starting has processes in other containers than the one that had the device last. They
+    do not keep its earlier use from being over, and what they have mapped was not looked at.
     """
 
     state: PodState
@@ -33,6 +36,25 @@ class Standing:
     proof: str = ""
     others: tuple[Process, ...] = ()
     unread: bool = False
+    elsewhere: bool = False
+
+
+def own_standing(processes: Iterable[Process], *, sandbox: Iterable[Process], cgroup: str) -> Standing:
+    """Where the earlier use of a device by the very pod that is starting on it stands.
+
+    The kubelet starts a container only when no earlier run of it lives, so a pod's other containers say nothing about the
+    device: whoever of them holds it is found as a holder. Only the container that had it last may still be ending.
+
+    Args:
+        processes: all of the pod.
+        sandbox: those among them that are its sandbox.
+        cgroup: name of the container that had the device last; empty where that is not known.
+    """
+    everything = tuple(sorted(processes))
+    had = tuple(process for process in everything if cgroup and process.container == cgroup)
+    if had:
+        return Standing(PodState.LIVING, had)
+    return Standing(PodState.OVER, elsewhere=bool(remaining(everything, sandbox)))
 
 
 def unread_standing(absence: PodAbsence, *, now: float, dying_grace: float) -> Standing:

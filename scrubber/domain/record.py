@@ -39,6 +39,8 @@ class Grant:
         exception: the policy rule that stood in for a certificate (``"same-container"``, ``"observe"``,
             ``"break-glass"``, ``"adopted"``).
         baseline: processes of the pod that stood there before its first grant.
+        cgroup: name of the container cgroup that was created first after the grant, which is that of the container that
+            started on it; empty while none was seen.
     """
 
     sequence: int
@@ -49,6 +51,7 @@ class Grant:
     certificate: str | None = None
     exception: str | None = None
     baseline: tuple[Process, ...] = ()
+    cgroup: str = ""
 
     @property
     def pod(self) -> Pod | None:
@@ -141,6 +144,8 @@ class DeviceRecord:
     @property
     def tenant(self) -> str | None:
         """The only tenant who has, or had, the device since it was last clean; None when that is not certain."""
+        if self.hygiene is Hygiene.CLEAN:
+            return None  # its open grants are of a pod that is about to start on it again
         named = {grant.pod.tenant if grant.pod is not None else None for grant in self.open_grants}
         return named.pop() if len(named) == 1 and not self.tainted else None
 
@@ -203,14 +208,19 @@ class DeviceRecord:
         """The certificate, if any, is void from here on."""
         return self._next(hygiene=HYGIENE(self.hygiene, HygieneEvent.SCRUB_STARTED), certificate=None)
 
-    def scrub_passed(self, certificate: Certificate, *, was_reset: bool) -> DeviceRecord:
-        """Proved clean. Every earlier grant's pod was over before the memory was touched."""
+    def scrub_passed(self, certificate: Certificate, *, was_reset: bool, starting: Pod | None = None) -> DeviceRecord:
+        """Proved clean. Every earlier grant's pod was over before the memory was touched.
+
+        Args:
+            starting: the pod for whose start it was scrubbed. Its other containers may live on, so its grants stay open:
+                no other pod gets the device before they have ended.
+        """
         return self._next(
             hygiene=HYGIENE(self.hygiene, HygieneEvent.SCRUB_PASSED),
             certificate=certificate,
             rests_on=certificate.id,
             certificates=certificate.sequence,
-            open_grants=(),
+            open_grants=tuple(each for each in self.open_grants if starting is not None and each.pod == starting),
             must_reset=self.must_reset and not was_reset,
             watched=True,
             tainted=False,
@@ -237,6 +247,19 @@ class DeviceRecord:
         """The last grant's pod, which no witness could name when it was granted, is known now."""
         assert self.last_grant is not None
         grant = replace(self.last_grant, assignment=assignment, baseline=baseline)
+        grants = tuple(grant if each.sequence == grant.sequence else each for each in self.open_grants)
+        return self._next(last_grant=grant, open_grants=grants)
+
+    def started(self, cgroup: str, container: str | None) -> DeviceRecord:
+        """The container that started on the last grant is known now.
+
+        Args:
+            container: its name, where the kubelet's list named another container of the pod.
+        """
+        assert self.last_grant is not None
+        grant = replace(self.last_grant, cgroup=cgroup)
+        if container is not None and grant.assignment is not None:
+            grant = replace(grant, assignment=replace(grant.assignment, container=container))
         grants = tuple(grant if each.sequence == grant.sequence else each for each in self.open_grants)
         return self._next(last_grant=grant, open_grants=grants)
 

@@ -15,6 +15,7 @@ from scrubber.domain.handover import HandOver
 from scrubber.domain.record import UNJUDGED, DeviceRecord, Grant
 from scrubber.domain.sharing import SHARED
 from scrubber.engine import narrate
+from scrubber.engine.container_start import AwaitedStart, await_start, follow_start
 from scrubber.engine.finish import to_the_end
 from scrubber.engine.instruments import Instruments
 from scrubber.engine.joining import joined
@@ -138,8 +139,27 @@ class Handing:
                 for check in change.scrubs:
                     self._instruments.journal.scrubbed(check)
 
-            await to_the_end(store_and_believe())
+            # Watched from before the answer: the kubelet starts the container as soon as it has that.
+            created = self._watch_pods(ready)
+            try:
+                await to_the_end(store_and_believe())
+            finally:
+                self._follow(created)
         return self.granted
+
+    def _watch_pods(self, ready: Sequence[Ready]) -> list[AwaitedStart]:
+        pods = {each.assignment.pod for each in ready if each.assignment is not None}
+        return [start for pod in pods if (start := await_start(pod, instruments=self._instruments)) is not None]
+
+    def _follow(self, awaited: Sequence[AwaitedStart]) -> None:
+        """Note the containers that start on what was granted; nothing starts where nothing was granted."""
+        for start in awaited:
+            if self.granted is None:
+                start.created.cancel()
+                continue
+            keepers = [each for each in self._keepers if (last := each.record.last_grant) and last.pod == start.pod]
+            follow = follow_start(start, keepers, instruments=self._instruments)
+            self._instruments.spawn(follow, f"start {start.pod.uid}")
 
     async def _baseline(self, ready: Ready) -> tuple[Process, ...]:
         boot = self._instruments.identity.boot

@@ -13,8 +13,9 @@ from scrubber.domain.errors import NotReady
 from scrubber.domain.evidence import Outcome, ScrubRecord, Severity
 from scrubber.domain.leftover import Standing
 from scrubber.domain.record import Grant
+from scrubber.domain.telemetry import Holder
 
-__all__ = ["HoldUp", "earlier_pod_lives"]
+__all__ = ["HoldUp", "earlier_pod_lives", "held_by_own_pod"]
 
 _FIRST_PAUSE, _FREE_PAUSE, _HELD_PAUSE = 0.25, 2.0, 60.0
 """Seconds: the first pause, the longest one while nobody holds the device, and the longest one while somebody does."""
@@ -53,10 +54,10 @@ def earlier_pod_lives(device: str, grant: Grant, where: Standing, asking: Pod | 
     """The refusal while the pod of an earlier grant may still act; that can be the pod that asks."""
     if grant.pod is not None and grant.pod == asking:
         return NotReady(
-            f"Device {device} waits for {len(where.processes)} processes of {grant.pod.namespace}/{grant.pod.name} itself, "
-            "which came after its first grant (a sidecar, or what an earlier run left): the policy wants a certificate for "
-            "this start, and nothing is cleared under them.",
-            public=f"Device {device} is in-use by processes of this pod itself, and has to be cleared before this start.",
+            f"Device {device} waits for the end of container {grant.cgroup} of {grant.pod.namespace}/{grant.pod.name} "
+            f"itself, which had the device last ({len(where.processes) or 'an unknown number of'} processes). The device has "
+            "to be cleared before this start.",
+            public=f"Device {device} is in-use: an earlier run of this pod has not ended yet. The start is tried again.",
             code="earlier-pod-lives",
         )
     name = "an unknown pod" if grant.pod is None else f"{grant.pod.namespace}/{grant.pod.name}"
@@ -64,4 +65,19 @@ def earlier_pod_lives(device: str, grant: Grant, where: Standing, asking: Pod | 
         f"Device {device} waits for the end of {name} ({len(where.processes)} processes).",
         public=f"Device {device} is in-use: its earlier use has not ended yet. The start is tried again.",
         code="earlier-pod-lives",
+    )
+
+
+def held_by_own_pod(device: str, pod: Pod, holder: Holder, container: str) -> NotReady:
+    """The refusal while another container of the starting pod holds the device.
+
+    Args:
+        container: name of that container's cgroup; empty where it is not known.
+    """
+    where = f" in container {container}" if container else ""
+    return NotReady(
+        f"Device {device} has to be cleared before this start of {pod.namespace}/{pod.name}, and PID {holder.pid} "
+        f"({holder.command or 'unknown'}){where} of the same pod holds it. The start waits until that process closes it.",
+        public=f"Device {device} is in-use by another container of this pod. The start is tried again.",
+        code="held-by-own-pod",
     )

@@ -58,7 +58,7 @@ async def company_of(
     device, record, asking = keeper.device.id, keeper.record, None if certain is None else certain.pod
     # A pod is beside itself only where it has another share, too: else it starts again on the one it had.
     several = asking is not None and bool(reading.shares_of(asking, device) - share)
-    standings = await keeper.standings(asking)
+    standings = await keeper.standings(asking, shares=several)
     others = [(grant, where) for grant, where in standings if several or asking is None or grant.pod != asking]
     verdict = beside(
         asking,

@@ -140,6 +140,9 @@ class Keeper(Possession):
         for grant, where in await self.standings(asking):
             if where.state is PodState.LIVING:
                 return earlier_pod_lives(self.device.id, grant, where, asking)
+        own = await self.held_by_own_pod(asking) if held and self._job is None else None
+        if own is not None:
+            return own
         now = self._instruments.clock.monotonic()
         if self._hold_up is not None and not self._hold_up.over(now, held=held):
             return self._hold_up.refusal
@@ -247,6 +250,7 @@ class Keeper(Possession):
             urgent=lambda: job.urgent,
             progress=job.progress,
             still=self._around.still,
+            asking=asking,
         )
 
     async def _perform(self, job: ScrubJob, work: Work) -> None:
@@ -304,7 +308,7 @@ class Keeper(Possession):
                 )
                 certificate = sealed(issued, instruments.signer)
                 finished = replace(finished, certificate=certificate.id)
-                hygiene = self._record.scrub_passed(certificate, was_reset=result.was_reset)
+                hygiene = self._record.scrub_passed(certificate, was_reset=result.was_reset, starting=work.asking)
             else:
                 hygiene = self._record.scrub_ended()
             self._hold_up = HoldUp.after(finished, self._hold_up, instruments.clock.monotonic())

@@ -361,8 +361,9 @@ class Node(Orders):
             current = current and keeper.record.hygiene is Hygiene.IN_USE
             current = current and keeper.record.advertised
             following = reading.assignment_of(each.device, each.shares) or reading.hint_of(each.device, each.shares)
-            if last is None or not current or keeper.allocated_since or last.assignment is None:
+            if last is None or not current or keeper.allocated_since or last.assignment is None or following is None:
                 return None
+            following = self._instruments.pods.as_it_starts(following, each.device)
             if following != last.assignment or following.pod.uid is None or await _used_since(keeper, last):
                 return None
         return answer
@@ -446,7 +447,8 @@ async def _used_since(keeper: Keeper, grant: Grant) -> bool:
     if grant.exception != SHARED:
         return await keeper.held()
     # Others hold it, by grants of their own: what tells is whether the pod itself has begun.
-    own = [where.state for each, where in await keeper.standings(grant.pod) if each.pod == grant.pod]
+    standings = await keeper.standings(grant.pod, shares=True)
+    own = [where.state for each, where in standings if each.pod == grant.pod]
     return any(state is not PodState.OVER for state in own)
 
 

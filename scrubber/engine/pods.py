@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 
-from scrubber.domain.assignment import Assignment, Pod, PodAbsence, Process, Reading, Trust, presumed_sandbox, remaining
+from scrubber.domain.assignment import (
+    Assignment,
+    Pod,
+    PodAbsence,
+    Process,
+    Reading,
+    Trust,
+    presumed_sandbox,
+    remaining,
+    starting_container,
+)
 from scrubber.domain.errors import Unreadable
-from scrubber.domain.leftover import PodState, Standing, standing, unread_standing
+from scrubber.domain.leftover import PodState, Standing, own_standing, standing, unread_standing
 from scrubber.domain.policy import Limits
 from scrubber.domain.record import Grant
 from scrubber.ports import Assignments, Clock, Containers
@@ -102,6 +114,26 @@ class PodWatch:
             if pod.uid == uid:
                 self._ran[pod] = max(since, self._ran.get(pod, -math.inf))
 
+    def first_container(self, pod: Pod) -> asyncio.Future[str] | None:
+        """As :meth:`scrubber.ports.Containers.first_container`; also None for a pod whose UID is not known."""
+        return None if pod.uid is None else self._containers.first_container(pod)
+
+    def starts(self, pod: Pod) -> Mapping[str, int] | None:
+        """As :meth:`scrubber.ports.Assignments.starts`."""
+        return self._assignments.starts(pod)
+
+    def as_it_starts(self, following: Assignment, device: str) -> Assignment:
+        """``following`` with the name of the container that starts on ``device``, which can be an init container."""
+        init = self.reading.init_containers_of(following.pod, device)
+        starts = self.starts(following.pod) if init else None
+        if starts is None:
+            return following
+        return replace(following, container=starting_container(following.container, init, starts))
+
+    def container_created(self, pod: Pod) -> None:
+        """A container of ``pod`` that was granted a device was created: it runs, however short its life is."""
+        self._ran[pod] = self._clock.wall()
+
     def ran(self, grant: Grant) -> bool:
         """Whether the pod of ``grant`` was seen to run since.
 
@@ -110,18 +142,45 @@ class PodWatch:
         """
         return grant.pod is not None and self._ran.get(grant.pod, -math.inf) >= grant.at
 
+    async def _own(self, pod: Pod, grant: Grant) -> Standing:
+        cgroup = grant.cgroup if self._is_corroborated(grant) else ""
+        try:
+            processes = await self._containers.processes(pod)
+        except Unreadable:
+            return Standing(PodState.LIVING if cgroup else PodState.OVER, elsewhere=True)
+        return own_standing(processes, sandbox=presumed_sandbox(processes, held=False), cgroup=cgroup)
+
+    def _is_corroborated(self, grant: Grant) -> bool:
+        """Whether the kubelet still says that the container of ``grant`` has its devices, as the ledger does."""
+        given = grant.assignment
+        return given is not None and any(
+            (each.pod, each.container) == (given.pod, given.container)
+            for device in given.devices
+            for each in self.reading.naming(device)
+        )
+
     def _known_firsts(self, pod: Pod) -> dict[str, Process]:
         """Those that lived through two looks."""
         return {container: first for container, (first, looks) in self._firsts.get(pod, {}).items() if looks >= 2}
 
     async def standing(
-        self, grant: Grant, *, limits: Limits, boot: str, wall: float, free_for: float, asking: Pod | None = None
+        self,
+        grant: Grant,
+        *,
+        limits: Limits,
+        boot: str,
+        wall: float,
+        free_for: float,
+        asking: Pod | None = None,
+        shares: bool = False,
     ) -> Standing:
         """Where the pod of ``grant`` stands by what is known now (:meth:`refresh` first).
 
         Args:
             free_for: for how many seconds nobody was seen to hold the device; speaks for a pod of unknown UID only.
-            asking: the pod whose container is about to start. Its own listing says nothing against it.
+            asking: the pod whose container is about to start. Of its own earlier use only the container that had the
+                device last counts (:func:`~scrubber.domain.leftover.own_standing`).
+            shares: the asking pod has other shares of the device, so that any of its containers may be using it.
 
         A pod whose processes cannot be told is living: that proves nothing, and is not the device's fault.
         """
@@ -133,6 +192,8 @@ class PodWatch:
             # Nobody held the device before the grant either: only what was seen since says anything.
             free_since_grant = min(free_for, _age(grant, wall))
             return Standing(PodState.OVER if gone and free_since_grant >= limits.settle else PodState.LIVING)
+        if pod == asking and not shares:
+            return await self._own(pod, grant)
         try:
             everything = await self._containers.processes(pod)
         except Unreadable:

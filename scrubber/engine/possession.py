@@ -11,11 +11,13 @@ from dataclasses import replace
 
 from scrubber.domain.assignment import Assignment, Pod, Process
 from scrubber.domain.device import Device
-from scrubber.domain.errors import Held, LedgerFailure
+from scrubber.domain.errors import Held, LedgerFailure, NotReady, Unreadable
 from scrubber.domain.evidence import Finding
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.leftover import Standing
 from scrubber.domain.record import DeviceRecord, Grant
+from scrubber.domain.telemetry import HolderKind
+from scrubber.engine.holdup import held_by_own_pod
 from scrubber.engine.instruments import Instruments
 from scrubber.engine.job import ScrubJob
 from scrubber.engine.lookout import GAP
@@ -70,12 +72,29 @@ class Possession(Vitals):
         self._nobodys_since = now if self._nobodys_since is None else self._nobodys_since
         return now - self._nobodys_since >= self.policy.limits.settle
 
+    async def held_by_own_pod(self, asking: Pod | None) -> NotReady | None:
+        """The refusal that names a process of ``asking``, which was granted the device before, that holds it now."""
+        if asking is None or not any(grant.pod == asking for grant in self._record.open_grants):
+            return None
+        containers = self._instruments.containers
+        for user in await self._instruments.holders.users(self.device):
+            known = bool(user.pid) and user.kind is not HolderKind.INFRASTRUCTURE
+            if known and await containers.pod_uid_of(user.pid) == asking.uid:
+                try:
+                    processes = await containers.processes(asking)
+                except Unreadable:
+                    processes = ()
+                named = {each.identity: each.container for each in processes}
+                return held_by_own_pod(self.device.id, asking, user, named.get(user.identity, ""))
+        return None
+
     async def standings(
-        self, asking: Pod | None = None, *, leaving_out: Pod | None = None
+        self, asking: Pod | None = None, *, shares: bool = False, leaving_out: Pod | None = None
     ) -> list[tuple[Grant, Standing]]:
         """Where the pod of each open grant stands, by what the pod watch knows now (refresh it first).
 
         Args:
+            asking, shares: as :meth:`scrubber.engine.pods.PodWatch.standing`.
             leaving_out: a pod that is not asked about: looking at a pod's processes can mean walking over all there are.
         """
         instruments, limits = self._instruments, self.policy.limits
@@ -90,6 +109,7 @@ class Possession(Vitals):
                 wall=instruments.clock.wall(),
                 free_for=self._lookout.free_for,
                 asking=asking,
+                shares=shares,
             )
             found.append((grant, where))
         return found
@@ -205,6 +225,25 @@ class Possession(Vitals):
             event = Event("device.adopted", self._instruments.clock.wall(), self.device.id, fields=fields)
             grants = () if grant is None else ((self.device.id, grant),)
             await self._commit(Change(grants=grants, events=(event,)), self._record.adopted(grant))
+
+    async def note_started(self, sequence: int, cgroup: str, container: str | None) -> None:
+        """The container that started on the last grant is known now; nothing changes if ``sequence`` is not the last grant.
+
+        Args:
+            container: its name, if it is another one than the grant says.
+        """
+        async with self._lock:
+            last = self._record.last_grant
+            if last is None or last.sequence != sequence or self._record.hygiene is not Hygiene.IN_USE:
+                return
+            fields: dict[str, str | int | float | bool | None] = {"grant": sequence}
+            if last.pod is not None:
+                fields |= {"tenant_namespace": last.pod.namespace, "pod": last.pod.name}
+            event = Event(
+                "grant.named", self._instruments.clock.wall(), self.device.id, fields=fields | {"container": container}
+            )
+            events = () if container is None else (event,)
+            await self._commit(Change(events=events), self._record.started(cgroup, container))
 
     async def name_grant(self, sequence: int, assignment: Assignment, baseline: tuple[Process, ...]) -> None:
         """The pod of the last grant is known now; nothing changes if ``sequence`` is the last grant no more."""

@@ -142,6 +142,8 @@ class Readiness:
         certain = reading.assignment_of(device, share, resource=self._resource)
         following = certain or reading.hint_of(device, share)
         asking = None if following is None else following.pod
+        # The checkpoint alone can be out of date; beside a list that is trusted it names active pods only.
+        own = asking if certain is not None or reading.trust is Trust.TRUSTED else None
         span.note(tenant=None if asking is None else asking.tenant)
         kind = judge(
             record.previous,
@@ -174,10 +176,10 @@ class Readiness:
         ran = record.last_grant is not None and self._instruments.pods.ran(record.last_grant)
         decision = may_be_handed_over(record, kind, policy, self._instruments.identity, ran=ran)
         if decision.answer is Answer.REFUSE:
-            await self._let_it_recover(keeper, record, asking)
+            await self._let_it_recover(keeper, record, own)
             raise Quarantined(f"Device {device}: {decision.reason}.", public=keeper.view.refusal)
         if decision.answer is Answer.WAIT_FOR_SCRUB:
-            return await self._join(keeper, asking)
+            return await self._join(keeper, own)
         company: Company | None = None
         if wanted.share and record.advertised:
             company = await company_of(keeper, certain, share, reading, self._instruments)
@@ -189,14 +191,14 @@ class Readiness:
                 return must_wait(device, company.verdict.reason)
         if decision.exception not in (*UNJUDGED, SHARED):
             if not decision.go:
-                return await self._scrub(keeper, record, asking)
+                return await self._scrub(keeper, record, own)
             others = await self._other_pods(keeper, asking) - {PodState.OVER}
             if others and observing:
                 decision = _observed(record, "an earlier pod is not over")
             elif PodState.LIVING in others:
-                return await keeper.obstacle(asking)
+                return await keeper.obstacle(own)
             elif others:
-                return await self._scrub(keeper, record, asking)
+                return await self._scrub(keeper, record, own)
         if company is not None and decision.exception == SHARED:
             check, result = await check_beside(keeper, company.verdict.pods, self._instruments)
         else:
@@ -206,7 +208,7 @@ class Readiness:
         elif result.outcome is not Outcome.PASSED and decision.exception == SHARED:
             return await self._after_failed_joining(keeper, result.findings)
         elif result.outcome is not Outcome.PASSED:
-            return await self._after_failed_check(keeper, record, result.findings, asking)
+            return await self._after_failed_check(keeper, record, result.findings, own)
         elif decision.exception == kind.value and _warns(result.findings):
             await keeper.report(result.findings)  # a device that is suspect has no exceptions
             return None
@@ -214,7 +216,7 @@ class Readiness:
         over = frozenset[int]() if company is None else company.over
         return Ready(
             record.version,
-            following,
+            None if following is None else self._instruments.pods.as_it_starts(following, device),
             certain is not None,
             kind,
             decision,
@@ -254,6 +256,9 @@ class Readiness:
         if held and record.hygiene is not Hygiene.IN_USE and await keeper.touched(record):
             return None
         if held and not await keeper.nobodys():
+            own = await keeper.held_by_own_pod(asking)
+            if own is not None:
+                return own
             device = keeper.device.id
             return NotReady(
                 f"Device {device} is still held; its next start waits for the holder's end.",

@@ -145,7 +145,8 @@ async def _adopt_strangers(keeper: Keeper, asked: frozenset[Pod], instruments: I
         except Unreadable:
             sandbox, running = (), True
         else:
-            running = bool(remaining(processes, sandbox))
+            # A sandbox may have several processes; a pod none of whose containers was ever started has nothing else.
+            running = bool(remaining(processes, sandbox)) and instruments.pods.starts(pod) != {}
         # Of several pods that share it, that somebody holds it says nothing of this one.
         if (running and pod not in asked) or (held and len(by_pod) == 1):
             await adopt(keeper, assignment, sandbox, instruments=instruments)

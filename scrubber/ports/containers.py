@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -27,6 +28,14 @@ class Containers(Protocol):
         Raises:
             Away: the node is short of descriptors or memory.
             Unreadable: it is there, and which pod it is in cannot be told.
+        """
+
+    def first_container(self, pod: Pod) -> asyncio.Future[str] | None:
+        """Return a future of the name of the first container that a runtime creates in ``pod`` from now on.
+
+        The name is that of :attr:`~scrubber.domain.assignment.Process.container`. The future waits for as long as none is
+        created; cancel it to stop. None where the creation of a container cannot be seen. Precondition: ``pod.uid`` is
+        known.
         """
 
     async def end(self, pod: Pod, leftovers: Iterable[Process], deadline: float) -> tuple[Process, ...]:

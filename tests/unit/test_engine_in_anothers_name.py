@@ -240,14 +240,30 @@ async def test_a_clean_device_that_is_used_while_the_kubelet_hangs_is_clean_no_m
 
 
 @in_virtual_time
-async def test_a_pod_that_waits_for_a_process_of_its_own_is_told_so() -> None:
-    """A sidecar that came after the grant is in the way of the certificate that a strict policy wants for a restart."""
+async def test_a_plain_container_of_the_pod_does_not_keep_its_gpu_container_from_starting_again() -> None:
     async with a_world(devices=1, policy=STRICT) as world:
         tenant = await started(world)
-        sidecar = world.matter.start(tenant.uid, f"{tenant.uid}/sidecar#1", "acme/sidecar")
+        world.matter.start(tenant.uid, f"{tenant.uid}/sidecar#1", "acme/sidecar")
+        world.kubelet.exit(tenant, again=True)
+        await world.until(lambda: tenant.running, within=60.0)
+        fast = world.vault.certificates[last_grant(world).certificate or ""]
+        slow = world.vault.certificates[fast.rests_on or ""]
+        assert any("pod's other containers" in each for each in slow.not_covered)
+
+
+@in_virtual_time
+async def test_another_container_of_the_pod_that_holds_the_device_is_named_in_the_refusal() -> None:
+    async with a_world(devices=1, policy=STRICT) as world:
+        tenant = await started(world)
+        mounted = frozenset(tenant.devices)
+        sidecar = world.matter.start(tenant.uid, f"{tenant.uid}/sidecar#1", "acme/sidecar", mounted=mounted)
+        world.matter.open(sidecar, world.gpu().id)
         world.kubelet.exit(tenant, again=True)
         await world.run(60.0)
         assert not tenant.running
-        assert any("itself" in str(refusal) or "its own" in str(refusal) for refusal in tenant.refusals)
+        assert any(
+            f"PID {sidecar.pid} (python train.py) in container {sidecar.container}" in str(refusal)
+            for refusal in tenant.refusals
+        )
         world.matter.end(sidecar)
-        await world.until(lambda: tenant.running, within=60.0)
+        await world.until(lambda: tenant.running, within=90.0)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from scrubber.adapters.clock import SystemClock
 from scrubber.domain.assignment import Assignment, Pod, Process, Reading, Trust
 from scrubber.domain.errors import Unreadable
 from scrubber.domain.handover import HandOver
-from scrubber.domain.leftover import PodState
+from scrubber.domain.leftover import PodState, Standing
 from scrubber.domain.policy import Limits
 from scrubber.domain.record import Grant
 from scrubber.engine.pods import PodWatch
@@ -41,6 +41,12 @@ class Node:
 
     async def pod_uid_of(self, pid: int) -> str | None:
         return POD.uid
+
+    def starts(self, pod: Pod) -> Mapping[str, int]:
+        return {}
+
+    def first_container(self, pod: Pod) -> None:
+        return None
 
     async def end(self, pod: Pod, leftovers: Iterable[Process], deadline: float) -> tuple[Process, ...]:
         return tuple(leftovers)
@@ -74,6 +80,11 @@ def watching(node: Node) -> PodWatch:
 async def state(watch: PodWatch, *, wall: float = 2000.0, grant: Grant = GRANT) -> PodState:
     where = await watch.standing(grant, limits=Limits(), boot="boot", wall=wall, free_for=0.0)
     return where.state
+
+
+async def own(watch: PodWatch, grant: Grant) -> Standing:
+    """Where the earlier use by ``POD`` stands while one of its containers is about to start."""
+    return await watch.standing(grant, limits=Limits(), boot="boot", wall=2000.0, free_for=0.0, asking=POD)
 
 
 async def gone(watch: PodWatch, node: Node) -> None:
@@ -206,14 +217,36 @@ async def test_that_nobody_held_the_device_before_the_grant_does_not_end_a_pod_t
 async def test_a_pod_that_cannot_be_read_is_ended_after_its_grace_and_never_the_one_that_asks() -> None:
     node = Node()
     watch = watching(node)
+    await watch.refresh()
     node.running = None
+    started = replace(GRANT, cgroup="main-1")
+    assert (await own(watch, started)).state is PodState.LIVING
+    assert (
+        await own(watch, GRANT)
+    ).state is PodState.OVER  # which container had the device is not known: holders decide
     await gone(watch, node)
-    for asking, expected in ((None, PodState.LEFTOVER), (POD, PodState.LIVING)):
-        where = await watch.standing(
-            GRANT, limits=Limits(dying_grace=1.0), boot="boot", wall=2000.0, free_for=0.0, asking=asking
-        )
-        assert where.state is expected
-        assert where.unread is (asking is None)
+    where = await watch.standing(started, limits=Limits(dying_grace=1.0), boot="boot", wall=2000.0, free_for=0.0)
+    assert where.state is PodState.LEFTOVER
+    assert where.unread
+
+
+async def test_only_the_container_that_had_the_device_last_keeps_its_own_pod_waiting() -> None:
+    node = Node()
+    watch = watching(node)
+    await watch.refresh()
+    node.running = (SANDBOX, Process(3, 21, "main-1"), Process(5, 25, "plain-1"))
+    assert (await own(watch, replace(GRANT, cgroup="main-1"))).processes == (Process(3, 21, "main-1"),)
+    after_it = await own(watch, replace(GRANT, cgroup="main-0"))
+    assert (after_it.state, after_it.elsewhere) == (PodState.OVER, True)
+
+
+async def test_a_container_that_the_kubelet_does_not_give_the_device_any_more_keeps_its_own_pod_from_nothing() -> None:
+    node = Node()
+    watch = watching(node)
+    node.listed = False
+    await watch.refresh()
+    node.running = (SANDBOX, Process(3, 21, "main-1"))
+    assert (await own(watch, replace(GRANT, cgroup="main-1"))).state is PodState.OVER
 
 
 async def test_what_stood_there_when_a_pod_was_adopted_is_no_baseline_of_a_grant() -> None:

@@ -21,7 +21,7 @@ LINTER = Path(sys.executable).with_name("lint-imports")
 
 SIBLINGS = ("clock", "containers", "cuda", "journal", "kubelet", "ledger", "nvidia", "sim")
 LEAF = "scrubber.adapters.proc"
-SHARED = tuple(f"scrubber.adapters.{name}" for name in ("locks", "patience", "signals", "walk", "walker"))
+SHARED = tuple(f"scrubber.adapters.{name}" for name in ("inotify", "locks", "patience", "signals", "walk", "walker"))
 CHILD_MODULES = (
     "scrubber.adapters.children.child",
     "scrubber.adapters.children.forking",

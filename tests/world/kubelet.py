@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from scrubber.domain.assignment import Assignment, Pod, Reading, Trust
@@ -271,6 +272,11 @@ class Kubelet:
             tenant.running, tenant.starting, tenant.stage = False, False, 0
             tenant.sandbox = self._matter.start(tenant.uid, f"{tenant.uid}/sandbox", "", sandbox=True)
             tenant.worker = in_the_world(self._work(tenant), f"pod {tenant.uid}")
+
+    def starts_of(self, pod: Pod) -> Mapping[str, int]:
+        """How often each container of ``pod`` was started, as its logs tell."""
+        mine = (proc for proc in self._matter.procs.values() if proc.pod == pod.uid and proc.first)
+        return Counter(proc.container.rpartition("/")[2].partition("#")[0] for proc in mine)
 
     # -- witnesses -------------------------------------------------------------------------------------------------
 

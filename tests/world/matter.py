@@ -6,6 +6,7 @@ A device's memory is a row of cells. A cell is empty (zeros) or carries the labe
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
@@ -188,13 +189,26 @@ class Matter:
         self.procs: dict[int, Proc] = {}
         self._opened = opened
         self._next_pid = 1000
+        self._created: dict[str, list[tuple[asyncio.Future[str], set[str]]]] = {}
 
     def start(self, pod: str | None, container: str, label: str, **facts: object) -> Proc:
         """Start a process; it has nothing open yet."""
         self._next_pid += 1
+        for future, known in self._created.pop(pod or "", []):
+            if container in known:
+                self._created.setdefault(pod or "", []).append((future, known))
+            elif not future.done():
+                future.set_result(container)
         proc = Proc(self._next_pid, self._next_pid * 10, pod, container, label, **facts)  # type: ignore[arg-type]
         self.procs[proc.pid] = proc
         return proc
+
+    def first_container(self, pod: str) -> asyncio.Future[str]:
+        """The name of the first container that appears in ``pod`` from now on."""
+        known = {proc.container for proc in self.procs.values() if proc.pod == pod}
+        future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._created.setdefault(pod, []).append((future, known))
+        return future
 
     def fork(self, parent: Proc) -> Proc:
         """A child of ``parent``: same container, same open devices."""

@@ -259,6 +259,10 @@ class AssignmentsOfLife:
         self._life.check()
         return reading
 
+    def starts(self, pod: Pod) -> Mapping[str, int] | None:
+        self._life.check()
+        return self._kubelet.starts_of(pod)
+
 
 class ContainersOfLife:
     """:class:`scrubber.ports.Containers`.
@@ -289,6 +293,11 @@ class ContainersOfLife:
         self._life.check()
         proc = self._matter.procs.get(pid)
         return proc.pod if proc is not None and proc.alive else None
+
+    def first_container(self, pod: Pod) -> asyncio.Future[str] | None:
+        self._life.check()
+        assert pod.uid is not None
+        return None if pod.uid in self._unreadable else self._matter.first_container(pod.uid)
 
     async def end(self, pod: Pod, leftovers: Iterable[Process], deadline: float) -> tuple[Process, ...]:
         self._life.check()

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from scrubber.adapters.containers.aside import Aside
+from scrubber.adapters.containers.creation import Creations
 from scrubber.adapters.containers.ending import Identity, Proof, Roll, end, strike
 from scrubber.adapters.containers.freezing import frozen, kill_switch, press
 from scrubber.adapters.containers.hierarchy import beside, hierarchy_of
@@ -66,6 +67,7 @@ class CgroupContainers:
         self._rolls: OrderedDict[str, Roll] = OrderedDict()
         self._aside = Aside(_THREADS, "containers")
         self._sweeping = asyncio.Lock()
+        self._creations = Creations()
 
     async def processes(self, pod: Pod) -> tuple[Process, ...]:
         roll = await self.roll(pod)
@@ -77,6 +79,14 @@ class CgroupContainers:
             return self._uid_of(pid)
         except Short as short:  # whoever asks this asks about a device, and it is no fault of that
             raise Away(f"{short} It is tried again.") from short
+
+    def first_container(self, pod: Pod) -> asyncio.Future[str] | None:
+        try:
+            # Every hierarchy has the same names; one of them has the pod before the first PreStart.
+            found = next((cgroups for tree in self._trees if (cgroups := tree.pod_cgroups(_uid(pod)))), ())
+            return self._creations.first(found) if found else None
+        except (OSError, Unreadable):
+            return None
 
     async def end(self, pod: Pod, leftovers: Iterable[Process], deadline: float) -> tuple[Process, ...]:
         return await end(self, self._proc, pod, leftovers, deadline, self._rolls.get(_uid(pod)))
@@ -100,6 +110,7 @@ class CgroupContainers:
 
     def close(self) -> None:
         """Look at nobody any more, and signal nobody."""
+        self._creations.close()
         self._aside.close()
 
     def not_covered(self) -> tuple[str, ...]:

@@ -79,6 +79,9 @@ class MarkerContainers:
         memberships = await self._settled([stat] if stat is not None else [])
         return memberships[0][1][0] if memberships else None
 
+    def first_container(self, pod: Pod) -> asyncio.Future[str] | None:
+        return None  # a marker appears with a process, and nobody says when
+
     async def end(self, pod: Pod, leftovers: Iterable[Process], deadline: float) -> tuple[Process, ...]:
         return await end(self, self._proc, pod, leftovers, deadline, self._rolls.get(_uid(pod)))
 

@@ -47,6 +47,7 @@ REFUSALS = codes(errors.ScrubberError) | {
     "breaker",
     "earlier-pod-lives",
     "foreign-assignment",
+    "held-by-own-pod",
     "pod-unreadable",
     "reassigned",
     "scrub-held-up",

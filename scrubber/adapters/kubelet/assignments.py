@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +21,7 @@ from scrubber.adapters.kubelet.corroboration import (
 )
 from scrubber.adapters.kubelet.freshness import SharedAnswer
 from scrubber.adapters.kubelet.naming import Alias, Naming
-from scrubber.adapters.kubelet.pod_logs import read_pod_logs
+from scrubber.adapters.kubelet.pod_logs import container_starts, read_pod_logs
 from scrubber.adapters.kubelet.pod_resources import Busy, InAPod, PodResources
 from scrubber.adapters.kubelet.trust import Observation, SocketIdentity, Standing, judge
 from scrubber.domain.assignment import Assignment, Pod, Reading, Trust
@@ -94,6 +94,9 @@ class KubeletAssignments:
         Takes at most twice the deadline: somebody else's question first, then the own one.
         """
         return await self._answer.get()
+
+    def starts(self, pod: Pod) -> Mapping[str, int] | None:
+        return container_starts(self._pod_logs_dir, pod)
 
     async def close(self) -> None:
         """Give up questions under way and the connection. Readers that wait are cancelled."""

@@ -10,14 +10,21 @@ perhaps), and nothing says which of them: it names nobody.
 from __future__ import annotations
 
 import os
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["PodLogs", "index_pod_logs", "read_pod_logs"]
+from scrubber.domain.assignment import Pod
+
+__all__ = ["PodLogs", "container_starts", "index_pod_logs", "read_pod_logs"]
 
 Name = tuple[str, str]
+
+_LOG = re.compile(r"([0-9]{1,9})\.log(?:\..*)?", re.ASCII | re.DOTALL)
+_MOST_LOGS = 4096
+"""Entries of one pod's log directory that are read: rotated logs stay beside the current one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +56,30 @@ def read_pod_logs(directory: Path) -> PodLogs:
         return PodLogs(unreadable=f"There is no directory {directory}, so pods have no UID.")
     except OSError as exc:
         return PodLogs(unreadable=f"{directory} cannot be read, so pods have no UID: {exc.strerror or exc}.")
+
+
+def container_starts(directory: Path, pod: Pod) -> Mapping[str, int] | None:
+    """How often each container of ``pod`` was started, by its logs in ``directory`` (``/var/log/pods``).
+
+    ``<container>/<restarts>.log`` is opened by the runtime at each start, after ``PreStartContainer`` was answered. None
+    when the pod's UID is not known, its directory is not there, or it cannot be read.
+    """
+    if pod.uid is None:
+        return None
+    starts: dict[str, int] = {}
+    left = _MOST_LOGS
+    try:
+        for container in os.listdir(directory / f"{pod.namespace}_{pod.name}_{pod.uid}"):
+            logs = os.listdir(directory / f"{pod.namespace}_{pod.name}_{pod.uid}" / container)
+            left -= 1 + len(logs)
+            if left < 0:
+                return None
+            runs = [int(match[1]) + 1 for each in logs if (match := _LOG.fullmatch(each)) is not None]
+            if runs:
+                starts[container] = max(runs)
+    except OSError:
+        return None
+    return starts
 
 
 def index_pod_logs(entries: Iterable[str]) -> PodLogs:

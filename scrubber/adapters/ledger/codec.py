@@ -63,6 +63,7 @@ _GRANT = shape(
     certificate=optional(TEXT),
     exception=optional(TEXT),
     baseline=listed(_PROCESS),
+    cgroup=TEXT,
 )
 
 _CERTIFICATE = shape(
@@ -196,10 +197,24 @@ def _record_of_4(document: dict[str, Any]) -> None:
         _certificate_of_1(document["certificate"])
 
 
+def _grant_of_3(document: dict[str, Any] | None) -> None:
+    """Format 4 names the cgroup of the container that started on a grant; none was looked for before."""
+    if document is not None:
+        document["cgroup"] = ""
+
+
+def _record_of_5(document: dict[str, Any]) -> None:
+    """Format 6 has grants of format 4."""
+    for grant in (document["last_grant"], *document["open_grants"]):
+        _grant_of_3(grant)
+
+
 RECORD: Document[DeviceRecord] = Document(
-    _RECORD, format=5, upgrades={2: _record_of_1, 3: _record_of_2, 4: _record_of_3, 5: _record_of_4}
+    _RECORD,
+    format=6,
+    upgrades={2: _record_of_1, 3: _record_of_2, 4: _record_of_3, 5: _record_of_4, 6: _record_of_5},
 )
-GRANT: Document[Grant] = Document(_GRANT, format=3, upgrades={2: _grant_of_1, 3: _grant_of_2})
+GRANT: Document[Grant] = Document(_GRANT, format=4, upgrades={2: _grant_of_1, 3: _grant_of_2, 4: _grant_of_3})
 CERTIFICATE: Document[Certificate] = Document(_CERTIFICATE, format=2, upgrades={2: _certificate_of_1})
 SCRUB: Document[ScrubRecord] = Document(_SCRUB, format=1)
 

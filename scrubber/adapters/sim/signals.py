@@ -6,10 +6,10 @@ import asyncio
 from contextlib import suppress
 from pathlib import Path
 
+from scrubber.adapters.inotify import Inotify
 from scrubber.adapters.signals import Signals, SignalStream
 from scrubber.adapters.sim import control
 from scrubber.adapters.sim.faults import Faults
-from scrubber.adapters.sim.inotify import Inotify
 from scrubber.adapters.sim.layout import device_directories, load
 from scrubber.domain.errors import BadConfiguration, ScrubberError, Unreadable
 from scrubber.domain.telemetry import Signal

@@ -12,6 +12,8 @@ from scrubber.engine.steps.work import Work
 
 __all__ = ["check_holders", "clear_holders"]
 
+_OTHER_CONTAINERS = "holders: mappings of the pod's other containers, which run while the device is cleared"
+
 
 async def check_holders(work: Work) -> StepResult:
     """The fast path's question: does anybody at all hold the device? No walk, nobody is ended."""
@@ -57,7 +59,7 @@ async def clear_holders(work: Work) -> StepResult:
             findings.append(Finding(Step.HOLDERS, "eraser-unkillable", Severity.FAULT, sentence, {"pid": orphan}))
 
     if not findings or findings[-1].severity is Severity.NOTE:
-        more, ended = await _end_leftovers(work)
+        more, ended = await _end_leftovers(work, uncovered)
         findings += more
     if not any(finding.severity in (Severity.DIRTY, Severity.FAULT) for finding in findings):
         try:
@@ -80,12 +82,14 @@ async def clear_holders(work: Work) -> StepResult:
     )
 
 
-async def _end_leftovers(work: Work) -> tuple[list[Finding], int]:
+async def _end_leftovers(work: Work, uncovered: list[str]) -> tuple[list[Finding], int]:
     """Findings about earlier grants' pods, and how many processes were ended."""
     instruments, limits = work.instruments, work.policy.limits
     findings: list[Finding] = []
     ended = 0
     for grant, where in await work.standings():
+        if where.elsewhere and _OTHER_CONTAINERS not in uncovered:
+            uncovered.append(_OTHER_CONTAINERS)
         if where.state is PodState.OVER:
             continue
         if where.state is PodState.LIVING or grant.pod is None:
@@ -184,6 +188,9 @@ async def _about(work: Work, holder: Holder) -> Finding:
     if await strangers.meet(work.device.id, holder, uid, grants, reading=reading, policy=work.policy):
         sentence = f"{who} held the device without a grant for over {work.policy.limits.dying_grace:g} s and was ended."
         return Finding(Step.HOLDERS, "stranger-ended", Severity.NOTE, sentence, {"pid": holder.pid, "pod_uid": uid})
+    if any(grant.pod is not None and grant.pod.uid == uid for grant in grants if uid is not None):
+        sentence = f"{who} holds the device while another container of its own pod starts on it."
+        return work.dirty(Step.HOLDERS, "held-by-own-pod", sentence)
     return work.dirty(Step.HOLDERS, "unknown-holder", f"{who} holds the device without a grant.")
 
 

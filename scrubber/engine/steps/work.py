@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
+from scrubber.domain.assignment import Pod
 from scrubber.domain.device import Device
 from scrubber.domain.evidence import Finding, Severity, Step
 from scrubber.domain.leftover import Standing
@@ -27,6 +28,7 @@ class Work:
         urgent: whether somebody waits for this scrub now.
         progress: receives how far the eraser is.
         still: keeps other devices, by id, out of use while it is open; raises ``Held`` when one is in use.
+        asking: the pod for whose start the device is scrubbed; None when it is nobody's.
         erased: what the eraser reported, for the steps that judge parts of it.
     """
 
@@ -40,6 +42,7 @@ class Work:
     urgent: Callable[[], bool]
     progress: Callable[[Progress], None]
     still: Callable[[Iterable[str]], AbstractAsyncContextManager[None]]
+    asking: Pod | None = None
     erased: list[EraseReport] = field(default_factory=list)
     answers: dict[str, Snapshot] = field(default_factory=dict)
 

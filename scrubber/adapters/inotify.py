@@ -57,6 +57,12 @@ class Inotify:
             return False
         raise OSError(code, f"inotify: {os.strerror(code)} (see fs.inotify.max_user_watches)", str(directory))
 
+    def remove(self, directory: Path) -> None:
+        """Stop watching ``directory``; nothing happens when it is not watched, or gone."""
+        for watch in [each for each, path in self._directories.items() if path == directory]:
+            del self._directories[watch]
+            self._libc.inotify_rm_watch(self._fd, watch)
+
     def read(self) -> list[tuple[Path, str]]:
         """What changed since the last call: directory, and name in it (empty for the directory itself)."""
         changes: list[tuple[Path, str]] = []

@@ -1,0 +1,80 @@
+"""Which container started on a grant: the first that is created in the pod after the grant.
+
+The kubelet starts the containers of a pod one after another, so between the answer to ``PreStartContainer`` and the
+container that it was asked for nothing else of the pod is created, unless that start fails. So the pod's logs, which the
+runtime opens by the container's name, have to name a container that has the device; otherwise nothing is recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from scrubber.domain.assignment import Pod, started_container
+from scrubber.domain.errors import ScrubberError
+from scrubber.engine.instruments import Instruments
+from scrubber.engine.keeper import Keeper
+
+__all__ = ["AwaitedStart", "await_start", "follow_start"]
+
+_LONGEST = 60.0
+"""Seconds after a grant in which its container is looked for; the image is there before ``PreStartContainer`` is called."""
+_LOG_PAUSES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+"""Seconds between looks at the pod's logs once its container is there: runtimes differ in which of them comes first."""
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitedStart:
+    """A container that is about to start in ``pod``.
+
+    Attributes:
+        created: gets the name of the first container that is created; it has to be cancelled if nobody follows it.
+        before: how often each container of the pod had been started.
+    """
+
+    pod: Pod
+    created: asyncio.Future[str]
+    before: Mapping[str, int]
+
+
+def await_start(pod: Pod, *, instruments: Instruments) -> AwaitedStart | None:
+    """Watch ``pod`` from now on; None where the start of a container could not be told. To be called before the grant."""
+    before = instruments.pods.starts(pod)
+    created = None if before is None else instruments.pods.first_container(pod)
+    return None if before is None or created is None else AwaitedStart(pod, created, before)
+
+
+async def follow_start(start: AwaitedStart, keepers: Sequence[Keeper], *, instruments: Instruments) -> None:
+    """Wait for the container that starts on the last grant of ``keepers``, and put it on record."""
+    granted = [(keeper, last) for keeper in keepers if (last := keeper.record.last_grant) is not None]
+    try:
+        async with instruments.clock.timeout(_LONGEST):
+            await asyncio.wait({start.created})
+    except TimeoutError:
+        return
+    finally:
+        start.created.cancel()
+    if start.created.cancelled():
+        return
+    container = await _name(start, instruments)
+    for keeper, grant in granted:
+        named = instruments.pods.reading.naming(keeper.device.id)
+        if container is None or not any((each.pod, each.container) == (start.pod, container) for each in named):
+            continue
+        instruments.pods.container_created(start.pod)
+        changed = grant.assignment is not None and container != grant.assignment.container
+        # Without it the next start of the pod looks at holders only.
+        with suppress(ScrubberError):
+            await keeper.note_started(grant.sequence, start.created.result(), container if changed else None)
+
+
+async def _name(start: AwaitedStart, instruments: Instruments) -> str | None:
+    for pause in _LOG_PAUSES:
+        await instruments.clock.sleep(pause)
+        starts = instruments.pods.starts(start.pod)
+        container = None if starts is None else started_container(start.before, starts)
+        if container is not None:
+            return container
+    return None

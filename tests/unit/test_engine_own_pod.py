@@ -1,0 +1,116 @@
+"""A pod's own earlier use of a device: its other containers do not keep it from starting, and other pods still wait."""
+
+from __future__ import annotations
+
+from tests.world.asking import STRICT, started
+from tests.world.matter import Proc
+from tests.world.timeline import in_virtual_time
+from tests.world.world import World, a_world
+
+
+def plain_container(world: World, uid: str, name: str) -> Proc:
+    """Start a container of the pod that has no device."""
+    return world.matter.start(uid, f"{uid}/{name}#1", f"acme/{name}")
+
+
+async def restart_service(world: World) -> None:
+    world.kill()
+    await world.start_service()
+
+
+@in_virtual_time
+async def test_a_gpu_container_beside_a_plain_one_starts_again_after_a_restart_of_the_service() -> None:
+    async with a_world(devices=1) as world:
+        tenant = await started(world)
+        plain_container(world, tenant.uid, "logs")
+        await world.run(3.0)
+        await restart_service(world)
+        world.kubelet.exit(tenant, again=True)
+        await world.until(lambda: tenant.running, within=60.0)
+
+
+@in_virtual_time
+async def test_the_main_container_starts_beside_a_sidecar_that_came_after_the_init_container() -> None:
+    async with a_world(devices=1) as world:
+        tenant = await world.admit("acme", "train-0", (0,), init=True)
+        assert tenant is not None
+        await world.until(lambda: tenant.running)
+        world.kubelet.exit(tenant, again=False)
+        plain_container(world, tenant.uid, "proxy")
+        await world.until(lambda: tenant.running and tenant.container == "main", within=60.0)
+
+
+@in_virtual_time
+async def test_a_pod_that_was_about_to_start_while_the_service_was_down_starts_whatever_its_sandbox_is() -> None:
+    async with a_world(devices=1) as world:
+        world.kill()
+        tenant = await world.admit("acme", "train-0", (0,))
+        assert tenant is not None
+        assert tenant.sandbox is not None
+        world.matter.fork(tenant.sandbox)
+        await world.start_service()
+        assert not any(event.name == "device.adopted" for event in world.vault.events)
+        await world.until(lambda: tenant.running, within=60.0)
+
+
+@in_virtual_time
+async def test_no_other_pod_gets_a_device_while_a_container_of_the_last_pod_lives_although_it_was_cleared_for_that() -> (
+    None
+):
+    """The device is cleared for a restart of the first pod, which is deleted meanwhile; its plain container lives on."""
+    async with a_world(devices=1, policy=STRICT) as world:
+        first = await started(world)
+        logs = plain_container(world, first.uid, "logs")
+        world.kubelet.exit(first, again=True)
+        await world.until(lambda: world.keeper().job is not None)
+        world.kubelet.force_delete(first, lives_on=0.0)
+        await world.until(lambda: world.record().certificate is not None)
+        second = await world.admit("umbrella", "serve-0", (0,))
+        assert second is not None
+        await world.run(20.0)
+        assert not second.running
+        world.matter.end(logs)
+        await world.until(lambda: second.running, within=90.0)
+
+
+@in_virtual_time
+async def test_every_restart_of_a_container_that_crashes_at_once_takes_the_fast_path() -> None:
+    """It has ended before the next look at the pod's processes; its creation was seen all the same."""
+    async with a_world(devices=1) as world:
+        tenant = await started(world)
+        scrubs = len(world.vault.scrubs)
+        for _ in range(5):
+            world.kubelet.exit(tenant, again=True)
+            await world.until(lambda: tenant.running, within=30.0)
+        slow = [scrub for scrub in list(world.vault.scrubs.values())[scrubs:] if scrub.path == "slow"]
+        assert slow == []
+
+
+@in_virtual_time
+async def test_the_grant_of_an_init_container_names_it_although_the_kubelets_list_does_not() -> None:
+    async with a_world(devices=1) as world:
+        tenant = await world.admit("acme", "train-0", (0,), init=True)
+        assert tenant is not None
+        for container in ("init", "main"):
+            await world.until(lambda: tenant.running, within=60.0)
+            last = world.record().last_grant
+            assert last is not None
+            assert last.assignment is not None
+            assert last.assignment.container == container
+            world.kubelet.exit(tenant, again=False)
+
+
+@in_virtual_time
+async def test_a_grant_is_named_after_the_init_container_that_started_again_on_it() -> None:
+    """Whether an init container failed and restarts, or the main one follows, nobody knows before it has started."""
+    async with a_world(devices=1) as world:
+        tenant = await world.admit("acme", "train-0", (0,), init=True)
+        assert tenant is not None
+        await world.until(lambda: tenant.running)
+        world.kubelet.exit(tenant, again=True)
+        await world.until(lambda: tenant.running and tenant.starts == 2, within=60.0)
+        await world.run(2.0)
+        last = world.record().last_grant
+        assert last is not None
+        assert last.assignment is not None
+        assert (last.assignment.container, last.cgroup) == ("init", f"{tenant.uid}/init#2")
