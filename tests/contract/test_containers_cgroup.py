@@ -232,7 +232,7 @@ async def test_a_process_that_the_service_may_not_look_at_is_not_taken_for_gone(
     pod = new_pod()
     await node.start(pod, "main")
     (tmp_path / "self").mkdir()
-    (tmp_path / "self" / "mountinfo").write_text(Path("/proc/self/mountinfo").read_text())
+    (tmp_path / "self" / "mountinfo").write_bytes(Path("/proc/self/mountinfo").read_bytes())
     with pytest.raises(Unreadable, match="cannot be found"):
         await CgroupContainers(ground(node).root, proc=tmp_path).processes(pod)
 

@@ -182,15 +182,15 @@ def test_a_node_that_is_itself_a_pod_counts_from_its_own_root(tmp_path: Path) ->
     (tmp_path / "kubepods").mkdir()
     outer = f"/kubepods/pod{OTHER}/{ID}"
     node = tree(below=outer, root=tmp_path)
-    assert node.pod_uid_in(f"0::{outer}/kubepods/pod{UID}/{ID}\n") == UID
-    assert node.pod_uid_in(f"0::{outer}/system.slice/kubelet.service\n") is None
-    assert node.pod_uid_in(f"0::/kubepods/pod{UID}/{ID}\n") is None, "it is a pod of the outer node"
-    assert tree(root=tmp_path).pod_uid_in(f"0::{outer}/kubepods/pod{UID}/{ID}\n") == OTHER
+    assert node.pod_uid_in({"": f"{outer}/kubepods/pod{UID}/{ID}"}) == UID
+    assert node.pod_uid_in({"": f"{outer}/system.slice/kubelet.service"}) is None
+    assert node.pod_uid_in({"": f"/kubepods/pod{UID}/{ID}"}) is None, "it is a pod of the outer node"
+    assert tree(root=tmp_path).pod_uid_in({"": f"{outer}/kubepods/pod{UID}/{ID}"}) == OTHER
 
 
 def test_each_hierarchy_reads_its_own_line(tmp_path: Path) -> None:
     (tmp_path / "kubepods").mkdir()
-    text = f"4:pids:/kubepods/pod{UID}/{ID}\n3:cpu,cpuacct:/kubepods/pod{OTHER}/{ID}\n0::/\nnonsense\n:\n"
+    text = {"pids": f"/kubepods/pod{UID}/{ID}", "cpu,cpuacct": f"/kubepods/pod{OTHER}/{ID}", "": "/"}
     assert tree(1, root=tmp_path, names=("pids",)).pod_uid_in(text) == UID
     assert tree(1, root=tmp_path, names=("cpuacct",)).pod_uid_in(text) == OTHER
     assert tree(2, root=tmp_path).pod_uid_in(text) is None
@@ -199,8 +199,8 @@ def test_each_hierarchy_reads_its_own_line(tmp_path: Path) -> None:
 
 def test_a_pod_is_named_anywhere_when_a_wrong_root_is_to_be_noticed() -> None:
     for name, text in RECORDED.items():
-        assert names_pod(text, UID), name
-        assert not names_pod(text, OTHER), name
+        assert names_pod(text.encode(), UID), name
+        assert not names_pod(text.encode(), OTHER), name
 
 
 # --- directories ---
@@ -278,7 +278,7 @@ def test_a_usable_uid_cannot_lead_out_of_its_directory(text: str) -> None:
 
 # --- mounts ---
 
-MOUNTS = r"""24 30 0:22 / /proc rw,nosuid shared:5 - proc proc rw
+MOUNTS = rb"""24 30 0:22 / /proc rw,nosuid shared:5 - proc proc rw
 30 1 8:1 / / rw,relatime - ext4 /dev/root rw
 41 30 0:26 / /sys/fs/cgroup rw,nosuid shared:9 - tmpfs tmpfs rw,mode=755
 42 41 0:27 / /sys/fs/cgroup/unified rw,nosuid - cgroup2 cgroup2 rw,nsdelegate
@@ -308,8 +308,9 @@ def test_the_other_hierarchies_that_hold_pods_are_found_by_the_mount_table(tmp_p
         options = options.replace("systemd", "name=systemd")
         lines.append(f"{50 + number} 41 0:{number} / {tmp_path / name} rw - {kind} {kind} {options}")
     (tmp_path / "freezer" / "part").rmdir()
-    first = hierarchy_of(tmp_path / "pids" / "part", "\n".join(lines))
-    others = beside(first, "\n".join(lines))
+    mounts = "\n".join(lines).encode()
+    first = hierarchy_of(tmp_path / "pids" / "part", mounts)
+    others = beside(first, mounts)
     assert [(each.root.parent.name, each.version, each.below) for each in others] == [
         ("unified", 2, "/part"),
         ("systemd", 1, "/part"),

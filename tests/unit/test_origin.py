@@ -12,16 +12,16 @@ CONTAINER = "cri-containerd-" + "a" * 64 + ".scope"
 POD = "kubepods-burstable-pod11111111_2222_3333_4444_555555555555.slice"
 
 
-def v2(path: str) -> str:
-    return f"0::{path}\n"
+def v2(path: str) -> bytes:
+    return f"0::{path}\n".encode()
 
 
-def v1(path: str, elsewhere: str = "/") -> str:
-    return f"12:pids:{path}\n4:memory:{elsewhere}\n1:name=systemd:{path}\n0::/\n"
+def v1(path: str, elsewhere: str = "/") -> bytes:
+    return f"12:pids:{path}\n4:memory:{elsewhere}\n1:name=systemd:{path}\n0::/\n".encode()
 
 
-def hybrid(path: str, unified: str | None = None) -> str:
-    return f"12:pids:{path}\n1:name=systemd:{path}\n0::{path if unified is None else unified}\n"
+def hybrid(path: str, unified: str | None = None) -> bytes:
+    return f"12:pids:{path}\n1:name=systemd:{path}\n0::{path if unified is None else unified}\n".encode()
 
 
 INIT = v2("/init.scope")
@@ -71,7 +71,7 @@ def test_a_service_in_a_container_sees_the_same_units() -> None:
 
 
 def test_a_node_without_systemd_has_no_units() -> None:
-    for init in ("", v2("/"), v2("/docker/abc"), v1("/")):
+    for init in (b"", v2("/"), v2("/docker/abc"), v1("/")):
         assert unit_in(v2(f"/system.slice/{UNIT}"), init) is None
 
 
@@ -79,11 +79,12 @@ def test_hierarchies_that_disagree_name_nobody() -> None:
     init = hybrid("/init.scope")
     assert unit_in(hybrid(f"/system.slice/{UNIT}", "/system.slice/other.service"), init) is None
     assert unit_in(hybrid(f"/system.slice/{UNIT}", "/user.slice"), init) is None
-    assert unit_in(f"1:name=systemd:/system.slice/{UNIT}\n", init) is None
+    assert unit_in(f"1:name=systemd:/system.slice/{UNIT}\n".encode(), init) is None
 
 
 def test_other_controllers_of_v1_say_nothing() -> None:
-    assert unit_in(f"5:memory:/system.slice/{UNIT}\n1:name=systemd:/user.slice\n0::/\n", v1("/init.scope")) is None
+    memory = f"5:memory:/system.slice/{UNIT}\n1:name=systemd:/user.slice\n0::/\n".encode()
+    assert unit_in(memory, v1("/init.scope")) is None
 
 
 class Proc:
@@ -99,7 +100,7 @@ class Proc:
         (place / "task").mkdir(parents=True, exist_ok=True)
         fields = [state, "1", *["0"] * 17, "4711", *["0"] * 30]
         (place / "stat").write_text(f"{pid} (daemon) {' '.join(fields)}\n")
-        (place / "cgroup").write_text(v2(path))
+        (place / "cgroup").write_bytes(v2(path))
         self._link(str(pid), namespace)
 
     def _link(self, name: str, namespace: str) -> None:

@@ -28,6 +28,7 @@ from scrubber.adapters.containers.procfs import Proc, Short, boot_ticks
 from scrubber.adapters.containers.sweeping import Sweep
 from scrubber.adapters.containers.tally import MOST_PROCESSES, Tally, TooMany
 from scrubber.adapters.containers.tree import Tree, children_of, is_populated
+from scrubber.adapters.proc import cgroup_paths
 from scrubber.domain.assignment import Pod, Process
 from scrubber.domain.errors import Away, Unreadable
 
@@ -59,7 +60,7 @@ class CgroupContainers:
     """
 
     def __init__(self, root: Path, *, proc: Path = Path("/proc"), most_processes: int = MOST_PROCESSES) -> None:
-        mountinfo = (proc / "self" / "mountinfo").read_text()
+        mountinfo = (proc / "self" / "mountinfo").read_bytes()
         hierarchy = hierarchy_of(root, mountinfo)
         self._proc = Proc(proc)
         self._trees = tuple(Tree(each, self._proc) for each in (hierarchy, *beside(hierarchy, mountinfo)))
@@ -208,7 +209,7 @@ class CgroupContainers:
     def _refuse_own(self, uid: str) -> None:
         stat = self._proc.stat(os.getpid())
         text = self._proc.cgroup(stat) if stat is not None else None
-        if text is None or any(tree.pod_uid_in(text) == uid for tree in self._trees):
+        if text is None or any(tree.pod_uid_in(cgroup_paths(text)) == uid for tree in self._trees):
             raise Unreadable(f"Pod {uid} is not ended unread: the service itself may be in it.")
 
     # --- reading, in a thread aside ---
@@ -296,8 +297,9 @@ class CgroupContainers:
         text = self._proc.cgroup(stat) if stat is not None else None
         if text is None:
             return None
+        paths = cgroup_paths(text)
         named = zip(self._trees, self._named_kubepods() if kubepods is None else kubepods, strict=True)
-        uids = {tree.pod_uid_in(text, names) for tree, names in named} - {None}
+        uids = {tree.pod_uid_in(paths, names) for tree, names in named} - {None}
         return uids.pop() if len(uids) == 1 else None
 
     def _is_surely_in(self, uid: str, pid: int, kubepods: tuple[tuple[str, ...], ...]) -> bool:

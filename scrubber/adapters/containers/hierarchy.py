@@ -5,11 +5,13 @@ A root in the wrong hierarchy would show every pod as empty, so the kernel's mou
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from scrubber.adapters.containers.paths import kubepods_below
+from scrubber.adapters.proc import lines_in
 from scrubber.domain.errors import BadConfiguration
 
 __all__ = ["Hierarchy", "beside", "discover_root", "hierarchy_of"]
@@ -43,7 +45,7 @@ class _Mount:
     options: frozenset[str]
 
 
-def hierarchy_of(root: Path, mountinfo: str) -> Hierarchy:
+def hierarchy_of(root: Path, mountinfo: bytes) -> Hierarchy:
     """The hierarchy that ``root`` is part of, by the text of ``/proc/self/mountinfo``.
 
     Raises:
@@ -63,7 +65,7 @@ def hierarchy_of(root: Path, mountinfo: str) -> Hierarchy:
     return _hierarchy(root, mount, below)
 
 
-def beside(hierarchy: Hierarchy, mountinfo: str) -> tuple[Hierarchy, ...]:
+def beside(hierarchy: Hierarchy, mountinfo: bytes) -> tuple[Hierarchy, ...]:
     """The same directory in the other mounted hierarchies in which a pod's processes may be: v2, and v1's chief ones.
 
     On a node with several, the kubelet makes a pod's cgroup in all of them, and not every runtime puts the processes
@@ -104,17 +106,22 @@ def discover_root(top: Path = Path("/sys/fs/cgroup")) -> Path | None:
     return candidates[0] if candidates else None
 
 
-def _mounts(mountinfo: str) -> list[_Mount]:
+def _mounts(mountinfo: bytes) -> list[_Mount]:
+    """Return every mount. A pod's ``subPath`` is part of a line, so a line may hold any byte (proc_pid_mountinfo(5)).
+
+    There is exactly one space between two fields: a mount may have an empty source.
+    """
     mounts: list[_Mount] = []
-    for line in mountinfo.splitlines():
-        before, separator, after = line.partition(" - ")
-        where, what = before.split(), after.split()
+    for line in lines_in(mountinfo):
+        before, separator, after = line.partition(b" - ")
+        where, what = before.split(b" "), after.split(b" ")
         if not separator or len(where) < 5 or len(what) < 3:
             continue
         source, point = PurePosixPath(_unescape(where[3])), Path(_unescape(where[4]))
-        mounts.append(_Mount(source, point, what[0], frozenset(what[2].split(","))))
+        mounts.append(_Mount(source, point, os.fsdecode(what[0]), frozenset(os.fsdecode(what[2]).split(","))))
     return mounts
 
 
-def _unescape(field: str) -> str:
-    return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), field)
+def _unescape(field: bytes) -> str:
+    """Undo what the kernel does to spaces, tabs, line breaks and backslashes in a mount's paths."""
+    return os.fsdecode(re.sub(rb"\\([0-3][0-7]{2})", lambda octal: bytes([int(octal[1], 8)]), field))

@@ -8,10 +8,11 @@ a cgroup below it, or in a PID namespace of its own, is a container that the uni
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
 from scrubber.adapters.containers.procfs import Proc
+from scrubber.adapters.proc import cgroup_paths
+from scrubber.domain.errors import Unreadable
 
 __all__ = ["unit_in", "unit_of"]
 
@@ -30,31 +31,28 @@ def unit_of(pid: int, *, proc: Path = Path("/proc")) -> str | None:
     first, before = node.stat(1), node.living(pid)
     if first is None or before is None or not _among_the_node_s_own(proc, pid):
         return None
-    unit = unit_in(node.cgroup(before) or "", node.cgroup(first) or "")
+    unit = unit_in(node.cgroup(before) or b"", node.cgroup(first) or b"")
     after = node.living(pid)
     return unit if after is not None and after.started == before.started else None
 
 
-def unit_in(cgroups: str, of_init: str) -> str | None:
-    """The unit that ``cgroups``, the text of ``/proc/PID/cgroup``, puts a process in.
+def unit_in(cgroups: bytes, of_init: bytes) -> str | None:
+    """The unit that ``cgroups``, the text of ``/proc/PID/cgroup``, puts a process in; None also if it cannot be read.
 
     Args:
         of_init: the same of PID 1. It is in ``init.scope`` at the top, wherever the top is as seen from the cgroup
             namespace of whoever asks: a service in a container sees ``/../../..`` in front of everything.
     """
-    theirs, tops = _paths(cgroups), _paths(of_init)
+    try:
+        theirs, tops = cgroup_paths(cgroups), cgroup_paths(of_init)
+    except Unreadable:
+        return None
     units = {
         _unit(theirs.get(each, ""), tops[each].removesuffix(_INIT))
         for each in _SYSTEMDS
         if tops.get(each, "").endswith(_INIT)
     }
     return units.pop() if len(units) == 1 else None
-
-
-def _paths(cgroups: str) -> Mapping[str, str]:
-    """The path in each hierarchy, by its controllers; v2 has none."""
-    lines = (line.split(":", 2) for line in cgroups.splitlines())
-    return {line[1]: line[2] for line in lines if len(line) == 3}
 
 
 def _unit(path: str, top: str) -> str | None:

@@ -98,9 +98,9 @@ def pod_uid_of_path(path: str, kubepods: Collection[str]) -> str | None:
     return _stray(parts[2] if service else parts[0], {base[-1] for base in bases})
 
 
-def names_pod(cgroups: str, uid: str) -> bool:
+def names_pod(cgroups: bytes, uid: str) -> bool:
     """Whether ``/proc/PID/cgroup`` (its text) names the pod anywhere, in any hierarchy, rightfully or not."""
-    words = re.split(r"[/:\s]", cgroups)
+    words = re.split(r"[/: \n]", os.fsdecode(cgroups))
     systemd = (match for word in words if (match := _SYSTEMD_POD.fullmatch(word)) is not None)
     return f"pod{uid}" in words or any(match["uid"] == uid.replace("-", "_") for match in systemd)
 

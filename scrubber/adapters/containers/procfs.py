@@ -59,8 +59,8 @@ class Proc:
         stat = self.stat(pid)
         return None if stat is None or stat.over else stat
 
-    def cgroup(self, stat: Stat) -> str | None:
-        """The text of the process's ``cgroup`` file; None when it is gone.
+    def cgroup(self, stat: Stat) -> bytes | None:
+        """The text of the process's ``cgroup`` file (:func:`~scrubber.adapters.proc.cgroup_paths`); None when it is gone.
 
         Raises:
             Unreadable: it is there, and cannot be asked.
@@ -72,7 +72,7 @@ class Proc:
             if said is None and not _is_all_of_v2(data) and not self._ends(stat.pid):
                 raise Unreadable(f"The threads of process {stat.pid} come and go too fast to be asked for its cgroup.")
             data = said or data
-        return data.decode("utf-8", "surrogateescape") if data else None
+        return data or None
 
     def environ(self, stat: Stat) -> bytes | None:
         """The process's environment, empty in the midst of an exec; None when it is gone or may not be seen."""
@@ -89,7 +89,7 @@ class Proc:
     def pids(self) -> list[int]:
         """Every process of the node. This is the walk that a fast path must not take."""
         try:
-            return [int(name) for name in os.listdir(self.root) if name.isdecimal()]
+            return [int(name) for name in os.listdir(self.root) if name.isascii() and name.isdecimal()]
         except OSError as exc:
             raise unreadable(self.root, exc) from exc
 

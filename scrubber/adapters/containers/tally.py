@@ -49,7 +49,7 @@ class Tally:
         self._most = most
         self._pids: set[int] = set()
         self._cgroups = 0
-        self._everybody: list[tuple[Stat, str]] | None = None
+        self._everybody: list[tuple[Stat, bytes]] | None = None
 
     def look_again(self) -> None:
         """What follows is another look. Who was counted stays counted: a pod that changes is no shorter to read."""
@@ -71,7 +71,7 @@ class Tally:
         self._cgroups += 1
         return self._cgroups <= _MOST_CGROUPS
 
-    def everybody(self) -> list[tuple[Stat, str]]:
+    def everybody(self) -> list[tuple[Stat, bytes]]:
         """Every living process of the node and the text of its ``cgroup``: walked once in a look, however often asked.
 
         Raises:

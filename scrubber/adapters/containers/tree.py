@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
@@ -16,12 +16,14 @@ from scrubber.adapters.containers.hierarchy import Hierarchy
 from scrubber.adapters.containers.paths import kubepods_below, pod_directories, pod_uid_of_path, stray_directories
 from scrubber.adapters.containers.procfs import Proc, unreadable
 from scrubber.adapters.containers.tally import Tally
+from scrubber.adapters.proc import cgroup_paths, lines_in, number_in
 from scrubber.domain.assignment import Process
 from scrubber.domain.errors import Unreadable
 
 __all__ = ["Tree", "cgroups_in", "children_of", "is_populated", "listed"]
 
 _READ_SIZE = 64 * 1024
+_POPULATED = {b"populated 0": False, b"populated 1": True}
 _LONG = (
     2048  # bytes; a path of twice as many is longer than the kernel takes, and a tenant may nest as deep as it likes
 )
@@ -73,10 +75,11 @@ class Tree:
         """
         return tuple(path.relative_to(self.hierarchy.root).as_posix() for path in self.kubepods())
 
-    def pod_uid_in(self, cgroups: str, kubepods: Collection[str] | None = None) -> str | None:
-        """UID of the pod that ``/proc/PID/cgroup`` (its text) puts a process in, as far as this hierarchy says.
+    def pod_uid_in(self, cgroups: Mapping[str, str], kubepods: Collection[str] | None = None) -> str | None:
+        """UID of the pod that a process is in, as far as this hierarchy says.
 
         Args:
+            cgroups: the process's (:func:`~scrubber.adapters.proc.cgroup_paths`).
             kubepods: those of :meth:`named_kubepods`, for whoever asks about many processes.
         """
         path = self._path_in(cgroups)
@@ -128,14 +131,24 @@ class Tree:
     def _by_asking_everybody(self, cgroup: Path, container: str, tally: Tally) -> list[Process]:
         """Walk all processes of the node: slow, but who makes a thousand cgroups cannot make this any slower."""
         inside = f"/{cgroup.relative_to(self.hierarchy.root).as_posix()}/"
-        paths = ((stat, self._path_in(text)) for stat, text in tally.everybody())
         found = [
             Process(stat.pid, stat.started, container)
-            for stat, path in paths
-            if path is not None and f"{path}/".startswith(inside)
+            for stat, text in tally.everybody()
+            if self._is_inside(inside, text)
         ]
         tally.count(process.pid for process in found)
         return found
+
+    def _is_inside(self, inside: str, text: bytes) -> bool:
+        """Whether a process whose ``cgroup`` file has this ``text`` is in the cgroup ``inside``.
+
+        Raises:
+            Unreadable: it may be. A text that cannot be read and does not name the cgroup keeps nobody from an answer.
+        """
+        if os.fsencode(inside.rstrip("/")) not in text:
+            return False
+        path = self._path_in(cgroup_paths(text))
+        return path is not None and f"{path}/".startswith(inside)
 
     @contextmanager
     def _readable(self) -> Iterator[None]:
@@ -144,38 +157,35 @@ class Tree:
         except OSError as exc:
             raise unreadable(f"The cgroup hierarchy at {self.hierarchy.root}", exc) from exc
 
-    def _path_in(self, cgroups: str) -> str | None:
+    def _path_in(self, cgroups: Mapping[str, str]) -> str | None:
         """The process's path in this hierarchy from the root on; None outside of it.
 
         What leads to the root says nothing about pods of this node: the node itself may be a container of another.
         """
-        for line in cgroups.splitlines():
-            fields = line.split(":", 2)
-            if len(fields) == 3 and self._is_line_of(*fields[:2]):
-                prefix = self.hierarchy.below.rstrip("/") + "/"
-                if fields[2].startswith(prefix):
-                    return fields[2][len(prefix) - 1 :]
-                return fields[2] if PurePosixPath(fields[2]).parts[1:2] == ("..",) else None
-        return None
+        path = next((path for names, path in cgroups.items() if self._is_named(names)), "")
+        prefix = self.hierarchy.below.rstrip("/") + "/"
+        if path.startswith(prefix):
+            return path[len(prefix) - 1 :]
+        return path if PurePosixPath(path).parts[1:2] == ("..",) else None
 
-    def _is_line_of(self, number: str, names: str) -> bool:
+    def _is_named(self, names: str) -> bool:
+        """Whether this is what ``/proc/PID/cgroup`` calls this hierarchy."""
         if self.version == 2:
-            return number == "0" and not names
+            return not names
         return not self.hierarchy.controllers.isdisjoint(names.split(","))
 
 
 def is_populated(cgroup: Path) -> bool | None:
     """Whether any living process is in the cgroup or below it; None when the kernel does not say (v1)."""
     try:
-        words = (cgroup / "cgroup.events").read_text().split()
+        lines = lines_in((cgroup / "cgroup.events").read_bytes())
     except FileNotFoundError:
         return None if cgroup.is_dir() else False
     except OSError as exc:
         if exc.errno == errno.ENODEV:
             return False
         raise unreadable(cgroup, exc) from exc
-    events = dict(zip(words[::2], words[1::2], strict=False))
-    return {"0": False, "1": True}.get(events.get("populated", ""))
+    return next((_POPULATED[line] for line in lines if line in _POPULATED), None)
 
 
 def children_of(cgroup: Path) -> list[Path]:
@@ -232,8 +242,8 @@ def listed(cgroup: Path, count: Callable[[Sequence[int]], None] = lambda _: None
     """
     pids: list[int] = []
     try:
-        for words in _words(cgroup / "cgroup.procs"):
-            part = [int(word) for word in words]
+        for lines in _lines_of(cgroup / "cgroup.procs"):
+            part = [number_in(line) for line in lines]
             if 0 in part:
                 raise Unreadable(
                     f"{cgroup} holds processes of another PID namespace: run the service in the node's own."
@@ -251,15 +261,15 @@ def listed(cgroup: Path, count: Callable[[Sequence[int]], None] = lambda _: None
     return pids
 
 
-def _words(file: Path) -> Iterator[list[bytes]]:
-    """The words of ``file``, as many at a time as one read gives: it may be longer than anybody wants to know."""
+def _lines_of(file: Path) -> Iterator[list[bytes]]:
+    """The lines of ``file``, as many at a time as one read gives: it may be longer than anybody wants to know."""
     descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     try:
         rest = b""
         while chunk := os.read(descriptor, _READ_SIZE):
             whole, newline, rest = (rest + chunk).rpartition(b"\n")
-            yield (whole + newline).split()
-        yield rest.split()
+            yield lines_in(whole + newline)
+        yield lines_in(rest)
     finally:
         os.close(descriptor)
 

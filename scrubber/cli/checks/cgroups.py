@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from scrubber.cli.checks.finding import Check, Level, Node, unseen
-from scrubber.cli.checks.looking import read_text
+from scrubber.cli.checks.looking import read_bytes
 
 __all__ = ["cgroups"]
 
@@ -37,7 +37,7 @@ def cgroups(node: Node) -> Iterator[Check]:
                 "cgroups", serious, sentence, f"{_MOUNT_IT} If it is elsewhere: scrubber serve --cgroup-root DIR."
             )
             return
-        mounts = read_text(node.path("/proc/self/mountinfo"), 8 << 20)
+        mounts = read_bytes(node.path("/proc/self/mountinfo"), 8 << 20)
         hierarchy = hierarchy_of(root, mounts)
         others = beside(hierarchy, mounts)
         pods = kubepods_below(root)

@@ -1,0 +1,107 @@
+"""Real cgroups and real mounts whose names are made to mislead whoever reads ``/proc``."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from scrubber.adapters.containers.origin import unit_in
+from tests.hostile_names import FORM_FEED_AND_OTHERS
+from tests.pods import CGROUP_WAYS, PATIENCE, CgroupGround, Node, ground_of, new_pod, node_of, only_with
+
+__test__ = bool(CGROUP_WAYS)  # what cannot be tried here is said aloud by tests.pods
+
+HIERARCHIES = (b"0::", b"1:name=systemd:", b"2:pids:", b"3:freezer:")
+"""The beginnings of lines that would mislead, whichever of them this machine's own lines have."""
+
+START_A_SERVICE = """
+import ctypes, os, sys
+from pathlib import Path
+libc = ctypes.CDLL(None, use_errno=True)
+directory, root = os.fsencode(sys.argv[1]), Path(sys.argv[2])
+for name in (bytes.fromhex(each) for each in sys.argv[3:]):
+    sub_path = directory + b"/" + name
+    os.makedirs(sub_path)
+    assert libc.mount(sub_path, sub_path, None, 0x1000, None) == 0, os.strerror(ctypes.get_errno())  # MS_BIND
+from scrubber.adapters.containers import CgroupContainers
+CgroupContainers(root).close()
+print("started")
+"""
+
+
+def _can_mount() -> bool:
+    return bool(shutil.which("unshare")) and not subprocess.run(["unshare", "--mount", "true"], check=False).returncode
+
+
+CAN_MOUNT = _can_mount()
+if not CAN_MOUNT:
+    print("NOT TESTED HERE: mounts with hostile names (no mount namespace can be made)", file=sys.__stderr__)
+
+
+@pytest.fixture(params=CGROUP_WAYS)
+async def node(request: pytest.FixtureRequest) -> AsyncIterator[Node]:
+    async with node_of(ground_of(request.param)) as made:
+        yield made
+
+
+def enter(pid: int, cgroup: Path, name: bytes) -> None:
+    """Put ``pid`` into a cgroup of that name in ``cgroup``, and whatever cgroups that name leads through."""
+    inner = os.fsencode(cgroup) + b"/" + name
+    os.makedirs(inner)
+    Path(os.fsdecode(inner), "cgroup.procs").write_text(str(pid))
+
+
+def ground(node: Node) -> CgroupGround:
+    assert isinstance(node.ground, CgroupGround)
+    return node.ground
+
+
+def forged_lines(path: str) -> bytes:
+    """A name that holds every misleading line, each between two of the characters that Python splits at."""
+    lines = [begin + path.encode() for begin in HIERARCHIES]
+    ends = [end for end in FORM_FEED_AND_OTHERS if end != b"\r"] + [b"\r"]
+    return b"".join(end + lines[number % len(lines)] for number, end in enumerate(ends)).strip(b"/")
+
+
+@only_with(CAN_MOUNT and CGROUP_WAYS)
+def test_no_sub_path_of_a_pod_keeps_the_service_from_starting(tmp_path: Path) -> None:
+    """Each is bind-mounted as the kubelet does it, so that it is in the mount table of the service that starts."""
+    with_an_end = (b"x" + end + b"30 1 0:9 - cgroup2 cgroup2 rw" for end in FORM_FEED_AND_OTHERS)
+    names = [*with_an_end, b"\xff\xfe", b"\x85", b"a\nb", b" - cgroup2 cgroup2 rw", b"\\777", b"\\012"]
+    made = ground_of(CGROUP_WAYS[0])
+    assert isinstance(made, CgroupGround)
+    try:
+        command = ["unshare", "--mount", "--propagation", "private", sys.executable, "-c", START_A_SERVICE]
+        command += [str(tmp_path), str(made.root), *(name.hex() for name in names)]
+        found = subprocess.run(command, capture_output=True, check=False, timeout=PATIENCE)
+        assert (found.stdout, found.returncode) == (b"started\n", 0), found.stderr.decode(errors="replace")
+    finally:
+        made.clear()
+
+
+async def test_a_process_in_a_cgroup_with_forged_lines_in_its_name_stays_its_own_pods(node: Node) -> None:
+    pod, victim, containers = new_pod(), new_pod("victim"), node.ground.containers()
+    await node.start(victim, "main")
+    attacker = await node.start(pod, "main")
+    root = f"/{ground(node).name}/kubepods/pod{victim.uid}/main"
+    for cgroup in ground(node).cgroups(pod, "main"):
+        enter(attacker.pid, cgroup, forged_lines(root))
+    assert await containers.pod_uid_of(attacker.pid) == pod.uid
+    assert [each.pid for each in await containers.processes(pod)] == [attacker.pid]
+    assert attacker.pid not in [each.pid for each in await containers.processes(victim)]
+
+
+async def test_a_local_user_with_forged_lines_in_its_cgroups_name_has_no_unit(node: Node) -> None:
+    init = b"".join(begin + b"/init.scope\n" for begin in HIERARCHIES)
+    user = await node.start(new_pod(), "main")
+    for root in ground(node).roots:
+        enter(user.pid, root, forged_lines("/system.slice/nvidia-persistenced.service"))
+    text = Path(f"/proc/{user.pid}/cgroup").read_bytes()
+    assert b"nvidia-persistenced.service" in text
+    assert unit_in(text, init) is None

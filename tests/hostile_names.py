@@ -1,0 +1,49 @@
+"""Names that a tenant or a local user may give to cgroups, directories and processes, chosen to mislead a reader.
+
+They hold everything that Python takes for a line end or for whitespace, bytes that are no UTF-8, and pieces of the texts
+in which such names appear.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from hypothesis import strategies as st
+
+__all__ = ["FORM_FEED_AND_OTHERS", "path_of_components"]
+
+FORM_FEED_AND_OTHERS: tuple[bytes, ...] = tuple(
+    character.encode()
+    for character in map(chr, range(sys.maxunicode + 1))
+    if not 0xD800 <= ord(character) < 0xE000
+    and character not in " \t\n"
+    and (character.isspace() or len(f"a{character}b".splitlines()) > 1)
+)
+"""Every character that Python takes for a line end or for whitespace and the kernel does not, in UTF-8."""
+
+
+def _component(*pieces: bytes, line_breaks: bool = False) -> st.SearchStrategy[bytes]:
+    """One component of a path: any bytes but ``/`` and NUL.
+
+    Args:
+        pieces: Texts of which the name may be made; slashes in them are left out.
+        line_breaks: Whether it may hold ``\\n``, which the kernel refuses in the names of cgroups since Linux 5.13.
+    """
+    part = st.one_of(
+        st.sampled_from(FORM_FEED_AND_OTHERS),
+        st.sampled_from([b" ", b"\t", b"\x85", b"\xa0", b"\xff", b"\\012", b" (deleted)", b" - cgroup2 cgroup2 rw"]),
+        st.sampled_from([b"a", b"x", *pieces]),
+        st.binary(max_size=4),
+        *([st.just(b"\n")] if line_breaks else []),
+    )
+
+    def cleaned(parts: list[bytes]) -> bytes:
+        name = b"".join(parts).replace(b"/", b"").replace(b"\0", b"")
+        return (name if line_breaks else name.replace(b"\n", b""))[:255]
+
+    return st.lists(part, min_size=1, max_size=8).map(cleaned).filter(lambda name: name not in (b"", b".", b".."))
+
+
+def path_of_components(*pieces: bytes, line_breaks: bool = False) -> st.SearchStrategy[bytes]:
+    """A path of one to four such components, without a slash in front: pieces may spread over several."""
+    return st.lists(_component(*pieces, line_breaks=line_breaks), min_size=1, max_size=4).map(b"/".join)

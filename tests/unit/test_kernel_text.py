@@ -1,0 +1,205 @@
+"""Kernel text is split as the kernel writes it: no name in it forges a line, a field, a pod or a unit."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from scrubber.adapters.containers.hierarchy import Hierarchy, beside, hierarchy_of
+from scrubber.adapters.containers.origin import unit_in
+from scrubber.adapters.containers.procfs import Proc
+from scrubber.adapters.containers.tally import Tally
+from scrubber.adapters.containers.tree import Tree
+from scrubber.adapters.proc import cgroup_paths, fields_in, lines_in, number_in, parse_stat
+from scrubber.domain.errors import Unreadable
+from tests.hostile_names import FORM_FEED_AND_OTHERS, path_of_components
+
+OWN = "1f6e5f0e-8a57-4f7c-9d57-0b8c5f2f3a11"
+VICTIM = "2d0b51c5-57b5-4a0f-8f0b-7a4f6f1e9c22"
+UNIT = "nvidia-persistenced.service"
+PIECES = (
+    b"0::",
+    b"12:pids:",
+    b"4:freezer:",
+    b"1:name=systemd:",
+    b"77:other:",
+    b"system.slice",
+    UNIT.encode(),
+    b"kubepods",
+    f"pod{VICTIM}".encode(),
+)
+LOCAL_USER = b"/user.slice/user-1000.slice/user@1000.service/"
+INIT = b"12:pids:/init.scope\n1:name=systemd:/init.scope\n0::/init.scope\n"
+
+
+def cgroup_text(path: bytes) -> bytes:
+    """``/proc/PID/cgroup`` of a process in the cgroup ``path`` of every hierarchy. The kernel escapes nothing in it."""
+    names = (b"12:pids:", b"4:freezer:", b"3:cpu,cpuacct:", b"1:name=systemd:", b"0::")
+    return b"".join(each + path + b"\n" for each in names)
+
+
+def kernels_escapes(path: bytes) -> bytes:
+    """A path as ``/proc/PID/mountinfo`` writes it (``seq_path`` with these four)."""
+    return b"".join(rb"\%03o" % byte if byte in b" \t\n\\" else bytes([byte]) for byte in path)
+
+
+# --- lines, fields, numbers ---
+
+
+@pytest.mark.parametrize("between", FORM_FEED_AND_OTHERS, ids=repr)
+def test_nothing_but_a_line_feed_ends_a_line_and_nothing_but_a_space_or_a_tab_a_field(between: bytes) -> None:
+    word = b"a" + between + b"b"
+    assert lines_in(b"%b\n%b\n" % (word, word)) == [word, word]
+    assert fields_in(b" \t%b  %b " % (word, word)) == [word, word]
+
+
+def test_an_empty_text_has_no_lines_and_an_empty_line_is_one() -> None:
+    assert lines_in(b"") == []
+    assert lines_in(b"a\n\nb") == [b"a", b"", b"b"]
+
+
+@pytest.mark.parametrize("text", ["", "-1", "+1", "1_0", " 1", "1\n", "0x1", "٣", "²", "1.0"])
+def test_a_number_is_made_of_decimal_digits_alone(text: str) -> None:
+    with pytest.raises(ValueError, match="not a decimal number"):
+        number_in(text.encode())
+    assert number_in(b"0042") == 42
+
+
+@given(st.binary(max_size=15))
+def test_no_command_name_changes_what_a_stat_says(name: bytes) -> None:
+    rest = b") S 7 8 8 0 -1 4194304" + b" 0" * 10 + b" 3 0 4242" + b" 0" * 27 + b" 5000 6000 0\n"
+    stat = parse_stat(b"1234 (" + name.replace(b"\0", b"") + rest)
+    assert (stat.pid, stat.state, stat.parent, stat.started, stat.threads) == (1234, "S", 7, 4242, 3)
+
+
+# --- /proc/PID/cgroup ---
+
+
+@given(path_of_components(*PIECES))
+def test_a_cgroups_name_forges_no_line(name: bytes) -> None:
+    path = b"/kubepods/pod%b/%b" % (OWN.encode(), name)
+    expected = dict.fromkeys(("pids", "freezer", "cpu,cpuacct", "name=systemd", ""), os.fsdecode(path))
+    assert cgroup_paths(cgroup_text(path)) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"4:pids:/kubepods/a\n12:pids:/b\n",
+        b"4:pids:/kubepods/a\n4:freezer:/b\n",
+        b"4:cpu,cpuacct:/a\n3:cpuacct:/b\n",
+        b"0::/a\n0::/b\n",
+        b"4:pids:/a\nb\n0::/\n",
+        b"4:pids:/a\n\n",
+        b"0:pids:/a\n",
+        b"4::/a\n",
+        b"4:pids:a\n",
+        b"x:pids:/a\n",
+        b"\xd9\xa4:pids:/a\n",
+    ],
+    ids=repr,
+)
+def test_a_second_line_of_a_hierarchy_or_a_line_of_another_form_is_unreadable(text: bytes) -> None:
+    with pytest.raises(Unreadable, match="not the kernel's"):
+        cgroup_paths(text)
+
+
+@pytest.fixture(scope="module")
+def trees(tmp_path_factory: pytest.TempPathFactory) -> list[Tree]:
+    root = tmp_path_factory.mktemp("cgroup")
+    (root / "kubepods").mkdir()
+    controllers = (frozenset[str](), frozenset({"pids"}), frozenset({"freezer"}), frozenset({"name=systemd"}))
+    return [Tree(Hierarchy(root, 1 if each else 2, each, "/"), Proc()) for each in controllers]
+
+
+@given(path_of_components(*PIECES, line_breaks=True))
+def test_no_process_is_attributed_to_another_pod_by_its_cgroups_name(trees: list[Tree], name: bytes) -> None:
+    """Names with line breaks included, as kernels before 5.13 let them be made: those may be unreadable."""
+    text = cgroup_text(b"/kubepods/pod%b/%b" % (OWN.encode(), name))
+    try:
+        paths = cgroup_paths(text)
+    except Unreadable:
+        assert b"\n" in name
+    else:
+        assert {tree.pod_uid_in(paths) for tree in trees} == {OWN}
+
+
+@pytest.mark.parametrize("end", FORM_FEED_AND_OTHERS, ids=repr)
+def test_a_living_pod_is_not_taken_for_finished_for_a_forged_line(tmp_path: Path, end: bytes) -> None:
+    """Of a pod with several v1 cgroups every process is asked, and here no list of processes shows the one there is."""
+    main, tree = one_process_of_a_v1_pod(tmp_path, b"x" + end + b"8:pids:/elsewhere")
+    members = tree.members(main, "main", Tally(OWN, Proc(tmp_path)))
+    assert [each.pid for each in members or ()] == [77]
+
+
+def test_a_pod_is_unreadable_while_the_cgroups_of_a_process_that_may_be_its_own_cannot_be_told(tmp_path: Path) -> None:
+    main, tree = one_process_of_a_v1_pod(tmp_path, b"x\n8:pids:/elsewhere")
+    with pytest.raises(Unreadable, match="not the kernel's"):
+        tree.members(main, "main", Tally(OWN, Proc(tmp_path)))
+    (main.parent.parent / f"pod{VICTIM}" / "main" / "inner").mkdir(parents=True)
+    assert tree.members(main.parent.parent / f"pod{VICTIM}" / "main", "main", Tally(VICTIM, Proc(tmp_path))) == []
+
+
+def one_process_of_a_v1_pod(root: Path, name: bytes) -> tuple[Path, Tree]:
+    """A proc file system with process 77, which is in a cgroup of that ``name`` in a hierarchy that is listed first."""
+    main = root / "cgroup" / "kubepods" / f"pod{OWN}" / "main"
+    (main / "inner").mkdir(parents=True)
+    process = root / "77"
+    process.mkdir()
+    (process / "stat").write_bytes(b"77 (a) S 1 1 1 0 -1 0" + b" 0" * 10 + b" 1 0 4711" + b" 0" * 30)
+    genuine = b"8:pids:/kubepods/pod%b/main/inner\n0::/\n" % OWN.encode()
+    (process / "cgroup").write_bytes(b"9:name=systemd:/user.slice/" + name + b"\n" + genuine)
+    return main, Tree(Hierarchy(root / "cgroup", 1, frozenset({"pids"}), "/"), Proc(root))
+
+
+@given(path_of_components(*PIECES, line_breaks=True))
+def test_no_local_user_belongs_to_a_pod_or_to_a_unit_by_a_cgroups_name(trees: list[Tree], name: bytes) -> None:
+    text = cgroup_text(LOCAL_USER + name)
+    assert unit_in(text, INIT) is None
+    try:
+        paths = cgroup_paths(text)
+    except Unreadable:
+        assert b"\n" in name
+    else:
+        assert {tree.pod_uid_in(paths) for tree in trees} == {None}
+
+
+@pytest.mark.parametrize("end", [b"\n", *FORM_FEED_AND_OTHERS], ids=repr)
+def test_the_forged_line_of_a_local_user_is_not_the_last_word_about_its_unit(end: bytes) -> None:
+    forged = b"x" + end + b"0::/system.slice/" + UNIT.encode()
+    assert unit_in(b"0::" + LOCAL_USER + forged + b"\n", b"0::/init.scope\n") is None
+    assert unit_in(b"0::/system.slice/" + UNIT.encode() + b"\n", b"0::/init.scope\n") == UNIT
+
+
+# --- /proc/PID/mountinfo ---
+
+MOUNTS = rb"""24 30 0:22 / /proc rw,nosuid shared:5 - proc proc rw
+30 1 8:1 / / rw,relatime - ext4 /dev/root rw
+42 41 0:27 / /sys/fs/cgroup/unified rw,nosuid - cgroup2  rw,nsdelegate
+43 41 0:28 / /sys/fs/cgroup/pids rw - cgroup cgroup rw,pids
+"""
+"""The kernel writes an empty field for a mount without a source, as the third one here is."""
+
+
+@given(path_of_components(b"cgroup2", b"cgroup", b"unified", b"sys", line_breaks=True), st.booleans())
+@example(b"x\x0b1\xc2\xa02\xc2\xa03\xc2\xa0/\xc2\xa0/sys/fs/cgroup/unified/part\xc2\xa0rw", True)
+def test_a_pods_sub_path_changes_nothing_that_is_read_of_the_mount_table(name: bytes, last: bool) -> None:
+    sub_path = kernels_escapes(b"/var/lib/kubelet/pods/a/volumes/b/" + name)
+    point = b"/var/lib/kubelet/pods/%b/volume-subpaths/b/main/0" % VICTIM.encode()
+    line = b"900 30 8:1 %b %b rw,relatime shared:9 - ext4 /dev/root rw\n" % (sub_path, point)
+    mounts = MOUNTS + line if last else line + MOUNTS
+    found = hierarchy_of(Path("/sys/fs/cgroup/unified/part"), mounts)
+    assert found == hierarchy_of(Path("/sys/fs/cgroup/unified/part"), MOUNTS)
+    assert beside(found, mounts) == beside(found, MOUNTS)
+
+
+@given(path_of_components(line_breaks=True))
+def test_a_hierarchy_is_found_at_any_mount_point_and_with_any_path_as_its_root(name: bytes) -> None:
+    point = b"/not-there/" + name
+    mounts = b"43 41 0:28 /%b %b rw - cgroup cgroup rw,pids\n" % (kernels_escapes(name), kernels_escapes(point))
+    found = hierarchy_of(Path(os.fsdecode(point)) / "part", mounts)
+    assert os.fsencode(found.below) == b"/" + name + b"/part"
