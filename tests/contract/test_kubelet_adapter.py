@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -418,6 +419,35 @@ async def test_an_old_kubelet_that_still_has_our_connection_is_not_asked_for_a_n
     assert reading.having("gpu-1")
     assert not reading.having("gpu-0")
     await successor.stop()
+
+
+async def test_a_changed_mode_owner_or_name_of_the_socket_leaves_the_kubelet_the_same(kubelet: Kubelet) -> None:
+    kubelet.answer = listing(pod("train"))
+    async with kubelet.adapter() as adapter:
+        before = await adapter.read()
+        ctime = kubelet.socket.stat().st_ctime_ns
+        while kubelet.socket.stat().st_ctime_ns == ctime:  # the file system's clock has a tick
+            kubelet.socket.chmod(0o600)
+            os.chown(kubelet.socket, os.geteuid(), os.getegid())
+            kubelet.socket.rename(kubelet.root / "renamed.sock").rename(kubelet.socket)
+        kubelet.answer = listing()
+        after = await adapter.read()
+    assert before.kubelet == after.kubelet != ""
+    assert after.trust is Trust.TRUSTED, "an empty list of the kubelet that has proved itself is believed"
+
+
+async def test_a_socket_that_was_made_anew_is_another_kubelets_whatever_its_inode_number(kubelet: Kubelet) -> None:
+    kubelet.answer = listing(pod("train"))
+    async with kubelet.adapter() as adapter:
+        before, created = await adapter.read(), kubelet.socket.stat().st_mtime_ns
+        while kubelet.socket.stat().st_mtime_ns == created:
+            await kubelet.stop()
+            await kubelet.start()
+        kubelet.answer = listing()
+        after = await adapter.read()
+    assert before.kubelet != after.kubelet != ""
+    assert before.kubelet.partition(":")[2] != after.kubelet.partition(":")[2], "the time alone tells them apart"
+    assert after.trust is Trust.EMPTY_AFTER_RESTART
 
 
 async def test_a_kubelet_as_young_as_its_socket_is_not_believed_when_it_lists_nobody(kubelet: Kubelet) -> None:

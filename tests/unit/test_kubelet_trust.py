@@ -10,8 +10,8 @@ from scrubber.adapters.kubelet.trust import Judgement, Observation, SocketIdenti
 from scrubber.domain.assignment import Trust
 
 SETTLE = 60.0
-SOCKET = SocketIdentity(inode=7, changed_ns=1_000, age=3_600.0)
-RESTARTED = SocketIdentity(inode=7, changed_ns=2_000)
+SOCKET = SocketIdentity(inode=7, created_ns=1_000, age=3_600.0)
+RESTARTED = SocketIdentity(inode=7, created_ns=2_000)
 PROVED = Standing(SOCKET, None, asked_before=True)
 
 
@@ -95,7 +95,7 @@ def test_with_an_unreadable_checkpoint_only_time_proves_a_list() -> None:
 
 
 def test_each_restart_starts_the_doubt_anew() -> None:
-    again = SocketIdentity(inode=8, changed_ns=3_000)
+    again = SocketIdentity(inode=8, created_ns=3_000)
     verdict = judged(seen(10, 0, RESTARTED), seen(65, 0, again), seen(75, 0, again))
     assert verdict.trust is Trust.EMPTY_AFTER_RESTART
 

@@ -154,7 +154,7 @@ class KubeletAssignments:
             unproved=frozenset(pod for pod in unlisted if not {pod, replace(pod, uid=None)} & self._listed),
             shares=shares_of(listed or (), checkpoint, logs, ours),
             unexplained=unexplained_among(listed or (), checkpoint, logs, ours),
-            kubelet="" if seen.socket is None or listed is None else f"{seen.socket.inode}:{seen.socket.changed_ns}",
+            kubelet="" if seen.socket is None or listed is None else f"{seen.socket.inode}:{seen.socket.created_ns}",
         )
 
     def _remember(self, seen: Observation, assignments: Collection[Assignment]) -> None:

@@ -183,7 +183,7 @@ class PodResources:
 
     def _identity_of(self, pinned: PinnedSocket) -> SocketIdentity:
         found = pinned.found
-        return SocketIdentity(found.st_ino, found.st_ctime_ns, self._clock.wall() - found.st_ctime)
+        return SocketIdentity(found.st_ino, found.st_mtime_ns, self._clock.wall() - found.st_mtime)
 
 
 def _pods(answer: bytes) -> tuple[ListedPod, ...]:

@@ -19,15 +19,17 @@ class SocketIdentity:
     """Which socket it was. Inode numbers are reused at once, so the time of its creation counts as well.
 
     Attributes:
+        created_ns: modification time of the socket's file. ``bind`` sets it, and neither use nor a change of mode, owner or
+            label does (they change ``st_ctime``). ``touch`` does, and then the socket counts as another: it errs to that side.
         age: seconds since that time, by the wall clock; not part of the identity.
     """
 
     inode: int
-    changed_ns: int
+    created_ns: int
     age: float = 0.0
 
     def same_as(self, other: SocketIdentity) -> bool:
-        return (self.inode, self.changed_ns) == (other.inode, other.changed_ns)
+        return (self.inode, self.created_ns) == (other.inode, other.created_ns)
 
 
 @dataclass(frozen=True, slots=True)
