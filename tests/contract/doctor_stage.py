@@ -135,7 +135,7 @@ def _lay_out_kubelet(root: Path) -> None:
 
 
 def _lay_out_machine(root: Path) -> None:
-    write(root, "proc/self/mountinfo", f"30 20 0:9 / {root}/sys/fs/cgroup rw - cgroup2 cgroup2 rw\n")
+    write(root, "proc/self/mountinfo", f"30 20 0:9 / {root}/sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate\n")
     for name in ("status", "ns"):
         (root / "proc/self" / name).symlink_to(f"/proc/self/{name}")
     (root / "proc/locks").symlink_to("/proc/locks")

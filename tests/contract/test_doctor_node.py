@@ -198,6 +198,29 @@ def test_an_older_kernel_freezes_and_the_oldest_does_neither(node: Node) -> None
     assert (check.level, "one by one" in check.sentence) == (Level.WARNING, True)
 
 
+def test_a_v2_hierarchy_in_which_cgroup_namespaces_are_no_boundary_is_an_error(node: Node) -> None:
+    mounted(node, "30 20 0:9 / ROOT/sys/fs/cgroup rw - cgroup2 cgroup2 rw,memory_recursiveprot")
+    check = found(node, "cgroups")
+    assert (check.level, "without nsdelegate" in check.sentence) == (Level.ERROR, True)
+    assert "mount -o remount,nsdelegate" in check.remedy
+
+
+@pytest.mark.parametrize("options", ["rw", "rw,nsdelegate"])
+def test_a_v2_hierarchy_beside_v1_wants_nsdelegate_just_the_same(node: Node, options: str) -> None:
+    (node.root / "sys/fs/cgroup").rename(node.root / "v2")
+    for each in ("pids", "freezer"):
+        write(node.root, f"sys/fs/cgroup/{each}/cgroup.procs")
+    (node.root / "sys/fs/cgroup/pids/kubepods").mkdir()
+    (node.root / "v2").rename(node.root / "sys/fs/cgroup/unified")
+    mounted(
+        node,
+        "31 20 0:8 / ROOT/sys/fs/cgroup/pids rw - cgroup cgroup rw,pids",
+        f"32 20 0:9 / ROOT/sys/fs/cgroup/unified rw - cgroup2 cgroup2 {options}",
+    )
+    check = found(serving(node, places=Places(cgroups=Path("/sys/fs/cgroup/pids"))), "cgroups")
+    assert check.level is (Level.ERROR if options == "rw" else Level.OK)
+
+
 @pytest.mark.parametrize("freezer", [True, False])
 def test_pods_in_v1_want_the_freezer(node: Node, freezer: bool) -> None:
     (node.root / "sys/fs/cgroup").rename(node.root / "v2")

@@ -230,8 +230,16 @@ async def test_the_commands_answer_about_gpus() -> None:
 async def test_the_doctor_sees_the_node_that_the_service_sees() -> None:
     async with staged() as stage:
         root = stage.world.root
-        for name in ("tmp", "proc/self", "proc/locks", "proc/sys", f"proc/{stage.service.pid}", "sys/fs"):
+        (root / "proc/self").mkdir()
+        own = ("proc/self/status", "proc/self/ns")
+        for name in ("tmp", *own, "proc/locks", "proc/sys", f"proc/{stage.service.pid}", "sys/fs"):
             (root / name).symlink_to(f"/{name}")
+        # How the machine that runs the tests mounts its cgroups is not what is tried here.
+        mounts = [
+            line + b",nsdelegate" * (b" - cgroup2 " in line)
+            for line in Path("/proc/self/mountinfo").read_bytes().split(b"\n")
+        ]
+        (root / "proc/self/mountinfo").write_bytes(b"\n".join(mounts))
         await believed(stage.read)
         ended = await run("--socket", stage.sockets, "--node-root", root, "-o", "json")
         assert ended.code == 5, ended.out

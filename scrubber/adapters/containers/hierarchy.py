@@ -29,12 +29,15 @@ class Hierarchy:
         version: 1 or 2.
         controllers: of a v1 hierarchy, as ``/proc/PID/cgroup`` names them; empty for v2.
         below: the directory's path as ``/proc/PID/cgroup`` shows it.
+        nsdelegate: whether cgroup namespaces are boundaries that no process inside moves anything across (a mount option
+            of v2; v1 has none such).
     """
 
     root: Path
     version: int
     controllers: frozenset[str]
     below: str
+    nsdelegate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,7 @@ def beside(hierarchy: Hierarchy, mountinfo: bytes) -> tuple[Hierarchy, ...]:
 
 def _hierarchy(root: Path, mount: _Mount, below: PurePosixPath) -> Hierarchy:
     if mount.kind == "cgroup2":
-        return Hierarchy(root, 2, frozenset(), str(below))
+        return Hierarchy(root, 2, frozenset(), str(below), "nsdelegate" in mount.options)
     return Hierarchy(root, 1, mount.options - _MOUNT_OPTIONS, str(below))
 
 

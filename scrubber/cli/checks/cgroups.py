@@ -54,6 +54,19 @@ def cgroups(node: Node) -> Iterator[Check]:
         sentence = f"{', '.join(fixed)} cannot be written from here: leftovers that fork could not be ended."
         yield Check("cgroups", serious, sentence, _MOUNT_IT)
         return
+    undelegated = [str(each.root) for each in (hierarchy, *others) if each.version == 2 and not each.nsdelegate]
+    if undelegated:
+        sentence = (
+            f"cgroup v2 at {', '.join(undelegated)} is mounted without nsdelegate: a container that may write to its cgroups "
+            "can lift its own limits and move a process into any other cgroup that it sees. The service would not know that "
+            "process as the pod's."
+        )
+        remedy = (
+            "On the node, outside of containers: mount -o remount,nsdelegate DIR, with the mount point of that cgroup2 file "
+            "system. systemd mounts it so at boot; elsewhere add the option to what mounts it."
+        )
+        yield Check("cgroups", serious, sentence, remedy)
+        return
     where = f", pods in {', '.join(str(each.relative_to(root)) for each in pods)}" if pods else ", no pod yet"
     found = f"cgroup {version} at {root}{where}"
     if not ends:
