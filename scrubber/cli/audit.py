@@ -32,7 +32,6 @@ LedgerOption = Annotated[
     Path | None,
     typer.Option(
         "--ledger",
-        envvar="SCRUBBER_AUDIT_LEDGER",
         metavar="DIR",
         help="The state directory of a stopped service, or a copy of it.",
         show_default="ask the running service",
@@ -42,7 +41,6 @@ FileOption = Annotated[
     str | None,
     typer.Option(
         "--file",
-        envvar="SCRUBBER_AUDIT_FILE",
         metavar="FILE",
         help="What audit export wrote; - reads standard input.",
         show_default="ask the running service",
@@ -52,7 +50,6 @@ HeadOption = Annotated[
     list[str] | None,
     typer.Option(
         "--head",
-        envvar="SCRUBBER_AUDIT_HEAD",
         metavar="SEQ:HASH",
         help="A head that was kept elsewhere, HASH or its first 12 digits or more. Can be given several times.",
         show_default=False,
@@ -62,7 +59,6 @@ AfterOption = Annotated[
     int,
     typer.Option(
         "--after",
-        envvar="SCRUBBER_AUDIT_AFTER",
         metavar="SEQ",
         min=0,
         help="Leave out the rows up to this one.",
@@ -73,7 +69,6 @@ AfterOption = Annotated[
 
 @app.command()
 def verify(
-    context: typer.Context,
     ledger: LedgerOption = None,
     file: FileOption = None,
     head: HeadOption = None,
@@ -89,7 +84,7 @@ def verify(
     from scrubber.cli.exported import Flawed
 
     if ledger is not None and file is not None:
-        ledger, file = _typed(context, ledger, file)
+        raise typer.BadParameter("give either a ledger or a file.", param_hint="--file")
     examination = Examination(_kept(head or ()))
     flaw, source = "", "service"
     if file is not None:
@@ -195,14 +190,6 @@ def _page(message: pb.AuditPage) -> TrailPage:
     return TrailPage(
         Head(message.pruned.sequence, message.pruned.hash), Head(message.head.sequence, message.head.hash), rows
     )
-
-
-def _typed(context: typer.Context, ledger: Path, file: str) -> tuple[Path | None, str | None]:
-    """Which of the two is meant: the one on the command line goes before the one in the environment."""
-    said = [getattr(context.get_parameter_source(each), "name", "") == "COMMANDLINE" for each in ("ledger", "file")]
-    if said[0] == said[1]:
-        raise typer.BadParameter("give either a ledger or a file.", param_hint="--file")
-    return (ledger, None) if said[0] else (None, file)
 
 
 def _offline(directory: Path, after: int) -> Iterator[TrailPage]:

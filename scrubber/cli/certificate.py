@@ -39,7 +39,6 @@ DeviceOption = Annotated[
     str | None,
     typer.Option(
         "--device",
-        envvar="SCRUBBER_DEVICE",
         metavar="DEVICE",
         parser=device_name,
         help="Instead of an id: the certificate of this device, or the one that its newest pod started on.",
@@ -99,14 +98,13 @@ def list_(socket: SocketOption = Path("/run/scrubber"), output: OutputOption = O
 
 @app.command()
 def show(
-    context: typer.Context,
     certificate: CertificateArgument = None,
     device: DeviceOption = None,
     socket: SocketOption = Path("/run/scrubber"),
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Show what a certificate says and what became of it. Exits with 0 only if the node's key signed it."""
-    found = _one(context, certificate, device, socket)
+    found = _one(certificate, device, socket)
     verdict = _checked(found)
     emit(
         Answer(
@@ -123,7 +121,6 @@ def show(
 
 @app.command()
 def export(
-    context: typer.Context,
     certificate: CertificateArgument = None,
     device: DeviceOption = None,
     socket: SocketOption = Path("/run/scrubber"),
@@ -131,7 +128,7 @@ def export(
     """Write a certificate as a DSSE envelope. That is one JSON document, which can be verified anywhere."""
     from scrubber.adapters.signing.envelope import write_envelope
 
-    found = _one(context, certificate, device, socket).signed
+    found = _one(certificate, device, socket).signed
     if not found.certificate.signature:
         complain(
             f"{found.certificate.id} is from before the node had a key, so there is no signature to verify elsewhere. "
@@ -161,7 +158,6 @@ def verify(
         Path | None,
         typer.Option(
             "--key",
-            envvar="SCRUBBER_CERTIFICATE_KEY",
             metavar="FILE",
             help="The node's public key, as certificate key prints it. Then nobody is asked.",
             show_default="the key that the service on this node has now",
@@ -206,12 +202,9 @@ def _ids(device: pb.Device) -> Iterator[str]:
     yield from dict.fromkeys(ids)
 
 
-def _one(context: typer.Context, certificate: str | None, device: str | None, socket: Path) -> _Found:
+def _one(certificate: str | None, device: str | None, socket: Path) -> _Found:
     """The certificate that was asked for, with the service's key."""
-    said = getattr(
-        context.get_parameter_source("device"), "name", ""
-    )  # a device in the environment is no contradiction
-    if certificate and device and said == "COMMANDLINE":
+    if certificate and device:
         raise typer.BadParameter("give either the id of a certificate or --device.", param_hint="--device")
     if not certificate and not device:
         raise typer.BadParameter("give the id of a certificate, or a device by --device.", param_hint="CERT")

@@ -30,7 +30,6 @@ LimitOption = Annotated[
     int,
     typer.Option(
         "--limit",
-        envvar="SCRUBBER_LIMIT",
         min=0,
         max=10_000,
         help="At most so many entries of its history, the newest.",

@@ -32,7 +32,6 @@ WatchOption = Annotated[
     typer.Option(
         "-w",
         "--watch",
-        envvar="SCRUBBER_WATCH",
         help="Go on showing them until interrupted: in place on a terminal, after every change elsewhere.",
     ),
 ]

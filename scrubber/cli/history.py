@@ -30,7 +30,6 @@ DeviceOption = Annotated[
     str,
     typer.Option(
         "--device",
-        envvar="SCRUBBER_DEVICE",
         metavar="DEVICE",
         parser=device_name,
         help="This device only: UUID, unique beginning of one, or index.",
@@ -41,7 +40,6 @@ TenantOption = Annotated[
     str,
     typer.Option(
         "--tenant",
-        envvar="SCRUBBER_TENANT",
         metavar="NAMESPACE",
         help="Only what names this namespace as the tenant: hand-overs, signals, quarantines.",
         show_default="all tenants",
@@ -51,7 +49,6 @@ OutcomeOption = Annotated[
     str,
     typer.Option(
         "--outcome",
-        envvar="SCRUBBER_OUTCOME",
         metavar="OUTCOME",
         help=f"Only what ended so, one of: {', '.join(_OUTCOMES)}.",
         show_default="all outcomes",
@@ -61,7 +58,6 @@ EventOption = Annotated[
     list[str] | None,
     typer.Option(
         "--event",
-        envvar="SCRUBBER_EVENT",
         metavar="EVENT",
         help="Only this event, such as scrub.finished; a name that ends in a dot, such as health., is all that begin so. "
         "Can be given several times.",
@@ -72,7 +68,6 @@ BeforeOption = Annotated[
     int,
     typer.Option(
         "--before",
-        envvar="SCRUBBER_BEFORE",
         metavar="SEQUENCE",
         min=0,
         help="Only what stands on the trail before this row.",
@@ -83,7 +78,6 @@ SinceOption = Annotated[
     str,
     typer.Option(
         "--since",
-        envvar="SCRUBBER_SINCE",
         metavar="TIME",
         help="Not older than this: 30m, 2h, or a moment such as 2026-11-20T08:00:00Z.",
         show_default="the beginning",
@@ -91,11 +85,9 @@ SinceOption = Annotated[
 ]
 LimitOption = Annotated[
     int,
-    typer.Option("--limit", envvar="SCRUBBER_LIMIT", min=1, help="At most so many entries, the newest."),
+    typer.Option("--limit", min=1, help="At most so many entries, the newest."),
 ]
-AllOption = Annotated[
-    bool, typer.Option("--all", envvar="SCRUBBER_ALL", help="All entries that there are, whatever --limit says.")
-]
+AllOption = Annotated[bool, typer.Option("--all", help="All entries that there are, whatever --limit says.")]
 
 _LIMIT = 100
 HEADER = (

@@ -68,7 +68,7 @@ app = new_app(
     "4 the wait was over first, the operation still runs; 5 warnings only; 130 interrupted.",
     Commands,
     "New here? scrubber demo tells the whole story on a simulated node. scrubber COMMAND --help has a command's flags, the "
-    "environment variable of each, and examples. scrubber completion makes Tab complete all of it.",
+    "environment variables of those that are settings, and examples. scrubber completion makes Tab complete all of it.",
 )
 
 

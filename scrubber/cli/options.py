@@ -1,4 +1,8 @@
-"""Flags that several commands share. A flag means the same everywhere, and so does its environment variable."""
+"""Flags that several commands share. A flag means the same everywhere, and so does its environment variable.
+
+Only settings (where things are, how answers are written) have a variable. What selects, aims or confirms is typed each time:
+a forgotten variable would change silently what a command shows or does.
+"""
 
 from __future__ import annotations
 

@@ -73,7 +73,6 @@ def show(
         bool,
         typer.Option(
             "--all-xids",
-            envvar="SCRUBBER_ALL_XIDS",
             help="Write every XID out, and not only those whose class is not the shipped table's.",
         ),
     ] = False,
@@ -120,24 +119,22 @@ def explain(
     policy: PolicyArgument = "default",
     kind: Annotated[
         HandOver,
-        typer.Option("--kind", envvar="SCRUBBER_KIND", help="How the next assignment relates to the previous one."),
+        typer.Option("--kind", help="How the next assignment relates to the previous one."),
     ] = (HandOver.SAME_CONTAINER),
     hygiene: Annotated[
         Hygiene,
         typer.Option(
             "--hygiene",
-            envvar="SCRUBBER_HYGIENE",
             help="What is known of the device's bytes. clean: with a certificate.",
         ),
     ] = Hygiene.IN_USE,
-    health: Annotated[
-        Health, typer.Option("--health", envvar="SCRUBBER_HEALTH", help="Whether the device may be trusted to work.")
-    ] = (Health.HEALTHY),
+    health: Annotated[Health, typer.Option("--health", help="Whether the device may be trusted to work.")] = (
+        Health.HEALTHY
+    ),
     watched: Annotated[
         bool,
         typer.Option(
             "--watched/--unwatched",
-            envvar="SCRUBBER_WATCHED",
             help="Whether the last pod was seen to run, and nobody else can have had the device since it was clean.",
         ),
     ] = True,
@@ -145,7 +142,6 @@ def explain(
         str,
         typer.Option(
             "--model",
-            envvar="SCRUBBER_MODEL",
             metavar="NAME",
             help="The device's model, which may have an override.",
             show_default=False,
@@ -155,7 +151,6 @@ def explain(
         str,
         typer.Option(
             "--resource",
-            envvar="SCRUBBER_RESOURCE",
             metavar="NAME",
             help="The resource that it is handed out under, which may have an override: nvidia.com/gpu.",
             show_default=False,
@@ -174,7 +169,6 @@ def explain(
         int | None,
         typer.Option(
             "--xid",
-            envvar="SCRUBBER_XID",
             metavar="CODE",
             min=1,
             help="Say what follows when the device reports this XID.",

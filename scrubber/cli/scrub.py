@@ -37,20 +37,17 @@ DevicesArgument = Annotated[
 ]
 AllIdleOption = Annotated[
     bool,
-    typer.Option(
-        "--all-idle", envvar="SCRUBBER_ALL_IDLE", help="Every device that nobody has; scrubs under way are joined."
-    ),
+    typer.Option("--all-idle", help="Every device that nobody has; scrubs under way are joined."),
 ]
 PathOption = Annotated[
     ScrubPath,
-    typer.Option("--path", envvar="SCRUBBER_PATH", help="fast: checks only; slow: everything, the memory included."),
+    typer.Option("--path", help="fast: checks only; slow: everything, the memory included."),
 ]
-WaitOption = Annotated[bool, typer.Option("--wait/--no-wait", envvar="SCRUBBER_WAIT", help="Wait until it has ended.")]
+WaitOption = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it has ended.")]
 TimeoutOption = Annotated[
     float | None,
     typer.Option(
         "--timeout",
-        envvar="SCRUBBER_TIMEOUT",
         metavar="TIME",
         parser=seconds,
         help="How long to wait, such as 30s; then exit with 4 while it goes on. With --no-wait: for it to begin.",

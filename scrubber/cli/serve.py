@@ -329,14 +329,11 @@ def plugin(
 
 
 def demo(
-    keep: Annotated[
-        bool, typer.Option("--keep", envvar="SCRUBBER_DEMO_KEEP", help="Keep the node's directory and logs.")
-    ] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the node's directory and logs.")] = False,
     directory: Annotated[
         Path | None,
         typer.Option(
             "--dir",
-            envvar="SCRUBBER_DEMO_DIR",
             metavar="DIR",
             help="Where the node is made, and its logs and ledger stay.",
             show_default="a new one, which is removed",
@@ -346,7 +343,6 @@ def demo(
         bool,
         typer.Option(
             "--stay",
-            envvar="SCRUBBER_DEMO_STAY",
             help="Leave the node running afterwards until Ctrl-C, with its metrics on ports of 127.0.0.1 that it names.",
         ),
     ] = False,

@@ -35,7 +35,6 @@ DeviceOption = Annotated[
     str,
     typer.Option(
         "--device",
-        envvar="SCRUBBER_SIM_DEVICE",
         metavar="ID",
         help="UUID, unique beginning of one, or index.",
         show_default=False,
@@ -45,7 +44,6 @@ AnyDeviceOption = Annotated[
     str | None,
     typer.Option(
         "--device",
-        envvar="SCRUBBER_SIM_DEVICE",
         metavar="ID",
         help="UUID, unique beginning of one, or index.",
         show_default="the whole node",
@@ -61,14 +59,10 @@ class ResetAnswer(StrEnum):
 @app.command()
 def create(
     directory: DirOption,
-    devices: Annotated[
-        int, typer.Option(envvar="SCRUBBER_SIM_DEVICES", metavar="N", help="How many GPUs the node has.")
-    ] = 4,
+    devices: Annotated[int, typer.Option(metavar="N", help="How many GPUs the node has.")] = 4,
     memory: Annotated[
         int,
-        typer.Option(
-            envvar="SCRUBBER_SIM_MEMORY", metavar="SIZE", parser=size, help="Of each GPU.", show_default="256MiB"
-        ),
+        typer.Option(metavar="SIZE", parser=size, help="Of each GPU.", show_default="256MiB"),
     ] = 256 * 1024 * 1024,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -87,7 +81,7 @@ def create(
 def split(
     directory: DirOption,
     device: DeviceOption,
-    instances: Annotated[int, typer.Option(envvar="SCRUBBER_SIM_INSTANCES", metavar="N", help="Into how many.")] = 2,
+    instances: Annotated[int, typer.Option(metavar="N", help="Into how many.")] = 2,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Split a GPU into instances, as MIG does. Nobody may hold it, and it is then not handed out itself."""
@@ -112,44 +106,27 @@ def fault(
     device: AnyDeviceOption = None,
     xid: Annotated[
         int | None,
-        typer.Option(envvar="SCRUBBER_SIM_XID", metavar="N", help="Raise an XID; its condition stands until cleared."),
+        typer.Option(metavar="N", help="Raise an XID; its condition stands until cleared."),
     ] = None,
-    ecc: Annotated[
-        int | None, typer.Option(envvar="SCRUBBER_SIM_ECC", metavar="N", help="Add uncorrected ECC errors.")
-    ] = None,
-    lost: Annotated[bool, typer.Option("--lost", envvar="SCRUBBER_SIM_LOST", help="It fell off the bus.")] = False,
-    stuck: Annotated[
-        bool, typer.Option("--stuck", envvar="SCRUBBER_SIM_STUCK", help="Questions about it hang for ever.")
-    ] = False,
+    ecc: Annotated[int | None, typer.Option(metavar="N", help="Add uncorrected ECC errors.")] = None,
+    lost: Annotated[bool, typer.Option("--lost", help="It fell off the bus.")] = False,
+    stuck: Annotated[bool, typer.Option("--stuck", help="Questions about it hang for ever.")] = False,
     slow_clear: Annotated[
         float | None,
-        typer.Option(
-            envvar="SCRUBBER_SIM_SLOW_CLEAR", metavar="TIME", parser=seconds, help="Clearing takes at least so long."
-        ),
+        typer.Option(metavar="TIME", parser=seconds, help="Clearing takes at least so long."),
     ] = None,
-    wont_clear: Annotated[
-        bool, typer.Option("--wont-clear", envvar="SCRUBBER_SIM_WONT_CLEAR", help="Cleared bytes come back.")
-    ] = False,
-    reset: Annotated[
-        ResetAnswer | None, typer.Option(envvar="SCRUBBER_SIM_RESET", help="How resets end from now on.")
-    ] = None,
+    wont_clear: Annotated[bool, typer.Option("--wont-clear", help="Cleared bytes come back.")] = False,
+    reset: Annotated[ResetAnswer | None, typer.Option(help="How resets end from now on.")] = None,
     driver_absent: Annotated[
         bool,
-        typer.Option("--driver-absent", envvar="SCRUBBER_SIM_DRIVER_ABSENT", help="The node has no driver any more."),
+        typer.Option("--driver-absent", help="The node has no driver any more."),
     ] = False,
-    ghost: Annotated[
-        bool, typer.Option("--ghost", envvar="SCRUBBER_SIM_GHOST", help="It is held, and no process can be found.")
-    ] = False,
-    unkillable: Annotated[
-        bool, typer.Option("--unkillable", envvar="SCRUBBER_SIM_UNKILLABLE", help="Its holders cannot be ended.")
-    ] = False,
-    temperature: Annotated[
-        int | None, typer.Option(envvar="SCRUBBER_SIM_TEMPERATURE", metavar="N", help="In degrees Celsius.")
-    ] = None,
+    ghost: Annotated[bool, typer.Option("--ghost", help="It is held, and no process can be found.")] = False,
+    unkillable: Annotated[bool, typer.Option("--unkillable", help="Its holders cannot be ended.")] = False,
+    temperature: Annotated[int | None, typer.Option(metavar="N", help="In degrees Celsius.")] = None,
     recovery: Annotated[
         str | None,
         typer.Option(
-            envvar="SCRUBBER_SIM_RECOVERY",
             metavar="ACTION",
             help="What the driver itself asks for: none, reset, reboot, drain-p2p, drain-and-reset, imex, bus-reset, "
             "system-reboot; absent: it is too old to say.",
@@ -158,7 +135,6 @@ def fault(
     condition: Annotated[
         list[str] | None,
         typer.Option(
-            envvar="SCRUBBER_SIM_CONDITION",
             metavar="CODE[=READ]",
             help="What the driver says while it lasts, and what is read: pcie-width='x8 of x16'. Several times if need be.",
         ),
@@ -166,7 +142,6 @@ def fault(
     counter: Annotated[
         list[str] | None,
         typer.Option(
-            envvar="SCRUBBER_SIM_COUNTER",
             metavar="NAME=N",
             help="Set what the device counts over its life, such as retired_pages. It outlives resets and sim clear.",
         ),
@@ -174,22 +149,17 @@ def fault(
     firmware: Annotated[
         str | None,
         typer.Option(
-            envvar="SCRUBBER_SIM_FIRMWARE",
             metavar="VERSION",
             help="Somebody wrote this version of the VBIOS into it, such as 96.00.89.",
         ),
     ] = None,
     repeat: Annotated[
         int,
-        typer.Option(
-            envvar="SCRUBBER_SIM_REPEAT", metavar="N", min=1, max=10_000_000, help="How often the XID is raised."
-        ),
+        typer.Option(metavar="N", min=1, max=10_000_000, help="How often the XID is raised."),
     ] = 1,
     rate: Annotated[
         float,
-        typer.Option(
-            envvar="SCRUBBER_SIM_RATE", metavar="N", min=0.001, max=100_000, help="Of repeated XIDs, a second."
-        ),
+        typer.Option(metavar="N", min=0.001, max=100_000, help="Of repeated XIDs, a second."),
     ] = 1000.0,
 ) -> None:
     """Break a device, or the node's driver, while everything runs."""
@@ -243,7 +213,6 @@ def clear(
     condition: Annotated[
         list[str] | None,
         typer.Option(
-            envvar="SCRUBBER_SIM_CONDITION",
             metavar="NAME",
             help="Lift this one only, named like the flag of sim fault (xid, lost, ...) or by its code (pcie-width, ...). "
             "May be given several times.",
@@ -269,8 +238,7 @@ def reboot(directory: DirOption) -> None:
 
 
 def _tenant_flag(name: str, text: str, metavar: str | None = None, parser: Callable[[str], Any] | None = None) -> Any:
-    variable = f"SCRUBBER_SIM_TENANT_{name.upper().replace('-', '_')}"
-    return typer.Option(f"--{name}", envvar=variable, metavar=metavar, parser=parser, help=text)
+    return typer.Option(f"--{name}", metavar=metavar, parser=parser, help=text)
 
 
 @app.command()

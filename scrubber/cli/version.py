@@ -15,9 +15,7 @@ __all__ = ["add_commands"]
 
 ServiceOption = Annotated[
     bool,
-    typer.Option(
-        "--service", envvar="SCRUBBER_VERSION_SERVICE", help="Ask the running service for its version too, and compare."
-    ),
+    typer.Option("--service", help="Ask the running service for its version too, and compare."),
 ]
 
 

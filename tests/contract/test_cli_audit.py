@@ -104,15 +104,13 @@ class TestVerifyAService:
         assert verdict(ended) == (1, "broken")
         assert [each["standing"] for each in ended.json["kept"]] == ["found", "replaced"]
 
-    async def test_heads_come_from_the_environment_too(self, service: Reading, short_tmp: Path) -> None:
-        told = await at_terminal(
-            *("audit", "verify"),
-            columns=200,
-            environment={"SCRUBBER_SOCKET": str(short_tmp), "SCRUBBER_AUDIT_HEAD": f"3:{'b' * 12} 99:{'c' * 12}"},
-        )
-        assert told.code == 1
-        assert "3:bbbbbbbbbbbb replaced" in told.text
-        assert "99:cccccccccccc cut-off" in told.text
+    async def test_a_head_that_was_replaced_and_one_that_was_cut_off_are_told_apart(
+        self, service: Reading, short_tmp: Path
+    ) -> None:
+        ended = await run(short_tmp, "audit", "verify", "--head", f"3:{'b' * 12}", "--head", f"99:{'c' * 12}")
+        assert ended.code == 1
+        assert "3:bbbbbbbbbbbb replaced" in ended.out
+        assert "99:cccccccccccc cut-off" in ended.out
 
     @pytest.mark.parametrize("head", ["20", f"0:{'a' * 64}", "20:abcdef"])
     async def test_a_head_that_is_none_is_refused_before_anything_is_read(self, short_tmp: Path, head: str) -> None:

@@ -13,7 +13,6 @@ import pytest
 from scrubber.domain.errors import NotReady
 from tests.contract.audit_stage import ROWS, Reading, grow, reading, tamper, verdict, written
 from tests.contract.cli_stage import Ended, run, start
-from tests.contract.terminal import at_terminal
 from tests.ledger_samples import fill
 
 
@@ -78,16 +77,6 @@ class TestVerifyAFile:
         ended = await run(short_tmp, "audit", "verify", "--file", str(exported), "--ledger", str(home))
         assert (ended.code, ended.out) == (2, "")
         assert "give either a ledger or a file" in ended.err
-
-    async def test_what_is_typed_goes_before_what_is_in_the_environment(
-        self, exported: Path, tmp_path: Path, short_tmp: Path
-    ) -> None:
-        told = await at_terminal(
-            *("audit", "verify", "--file", str(exported)),
-            columns=200,
-            environment={"SCRUBBER_AUDIT_LEDGER": str(tmp_path / "none")},
-        )
-        assert told.code == 0
 
 
 class TestExport:

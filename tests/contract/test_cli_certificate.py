@@ -211,13 +211,6 @@ class TestShow:
             assert (ended.code, ended.out) == (2, "")
             assert said in ended.err
 
-    async def test_an_id_counts_more_than_a_device_in_the_environment(
-        self, service: Certifying, short_tmp: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        words = [sys.executable, "-m", "scrubber.cli.main", "certificate", "show", FAST.id, "-o", "name"]
-        process = await _process(words, environment(short_tmp, SCRUBBER_DEVICE="0"))
-        assert process == (0, f"{FAST.id}\n")
-
     async def test_a_certificate_that_the_nodes_key_did_not_sign_is_no_yes(
         self, service: Certifying, short_tmp: Path
     ) -> None:

@@ -74,9 +74,8 @@ class TestCreate:
         self, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("SCRUBBER_SIM_DIR", str(tmp_path / "n"))
-        monkeypatch.setenv("SCRUBBER_SIM_DEVICES", "1")
-        monkeypatch.setenv("SCRUBBER_SIM_MEMORY", "4KiB")
-        assert [each["memory_bytes"] for each in answer(capsys, "create")] == [4096]
+        made = answer(capsys, "create", "--devices", "1", "--memory", "4KiB")
+        assert [each["memory_bytes"] for each in made] == [4096]
 
     def test_another_node_is_never_made_over_the_one_that_is_there(self, node: Path, capsys: Capture) -> None:
         before = layout.load(node)
