@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from scrubber.cli.asking import run
-from scrubber.cli.causes import said
+from scrubber.cli.causes import OUT, said
 from scrubber.cli.consent import NoInputOption, YesOption, admitted, ask, asks
 from scrubber.cli.options import DeviceArgument, OutputOption, SocketOption
 from scrubber.cli.output import Output, emit
@@ -45,10 +45,6 @@ ReasonOption = Annotated[
 ]
 
 
-_OUT = ("quarantined", "condemned")
-"""Only what is so can be let back in."""
-
-
 def add_commands(app: typer.Typer) -> None:
     app.command()(quarantine)
     app.command()(unquarantine)
@@ -76,7 +72,7 @@ def unquarantine(
     if asks(yes=yes, no_input=no_input):
         admitted(socket)
         found = described(socket, device)
-        if found.health not in _OUT:
+        if found.health not in OUT:
             called = "on probation" if found.health == "probation" else found.health
             raise Refused(f"Device {found.index} ({found.id}) is {called}, not quarantined.")
         cause = f": {said(found.cause)}" if found.HasField("cause") else "."

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from scrubber.api import scrubber_pb2 as pb
 
-__all__ = ["BY_ITSELF", "leads_back", "out_of_service", "said"]
+__all__ = ["BY_ITSELF", "OUT", "leads_back", "out_of_service", "said"]
 
 BY_ITSELF = ("scrub", "reset", "wait")
 """Ways back on which the service makes the next attempt; on the others a person does."""
+
+OUT = ("quarantined", "condemned")
+"""Health of a device that stays out of service until something leads it back: a recovery, or an operator's release."""
 
 
 def leads_back(device: pb.Device) -> str:

@@ -54,8 +54,8 @@ def reset(
 ) -> None:
     """Reset a device that nobody has, and scrub it. Shows what is reset together with it, and asks.
 
-    Exits with 0 only if the device came back and was proved clean, 3 if it is refused or cannot be reset here, 4 if the
-    wait was over first. Ctrl-C ends the waiting, never the reset.
+    Exits with 0 only if the device was reset, proved clean and is not quarantined afterwards, 1 if not, 3 if it is refused
+    or cannot be reset here, 4 if the wait was over first. Ctrl-C ends the waiting, never the reset.
     """
     from scrubber.cli.verdict import conclude
 

@@ -1,27 +1,27 @@
 """What came of scrubs and resets: a line for each device, every property of a single one, and one exit code for all.
 
-Promise: 0 is given only for what was proved. A device of which nobody heard the end is told as such, and never counts
-as clean.
+Promise: 0 is given only for what was proved; of a reset, only if the device is not quarantined afterwards. A device whose
+end was not heard is reported as such, and never counts as clean.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
-from scrubber.cli.causes import leads_back, out_of_service
+from scrubber.cli.causes import OUT, leads_back, out_of_service, said
 from scrubber.cli.exits import Exit, exit_for
 from scrubber.cli.following import Course, Ended, Followed
-from scrubber.cli.output import Answer, Column, Output, Section, emit, tell
+from scrubber.cli.output import Answer, Column, Output, Section, complain, emit, tell
 from scrubber.domain.errors import Away, NotPermitted
 
 if TYPE_CHECKING:
     from scrubber.api import scrubber_pb2 as pb
 
-__all__ = ["amount", "conclude", "exit_code", "going_on", "word"]
+__all__ = ["amount", "conclude", "exit_code", "going_on", "word", "worst"]
 
 _WORST = (Exit.INTERRUPTED, Exit.NEGATIVE, Exit.USAGE, Exit.REFUSED, Exit.TIMED_OUT, Exit.OK)
 _BY_WEIGHT = ("fault", "dirty", "warning", "note")
@@ -38,20 +38,29 @@ def word(course: Course) -> str:
     return "unknown" if course.progress is None else "under-way"
 
 
-def exit_code(followed: Followed) -> Exit:
-    """The worst of all devices: 130, else 1, 2, 3, 4, and 0 only if each was proved clean."""
+def exit_code(followed: Followed, doing: str) -> Exit:
+    """The worst of all devices: 130, else 1, 2, 3, 4, and 0 only if each was proved clean.
+
+    Args:
+        doing: "scrub" or "reset". A device that stays quarantined after its reset is a negative verdict.
+    """
     if followed.ended is Ended.INTERRUPTED:
         return Exit.INTERRUPTED
-    codes = {_code(course, followed.ended) for course in followed.courses}
-    return next((each for each in _WORST if each in codes), Exit.OK)
+    return worst({_code(course, followed.ended, doing) for course in followed.courses})
 
 
-def _code(course: Course, ended: Ended) -> Exit:
+def worst(codes: Iterable[Exit]) -> Exit:
+    """The exit code of a command that did something to several devices, each of which ended with one of ``codes``."""
+    found = set(codes)
+    return next((each for each in _WORST if each in found), Exit.OK)
+
+
+def _code(course: Course, ended: Ended, doing: str) -> Exit:
     if course.error is not None:
         return exit_for(course.error)
     match word(course):
         case "passed":
-            return Exit.OK
+            return Exit.NEGATIVE if _reset_in_vain(course, doing) else Exit.OK
         case "held-up":
             return Exit.REFUSED
         case "under-way":
@@ -85,8 +94,11 @@ def conclude(followed: Followed, doing: str, output: Output, *, single: bool, wa
             if course.result is None and course.error is None:
                 tell(going_on(course, doing), "Note: " if followed.ended is Ended.INTERRUPTED else "Error: ")
     if not single or courses[0].result is not None or (_begun(courses[0]) and not waited):
-        emit(_summary(courses, followed.ended, single=single), output)
-    raise typer.Exit(exit_code(followed))
+        emit(_summary(courses, followed.ended, doing, single=single), output)
+    for course in courses:
+        if sentence := _reset_in_vain(course, doing):
+            complain(sentence)
+    raise typer.Exit(exit_code(followed, doing))
 
 
 def _same_for_all(courses: Sequence[Course]) -> bool:
@@ -99,7 +111,7 @@ def _begun(course: Course) -> bool:
     return course.progress is not None or course.result is not None
 
 
-def _summary(courses: Sequence[Course], ended: Ended, *, single: bool) -> Answer:
+def _summary(courses: Sequence[Course], ended: Ended, doing: str, *, single: bool) -> Answer:
     """A line for each device, and below a single one all of its properties."""
     # Of what goes on while nobody waits, a sentence has told already.
     told = [course for course in courses if ended is Ended.ALL_SAID or course.result or course.error]
@@ -119,7 +131,9 @@ def _summary(courses: Sequence[Course], ended: Ended, *, single: bool) -> Answer
         rows=[_line(course) for course in told],
         empty="None of them has ended yet." if courses else "No device is idle.",
         sections=() if alone is None else [Section("The scrub", (), list(_properties(alone)))],
-        notes=[sentence for course in courses for sentence in (_unexplained(course), _still_out(course)) if sentence],
+        notes=[
+            sentence for course in courses for sentence in (_unexplained(course), _still_out(course, doing)) if sentence
+        ],
         kind="ScrubResult",
     )
 
@@ -135,10 +149,22 @@ def _unexplained(course: Course) -> str:
     )
 
 
-def _still_out(course: Course) -> str:
-    """Why nobody is handed the device although its scrub has ended; empty where somebody may be."""
+def _still_out(course: Course, doing: str) -> str:
+    """Why nobody is handed the device although its scrub has ended; empty where somebody may be, or an error says it."""
     result = course.result
-    return out_of_service(result.device) if result is not None and result.HasField("device") else ""
+    if result is None or not result.HasField("device") or _reset_in_vain(course, doing):
+        return ""
+    return out_of_service(result.device)
+
+
+def _reset_in_vain(course: Course, doing: str) -> str:
+    """Why a reset that passed did not bring the device back, and what does; empty if it did, or was no reset."""
+    result = course.result
+    if doing != "reset" or result is None or word(course) != "passed" or result.device.health not in OUT:
+        return ""
+    device = result.device
+    why = f"{said(device.cause)} {leads_back(device)}" if device.HasField("cause") else f"Its state is {device.state}."
+    return f"Device {device.index or device.id} was reset and proved clean, and is still {device.health}: {why}"
 
 
 def _data(course: Course) -> dict[str, Any]:

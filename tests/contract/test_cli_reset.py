@@ -151,6 +151,31 @@ class TestReset:
         ended = await command(short_tmp, *RESET, "--yes")
         assert (ended.code, "It did not come back." in ended.out.splitlines()[1]) == (1, True)
 
+    @pytest.mark.parametrize("health", ["quarantined", "condemned"])
+    async def test_a_reset_after_which_the_device_is_still_out_of_service_is_a_negative_verdict(
+        self, stage: Node, short_tmp: Path, health: str
+    ) -> None:
+        update = passed(DEVICE)
+        cause = pb.Cause(code="operator", sentence="It is noisy", way_back="person", since=1.0, actor="uid:0")
+        out = device(1, state=health, health=health, cause=cause, offered=False)
+        update.result.device.CopyFrom(out)
+        stage.scripts["1"] = [update]
+        ended = await command(short_tmp, *RESET, "--yes", "-o", "json")
+        assert (ended.code, ended.json["scrub"]["outcome"], ended.json["device"]["health"]) == (1, "passed", health)
+        assert ended.err.endswith(
+            f"Error: Device 1 was reset and proved clean, and is still {health}: It is noisy. Only a person can release it: "
+            "scrubber unquarantine 1 --reason …\n"
+        )
+        assert "Note: Device 1 is" not in ended.err
+
+    async def test_a_reset_that_leads_to_probation_brought_the_device_back(self, stage: Node, short_tmp: Path) -> None:
+        update = passed(DEVICE)
+        update.result.device.CopyFrom(device(1, state="probation", health="probation", offered=False))
+        stage.scripts["1"] = [update]
+        ended = await command(short_tmp, *RESET, "--yes")
+        assert ended.code == 0
+        assert "Note: Device 1 is on probation" in ended.err
+
     async def test_a_wait_that_is_over_first_leaves_the_reset_going_on(self, stage: Node, short_tmp: Path) -> None:
         stage.scripts["1"] = [begun(DEVICE), FOREVER]
         ended = await command(short_tmp, *RESET, "--yes", "--timeout", "3s")
