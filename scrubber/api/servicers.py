@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -20,7 +21,7 @@ from scrubber.api import scrubber_pb2 as pb
 from scrubber.api.frontdoor import actor_of
 from scrubber.api.watching import Following
 from scrubber.domain.device import find_device
-from scrubber.domain.errors import InvalidRequest, NotReady
+from scrubber.domain.errors import InvalidRequest, LedgerFailure, NotReady
 from scrubber.engine.views import DeviceView, ScrubNews, Service
 from scrubber.ports import HistoryEntry, HistoryQuery
 
@@ -112,19 +113,29 @@ class ReadServicer(scrubber_pb2_grpc.ReadServicer):
         query = HistoryQuery(
             device=device,
             since=request.since or None,
-            limit=limit + 1,  # whether there is one more decides what is said of the rest
+            limit=limit,
             tenant=request.tenant or None,
             outcome=request.outcome or None,
             events=event_names.asked_for(request.events),
             before=request.before or None,
         )
-        entries = await self._service.history(query)
+        entries, more = await self._past(query)
         if unknown is None or entries:
-            return await _page(entries, limit)
+            return await _page(entries, more=more)
         # Of a device that is gone there may be nothing of what was asked for, which does not make its id a wrong one.
         if not await self._service.history(HistoryQuery(device=device, limit=1)):
             raise unknown
         return pb.GetHistoryResponse(next_before=0)
+
+    async def _past(self, query: HistoryQuery) -> tuple[Sequence[HistoryEntry], bool]:
+        """The entries that ``query`` asks for, and whether there are older ones."""
+        try:
+            entries = await self._service.history(replace(query, limit=query.limit + 1))
+        except LedgerFailure:
+            # Damage behind the last row of this page does not keep its rows back: the next page is refused for it.
+            entries = await self._service.history(query)
+            return entries, len(entries) == query.limit
+        return entries[: query.limit], len(entries) > query.limit
 
     async def GetServiceInfo(self, request: pb.GetServiceInfoRequest, context: Context) -> pb.ServiceInfo:
         return messages.service_info(self._service.info())
@@ -204,15 +215,18 @@ class AdminServicer(scrubber_pb2_grpc.AdminServicer):
         return pb.ScrubUpdate(result=result)
 
 
-async def _page(entries: Sequence[HistoryEntry], limit: int) -> pb.GetHistoryResponse:
-    """As many of ``entries`` as a client takes at once, at most ``limit``, and where it goes on if that is not all.
+async def _page(entries: Sequence[HistoryEntry], *, more: bool) -> pb.GetHistoryResponse:
+    """As many of ``entries`` as a client takes at once, and where it goes on if that is not all.
+
+    Args:
+        more: there are older ones than the last of ``entries``.
 
     Raises:
         InvalidRequest: the first one alone is too large.
     """
     answer = pb.GetHistoryResponse(next_before=0)
     room = _LARGEST_ANSWER
-    for number, each in enumerate(entries[:limit]):
+    for number, each in enumerate(entries):
         if number % _AT_A_TIME == _AT_A_TIME - 1:
             await asyncio.sleep(0)
         message = messages.history_entry(each)
@@ -220,7 +234,7 @@ async def _page(entries: Sequence[HistoryEntry], limit: int) -> pb.GetHistoryRes
         if room < 0:
             break
         answer.entries.append(message)
-    if len(answer.entries) < len(entries):
+    if more or len(answer.entries) < len(entries):
         if not answer.entries:
             row = entries[0].sequence
             raise InvalidRequest(f"Row {row} is too large for an answer: --before {row} leaves it out.")

@@ -5,18 +5,18 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from scrubber.cli.asking import run
 from scrubber.cli.options import OutputOption, SocketOption, device_name, seconds
-from scrubber.cli.output import Answer, Column, Output, emit, note, plain, utc
+from scrubber.cli.output import Answer, Column, ListDocument, Output, emit, note, plain, utc
 
 if TYPE_CHECKING:
     from scrubber.api import scrubber_pb2 as pb
@@ -162,8 +162,11 @@ def history(
         limit_typed=_typed(context, "limit"),
     )
 
+    if output in (Output.JSON, Output.YAML):
+        run(_write(asked, socket, output))
+        return
     told, next_before = run(_ask(asked, socket, output))
-    if next_before and (output is Output.TABLE or (output is Output.NAME and _at_terminal())):
+    if next_before and (output is Output.TABLE or _at_terminal()):
         # Above the table: nobody scrolls through rows to learn that the oldest of them are not there.
         note(_older(asked, told.entries))
         onward = replace(asked, before=next_before).flags()
@@ -172,14 +175,35 @@ def history(
         if output is Output.NAME:
             onward += ["--output", output]
         _show_command(onward)
-    emit(told.answer(next_before, empty=_nothing(asked)), output)
+    emit(told.answer(empty=_nothing(asked)), output)
 
 
 async def _ask(asked: _Asked, socket: Path, output: Output) -> tuple[_Told, int]:
     """What was found, and the row before which there is more; 0 if there is none."""
+    told, next_before = _Told(output), 0
+    async for page in _pages(asked, socket):
+        told.add(page.entries)
+        next_before = page.next_before
+    return told, next_before
+
+
+async def _write(asked: _Asked, socket: Path, output: Output) -> None:
+    """Write what is found as one JSON or YAML document, page by page: a whole trail is 100,000 rows with their evidence.
+
+    Nothing is written before the first page is there, so that a refused request leaves standard output empty.
+    """
+    from scrubber.cli import shapes
+
+    document, next_before = ListDocument(kind="HistoryEntryList", output=output), 0
+    async for page in _pages(asked, socket):
+        document.add(map(shapes.history_entry, page.entries))
+        next_before = page.next_before
+    document.end(next_before=next_before or None)
+
+
+async def _pages(asked: _Asked, socket: Path) -> AsyncGenerator[pb.GetHistoryResponse, None]:
     from scrubber.api.client import ReadClient
 
-    told, next_before = _Told(output), 0
     async with ReadClient(socket) as client:
         pages = client.history_pages(
             device=asked.device,
@@ -191,9 +215,7 @@ async def _ask(asked: _Asked, socket: Path, output: Output) -> tuple[_Told, int]
             before=asked.before,
         )
         async for page in pages:
-            told.add(page.entries)
-            next_before = page.next_before
-    return told, next_before
+            yield page
 
 
 def _typed(context: typer.Context, parameter: str) -> bool:
@@ -246,36 +268,22 @@ def moment_of(written: str, now: float) -> float:
 
 @dataclass(slots=True)
 class _Told:
-    """Audit rows as ``output`` needs them, and no more of them: a whole trail is 100,000 rows with their evidence."""
+    """Audit rows as a table or names, and no more of them: a whole trail is 100,000 rows with their evidence."""
 
     output: Output
     entries: int = 0
-    items: list[dict[str, Any]] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     rows: list[Sequence[str]] = field(default_factory=list)
 
     def add(self, entries: Sequence[pb.HistoryEntry]) -> None:
-        from scrubber.cli import shapes
-
         self.entries += len(entries)
-        match self.output:
-            case Output.TABLE:
-                self.rows += map(row, entries)
-            case Output.NAME:
-                self.names += (str(each.sequence) for each in entries)
-            case _:
-                self.items += map(shapes.history_entry, entries)
+        if self.output is Output.NAME:
+            self.names += (str(each.sequence) for each in entries)
+        else:
+            self.rows += map(row, entries)
 
-    def answer(self, next_before: int, *, empty: str) -> Answer:
-        """All of it; ``next_before`` is the row before which there is more, 0 if there is none."""
-        return Answer(
-            data={"next_before": next_before or None, "items": self.items},
-            names=self.names,
-            header=HEADER,
-            rows=self.rows,
-            empty=empty,
-            kind="HistoryEntryList",
-        )
+    def answer(self, *, empty: str) -> Answer:
+        return Answer(data=None, names=self.names, header=HEADER, rows=self.rows, empty=empty)
 
 
 def _nothing(asked: _Asked) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,6 +25,7 @@ __all__ = [
     "API_VERSION",
     "Answer",
     "Column",
+    "ListDocument",
     "Output",
     "Section",
     "binary_size",
@@ -126,6 +127,70 @@ def emit(answer: Answer, output: Output) -> None:
     """
     with delivering():
         _write(answer, output)
+
+
+class ListDocument:
+    """One JSON or YAML document of a list on standard output, written while its items come: none of them is kept.
+
+    Until :meth:`end` it is no whole document. A list that breaks off is no valid JSON, and nobody takes it for a whole one.
+    """
+
+    def __init__(self, kind: str, output: Output) -> None:
+        """``kind``: of the list. ``output``: JSON or YAML."""
+        self._head = {"apiVersion": API_VERSION, "kind": kind}
+        self._output = output
+        self._begun = False
+
+    def add(self, items: Iterable[Any]) -> None:
+        """Write ``items``, and have them arrive.
+
+        Raises:
+            OSError: as in :func:`emit`.
+        """
+        with delivering():
+            for each in items:
+                print(self._before(), self._written(each), sep="", end="")
+                self._begun = True
+
+    def end(self, **more: Any) -> None:
+        """Write the end, with the keys that stand beside the items; their values are no lists and no objects.
+
+        Raises:
+            OSError: as in :func:`emit`.
+        """
+        with delivering():
+            if self._output is Output.YAML:
+                import yaml
+
+                rest = more if self._begun else {**self._head, "items": [], **more}
+                print(yaml.safe_dump(rest, sort_keys=False) if rest else "", end="")
+            else:
+                import json
+
+                end = "\n  ]" if self._begun else self._before().rstrip() + "]"
+                print(end, *(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in more.items()), sep=",\n")
+                print("}")
+
+    def _before(self) -> str:
+        """What stands before the next item."""
+        if self._output is Output.YAML:
+            import yaml
+
+            return "" if self._begun else yaml.safe_dump(self._head, sort_keys=False) + "items:\n"
+        import json
+
+        if self._begun:
+            return ",\n    "
+        return json.dumps(self._head, indent=2).removesuffix("\n}") + ',\n  "items": [\n    '
+
+    def _written(self, item: Any) -> str:
+        if self._output is Output.YAML:
+            import yaml
+
+            return str(yaml.safe_dump([item], sort_keys=False))
+        import json
+
+        return json.dumps(item, indent=2).replace("\n", "\n    ")
 
 
 def emit_one(data: Any, kind: str, output: Output = Output.JSON) -> None:

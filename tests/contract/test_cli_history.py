@@ -1,6 +1,8 @@
 """``scrubber history``: the newest part of the audit trail, narrowed, for people and for scripts."""
 
+import asyncio
 import json
+import re
 import shlex
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,7 +13,7 @@ import yaml
 
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.domain.errors import InvalidRequest, LedgerFailure, NotPermitted, ScrubberError
-from tests.contract.cli_stage import CLEAN, PASSED, Ended, Service, run, serving
+from tests.contract.cli_stage import CLEAN, PASSED, Ended, Service, run, serving, start
 from tests.contract.terminal import WIDTHS, agrees_with, at_terminal
 
 
@@ -267,6 +269,34 @@ class TestHistory:
             document = yaml.safe_load(ended.out)  # which reads JSON, too
             assert (document["kind"], document["next_before"]) == ("HistoryEntryList", next_before)
             assert (len(document["items"]), ended.err) == (int(limit), "")
+
+    @pytest.mark.parametrize("form", ["json", "yaml"])
+    async def test_rows_are_written_before_the_next_page_is_read(self, short_tmp: Path, form: str) -> None:
+        seen, rows = asyncio.Event(), 1001
+
+        class Slow(Service):
+            """Keeps the second page back until the first one was seen."""
+
+            async def GetHistory(self, request: Any, context: Any) -> pb.GetHistoryResponse:
+                if request.before:
+                    await seen.wait()
+                return await super().GetHistory(request, context)
+
+        slow = Slow(entries=[pb.HistoryEntry(sequence=number) for number in range(rows, 0, -1)])
+        async with serving(short_tmp, slow), asyncio.timeout(60):
+            process = await start(short_tmp, "history", "--all", "-o", form)
+            assert process.stdout is not None
+            lines = [await process.stdout.readline()]
+            try:
+                while re.sub(rb'[-," \n]', b"", lines[-1]) != b"sequence:2":  # the last row of the first page
+                    lines.append(await process.stdout.readline())
+            finally:
+                seen.set()
+            out, err = await process.communicate()
+        document = yaml.load(b"".join(lines) + out, yaml.CSafeLoader)
+        assert (process.returncode, err) == (0, b"")
+        assert [each["sequence"] for each in document["items"]] == [*range(rows, 0, -1)]
+        assert document["next_before"] is None
 
     @pytest.mark.parametrize(
         ("words", "many", "next_before"),

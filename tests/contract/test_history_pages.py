@@ -11,6 +11,7 @@ import pytest
 from scrubber.adapters.ledger.sqlite import SqliteLedger
 from scrubber.api.server import serve
 from scrubber.api.sockets import Sockets
+from scrubber.domain.errors import LedgerFailure
 from scrubber.ports import Change, HistoryEntry, HistoryQuery
 from tests.contract.api_service import FakeNode
 from tests.contract.cli_stage import Ended, run
@@ -21,15 +22,19 @@ ROWS = 4_500
 
 
 class _Remembering(FakeNode):
-    """A node whose past is on a disk."""
+    """A node whose past is on a disk; the row ``damaged`` of it cannot be read."""
 
     def __init__(self, ledger: SqliteLedger) -> None:
         super().__init__()
         self._stored = ledger
+        self.damaged: int | None = None
 
     async def history(self, query: HistoryQuery) -> Sequence[HistoryEntry]:
         self.asked.append(query)
-        return await self._stored.history(query)
+        found = await self._stored.history(query)
+        if any(each.sequence == self.damaged for each in found):
+            raise LedgerFailure(f"Row {self.damaged} is damaged.")
+        return found
 
 
 @pytest.fixture
@@ -67,6 +72,16 @@ async def test_the_commands_of_the_notes_lead_to_the_end_of_the_trail(node: _Rem
         seen += len(rows)
         words = shlex.split(ended.err.splitlines()[1])[1:] if ended.err else []
     assert seen == ROWS
+
+
+async def test_damage_behind_the_last_row_of_a_page_does_not_keep_that_page_back(
+    node: _Remembering, short_tmp: Path
+) -> None:
+    node.damaged = ROWS - 2
+    ended = await run(short_tmp / "s", "history", "--limit", "2", "-o", "json")
+    assert (sequences(ended), ended.json["next_before"]) == ([ROWS, ROWS - 1], ROWS - 1)
+    older = await run(short_tmp / "s", "history", "--limit", "2", "--before", str(ROWS - 1), "-o", "json")
+    assert older == Ended(1, "", f"Error: Row {ROWS - 2} is damaged.\n")
 
 
 async def test_what_is_rare_is_found_and_known_to_be_all(node: _Remembering, short_tmp: Path) -> None:

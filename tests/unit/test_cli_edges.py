@@ -13,7 +13,7 @@ from scrubber.cli import main as command
 from scrubber.cli.exits import Exit, exit_for
 from scrubber.cli.history import moment_of
 from scrubber.cli.options import seconds, size
-from scrubber.cli.output import Answer, Output, binary_size, emit, emit_one
+from scrubber.cli.output import Answer, ListDocument, Output, binary_size, emit, emit_one
 from scrubber.domain import errors
 
 EXITS = {
@@ -183,6 +183,23 @@ def test_a_stream_is_a_document_a_line_of_json_and_many_documents_of_yaml(capsys
     for number in (1, 2):
         emit_one({"number": number}, "Count", Output.YAML)
     assert [each["number"] for each in yaml.safe_load_all(capsys.readouterr().out)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "items", [[], [{"id": "a", "parts": [], "more": {"b": ["\n", {}]}}, {"id": "ü"}]], ids=["none", "two"]
+)
+@pytest.mark.parametrize("more", [{}, {"next": 7, "rest": None}], ids=["bare", "more"])
+@pytest.mark.parametrize("output", [Output.JSON, Output.YAML])
+def test_a_list_written_item_by_item_is_the_document_that_it_would_be_at_once(
+    capsys: pytest.CaptureFixture[str], output: Output, more: dict[str, object], items: list[dict[str, object]]
+) -> None:
+    document = ListDocument(kind="ThingList", output=output)
+    for each in items:
+        document.add([each])
+    document.end(**more)
+    written = capsys.readouterr().out
+    emit(Answer({"items": items, **more}, (), (), (), kind="ThingList"), output)
+    assert written == capsys.readouterr().out
 
 
 def test_no_document_is_without_a_kind_and_none_loses_its_own_keys() -> None:
