@@ -144,10 +144,18 @@ class Front(Board):
         before = {id_: entry.why for id_, entry in upstream.listing.entries.items()}
         await upstream.listing.state(entries)
         for entry in entries:
-            if before.get(entry.id) != entry.why:
-                say = self._log.error if entry.meaning.refusal else self._log.info
-                health, reason = entry.sent.health, entry.why or "offered"
-                say("Device health", resource=upstream.resource, device=entry.id, health=health, reason=reason)
+            if before.get(entry.id) == entry.why:
+                continue
+            if entry.meaning.refusal:
+                self._log.error(
+                    "vendor.device-refused", resource=upstream.resource, device=entry.id, sentence=entry.why
+                )
+            elif entry.why:
+                self._log.info(
+                    "vendor.device-unhealthy", resource=upstream.resource, device=entry.id, sentence=entry.why
+                )
+            else:
+                self._log.info("vendor.device-healthy", resource=upstream.resource, device=entry.id)
 
     def _kept(self, resource: str, meanings: Mapping[str, Meaning]) -> dict[str, Meaning]:
         """The meanings, those refused that are not what they were at first."""

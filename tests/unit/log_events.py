@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-__all__ = ["Told", "told"]
+__all__ = ["Told", "renamed", "told"]
 
 HOUSE: Final = Path(__file__).parents[2]
 LEVELS: Final = frozenset({"debug", "info", "warning", "error", "exception", "critical"})
@@ -55,6 +55,20 @@ def told(root: Path = HOUSE) -> Iterator[Told]:
             tree = ast.parse(path.read_text())
             for component in components:
                 yield from _Module(tree, component, name).told()
+
+
+def renamed(source: str) -> list[int]:
+    """Return the lines on which a method of a logger is anything but called: its events could not be read."""
+    tree = ast.parse(source)
+    called = {node.func for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and node.attr in LEVELS
+        and _last_name(node.value) in LOGGERS
+        and node not in called
+    ]
 
 
 class _Module:

@@ -16,7 +16,7 @@ from scrubber.adapters.journal import StructlogJournal
 from scrubber.config.logging import LIBRARY, line_logger
 from scrubber.domain.policy import XidClass
 from scrubber.ports import Event
-from tests.unit.log_events import HOUSE, PASSED_ON, Told, told
+from tests.unit.log_events import HOUSE, PASSED_ON, Told, renamed, told
 
 PAGE: Final = (HOUSE / "docs" / "logs.md").read_text()
 ROW: Final = re.compile(r"^\| `([^`]+)` \| ([a-z, ]+) \| (service|plugin|both) \|(.*?)\| (.+) \|$", re.MULTILINE)
@@ -62,6 +62,12 @@ def levels_of(name: str) -> str:
 
 def test_the_name_of_every_event_can_be_read() -> None:
     assert [each.where for each in SOURCES if not each.names] == []
+
+
+def test_no_logging_method_is_called_by_another_name() -> None:
+    paths = [path for package in ("scrubber", "plugin") for path in (HOUSE / package).rglob("*.py")]
+    assert [f"{path}:{line}" for path in paths for line in renamed(path.read_text())] == []
+    assert renamed("say = log.error if bad else self._log.info\nlog.info('a.b')") == [1, 1]
 
 
 def test_every_event_has_a_lower_case_dotted_name() -> None:
