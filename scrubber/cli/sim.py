@@ -46,7 +46,7 @@ AnyDeviceOption = Annotated[
         "--device",
         metavar="ID",
         help="UUID, unique beginning of one, or index.",
-        show_default="the whole node",
+        show_default="every device of the node",
     ),
 ]
 
@@ -155,20 +155,20 @@ def fault(
     ] = None,
     repeat: Annotated[
         int,
-        typer.Option(metavar="N", min=1, max=10_000_000, help="How often the XID is raised."),
+        typer.Option(metavar="N", min=1, max=10_000_000, help="How often the XID is raised; needs --device."),
     ] = 1,
     rate: Annotated[
         float,
         typer.Option(metavar="N", min=0.001, max=100_000, help="Of repeated XIDs, a second."),
     ] = 1000.0,
 ) -> None:
-    """Break a device, or the node's driver, while everything runs."""
+    """Break one device, all or the driver, while everything runs."""
     from scrubber.adapters.sim import control
     from scrubber.adapters.sim.storm import storm
     from scrubber.domain.errors import InvalidRequest
 
     if repeat > 1 and (xid is None or device is None):
-        raise InvalidRequest("--repeat is how often an XID is raised: name the device and the XID too.")
+        raise InvalidRequest("--repeat is how often an XID is raised on one device: give --device and --xid too.")
     control.fault(
         directory,
         device,

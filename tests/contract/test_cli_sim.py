@@ -145,6 +145,10 @@ class TestFault:
         assert run("fault", "--dir", str(node), *words) == 0
         assert faults(node) == control.Faults(xids_seen={31: 200}, xids_standing={31: 200}, ecc=1)
 
+    def test_without_a_device_the_whole_node_is_hit_as_the_help_says(self, node: Path) -> None:
+        assert run("fault", "--dir", str(node), "--xid", "95") == 0
+        assert [faults(node, each).xids_standing for each in ("0", "1")] == [{95: 1}] * 2
+
     def test_the_driver_belongs_to_the_node(self, node: Path) -> None:
         assert run("fault", "--dir", str(node), "--driver-absent") == 0
         assert control.driver_absent(node)
@@ -153,7 +157,6 @@ class TestFault:
         "words",
         [
             pytest.param((), id="nothing"),
-            pytest.param(("--lost",), id="no device"),
             pytest.param(("--device", "7", "--lost"), id="unknown device"),
             pytest.param(("--device", "0", "--xid", "0"), id="no such XID"),
             pytest.param(("--device", "0", "--xid", str(HIGHEST_XID + 1)), id="no XID that a policy can name"),
@@ -163,6 +166,7 @@ class TestFault:
             pytest.param(("--device", "0", "--counter", "retired_pages"), id="counter without a number"),
             pytest.param(("--device", "0", "--counter", "retired_pages=-1"), id="counter below zero"),
             pytest.param(("--device", "0", "--ecc", "1", "--repeat", "5"), id="repeated, and no XID"),
+            pytest.param(("--xid", "31", "--repeat", "5"), id="repeated, and no device"),
             pytest.param(("--device", "0", "--xid", "31", "--repeat", "0"), id="raised never"),
             pytest.param(("--device", "0", "--xid", "31", "--rate", "0"), id="never a second"),
         ],

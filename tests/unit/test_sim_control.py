@@ -12,7 +12,7 @@ from scrubber.adapters.sim import control
 from scrubber.adapters.sim.control import CONDITIONS, Faults, clear, driver_absent, fault, read, read_all
 from scrubber.adapters.sim.faults import ABSENT, CODES, RECOVERIES
 from scrubber.adapters.sim.inventory import SimInventory
-from scrubber.adapters.sim.layout import write_json
+from scrubber.adapters.sim.layout import load, write_json
 from scrubber.adapters.sim.shape import MIB, create, split
 from scrubber.domain.errors import BadConfiguration, InvalidRequest, Unreadable
 
@@ -295,9 +295,15 @@ def test_a_bad_value_is_refused_with_a_hint_and_changes_nothing(
     assert read(place) == Faults()
 
 
-def test_a_fault_without_a_device_and_an_unknown_device_or_condition_are_refused(node: Path, tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="which device"):
-        fault(node, lost=True)
+def test_a_fault_without_a_device_hits_every_gpu_once_and_its_instances_through_it(node: Path) -> None:
+    split(node, "0", 2)
+    fault(node, ecc=3)
+    found = {each.device.index: read_all(each.control_directories) for each in load(node).devices}
+    assert {"0", "0:0", "0:1", "1"} <= found.keys()
+    assert {each.ecc for each in found.values()} == {3}
+
+
+def test_an_unknown_device_or_condition_is_refused(node: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="No device"):
         fault(node, "9", lost=True)
     with pytest.raises(InvalidRequest, match="slow-clear"):

@@ -124,7 +124,9 @@ def fault(
     counters: Mapping[str, int] | None = None,
     firmware: str | None = None,
 ) -> Faults:
-    """Add faults to ``device`` (UUID, unique prefix or index; an instance's parent too); answers what now stands.
+    """Add faults to ``device`` (UUID, unique prefix or index; an instance's parent too), or to every GPU of the node.
+
+    Returns what the named device now has, nothing for the whole node. Instances have the faults of their GPU.
 
     ``ecc`` adds that many errors; ``slow_clear`` is the seconds that clearing the whole memory takes at least;
     ``driver_absent`` concerns the node and needs no device; ``conditions`` are added, by code, each with what is read;
@@ -174,14 +176,14 @@ def fault(
     )
     if not of_device and not driver_absent:
         raise InvalidRequest(f"Say what should go wrong: {', '.join(CONDITIONS)} or counter.")
-    found = find(directory, device) if device is not None else None
-    if of_device and found is None:
-        raise InvalidRequest("Say which device: its UUID, a unique prefix of it, or its index.")
+    if device is None:
+        devices = [each for each in load(directory).devices if each.parent_directory is None]
+    else:
+        devices = [find(directory, device)]
     if driver_absent:
         _set_driver_absent(directory, True)
-    if found is None:
-        return Faults()
-    return change(found.directory, how) if of_device else read(found.directory)
+    standing = [change(each.directory, how) if of_device else read(each.directory) for each in devices]
+    return Faults() if device is None else standing[0]
 
 
 def clear(directory: Path, device: str | None = None, which: Iterable[str] | None = None) -> None:
