@@ -1,4 +1,4 @@
-"""``scrubber quarantine`` and ``unquarantine``: take a device out of service, and let it back in.
+"""``scrubber quarantine`` and ``unquarantine``: take devices out of service, and let one back in.
 
 Taking one out is the safe direction and asks nobody; letting one back in does. Both need a reason, which the audit keeps
 together with the uid of whoever gave it.
@@ -6,8 +6,9 @@ together with the uid of whoever gave it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import replace
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,8 +17,9 @@ import typer
 from scrubber.cli.asking import run
 from scrubber.cli.causes import OUT, said
 from scrubber.cli.consent import NoInputOption, YesOption, admitted, ask, asks
-from scrubber.cli.options import DeviceArgument, OutputOption, SocketOption
-from scrubber.cli.output import Output, emit
+from scrubber.cli.exits import Exit, exit_for, worst
+from scrubber.cli.options import DeviceArgument, DevicesArgument, OutputOption, SocketOption
+from scrubber.cli.output import Answer, Column, Output, emit
 from scrubber.domain.errors import Refused, ScrubberError
 
 if TYPE_CHECKING:
@@ -51,13 +53,108 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def quarantine(
-    device: DeviceArgument,
+    devices: DevicesArgument,
     reason: ReasonOption,
     socket: SocketOption = Path("/run/scrubber"),
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Take a device out of service until a person releases it. Who has it keeps it; nobody else gets it."""
-    act(socket, output, lambda client: client.quarantine(device, reason))
+    """Take devices out of service until a person releases them. A pod that has one keeps it; no other pod gets it.
+
+    All names are looked up before the first device is touched: if one of them is wrong, nothing is done. Exits with 0 only if
+    every device was quarantined, else with the worst of: 130 interrupted, 1 failed, 2 no such device, 3 refused.
+    """
+    wanted = list(dict.fromkeys(devices))
+    if len(wanted) == 1:
+        act(socket, output, lambda client: client.quarantine(wanted[0], reason))
+        return
+    results = run(_quarantine_all(socket, wanted, reason))
+    errors = [each.error for each in results if each.error is not None]
+    if len(errors) == len(results) and len({str(each) for each in errors}) == 1:
+        raise errors[0]  # it is the service, and no device, that refuses
+    emit(_quarantined(results), output)
+    raise typer.Exit(worst(each.exit for each in results))
+
+
+@dataclass(frozen=True, slots=True)
+class _Quarantined:
+    """What came of one device of several: the device afterwards, why it was refused, or neither if interrupted.
+
+    Attributes:
+        asked: the service was asked to quarantine it.
+    """
+
+    target: pb.Device
+    device: pb.Device | None = None
+    error: ScrubberError | None = None
+    asked: bool = True
+
+    @property
+    def exit(self) -> Exit:
+        if self.error is not None:
+            return exit_for(self.error)
+        return Exit.INTERRUPTED if self.device is None else Exit.OK
+
+    @property
+    def word(self) -> str:
+        if self.error is not None:
+            return "refused" if self.exit in (Exit.REFUSED, Exit.USAGE) else "failed"
+        if self.device is not None:
+            return self.device.health or "quarantined"
+        return "unknown" if self.asked else "not-tried"
+
+    @property
+    def details(self) -> str:
+        if self.error is not None:
+            return str(self.error)
+        if self.device is None:
+            why = "interrupted before the service answered" if self.asked else "interrupted before it was its turn"
+            return f"{why}; scrubber device {self.target.index} shows its state"
+        return said(self.device.cause) if self.device.HasField("cause") else "-"
+
+
+async def _quarantine_all(socket: Path, wanted: Sequence[str], reason: str) -> Sequence[_Quarantined]:
+    """Quarantine the devices that are ``wanted``, each once; an interrupt ends it, with what was done so far.
+
+    Raises:
+        InvalidRequest: one of the names is no device's, or of more than one. Nothing was done.
+    """
+    from scrubber.api.client import AdminClient, ReadClient
+    from scrubber.cli.naming import find
+
+    async with ReadClient(socket) as reader:
+        known = (await reader.devices()).devices
+    targets = list({found.id: found for found in (find(known, each) for each in wanted)}.values())
+    results: list[_Quarantined] = []
+    async with AdminClient(socket) as client:
+        for place, target in enumerate(targets):
+            try:
+                answered = await client.quarantine(target.id, reason)
+                results.append(_Quarantined(target, device=answered.device))
+            except ScrubberError as error:
+                results.append(_Quarantined(target, error=error))
+            except asyncio.CancelledError:
+                rest = (_Quarantined(each, asked=False) for each in targets[place + 1 :])
+                return [*results, _Quarantined(target), *rest]
+    return results
+
+
+def _quarantined(results: Sequence[_Quarantined]) -> Answer:
+    from scrubber.cli import shapes
+
+    return Answer(
+        data=[
+            {
+                "target": each.target.id,
+                "device": None if each.device is None else shapes.device(each.device),
+                "error": None if each.error is None else {"code": each.error.code, "sentence": str(each.error)},
+            }
+            for each in results
+        ],
+        names=[each.device.id for each in results if each.device is not None],
+        header=(Column("INDEX"), Column("DEVICE", ids=True), Column("RESULT"), Column("DETAILS", least=32, below=True)),
+        rows=[(each.target.index or "-", each.target.id, each.word, each.details) for each in results],
+        kind="QuarantineResult",
+    )
 
 
 def unquarantine(

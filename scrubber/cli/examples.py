@@ -37,7 +37,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "scrubber scrub --all-idle --no-wait",
     ),
     "reset": ('scrubber reset 3 --reason "XID 79, ticket 4711"',),
-    "quarantine": ('scrubber quarantine 3 --reason "fan is loud, ticket 4711"',),
+    "quarantine": (
+        'scrubber quarantine 3 --reason "fan is loud, ticket 4711"',
+        'scrubber quarantine 4 5 6 7 --reason "power supply B fails, ticket 4712"',
+    ),
     "unquarantine": ('scrubber unquarantine 3 --reason "fan replaced, ticket 4711"',),
     "break-glass": (
         'scrubber break-glass 3 --for 30m --reason "outage, ticket 4711"',

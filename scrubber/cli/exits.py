@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import IntEnum
 
 from scrubber.domain.errors import BadConfiguration, InvalidRequest, NotReady, Refused, ScrubberError, SecondInstance
 
-__all__ = ["Exit", "exit_for"]
+__all__ = ["Exit", "exit_for", "worst"]
 
 
 class Exit(IntEnum):
@@ -24,6 +25,14 @@ class Exit(IntEnum):
     WARNINGS = 5
     """Nothing is wrong, and something is worth a look."""
     INTERRUPTED = 130
+
+
+_FROM_THE_WORST = (Exit.INTERRUPTED, Exit.NEGATIVE, Exit.USAGE, Exit.REFUSED, Exit.TIMED_OUT, Exit.WARNINGS, Exit.OK)
+
+
+def worst(codes: Iterable[Exit]) -> Exit:
+    """Return the exit code of a command whose parts ended with ``codes``; 0 for none."""
+    return min(codes, key=_FROM_THE_WORST.index, default=Exit.OK)
 
 
 def exit_for(error: ScrubberError) -> Exit:

@@ -37,7 +37,7 @@ class Commands(LazyGroup):
         Entry("doctor", "doctor", Section.LOOK, "Look for what would undo a hand-over on this node."),
         Entry("scrub", "scrub", Section.ACT, "Scrub devices that nobody has, or join the scrubs under way."),
         Entry("reset", "reset", Section.ACT, "Reset a device that nobody has, and scrub it."),
-        Entry("quarantine", "acting", Section.ACT, "Take a device out of service until a person releases it."),
+        Entry("quarantine", "acting", Section.ACT, "Take devices out of service until a person releases them."),
         Entry("unquarantine", "acting", Section.ACT, "Let a device back in."),
         Entry(
             "break-glass",

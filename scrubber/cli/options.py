@@ -18,6 +18,7 @@ from scrubber.cli.values import HELP_FLAGS
 
 __all__ = [
     "DeviceArgument",
+    "DevicesArgument",
     "KubeletDirOption",
     "OutputOption",
     "SocketOption",
@@ -104,6 +105,12 @@ OutputOption = Annotated[
 ]
 KubeletDirOption = Annotated[
     Path, typer.Option("--kubelet-dir", envvar="SCRUBBER_KUBELET_DIR", metavar="DIR", help="The kubelet's directory.")
+]
+DevicesArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="DEVICE", parser=device_name, help="UUIDs, unique beginnings of some, or indexes.", show_default=False
+    ),
 ]
 DeviceArgument = Annotated[
     str,

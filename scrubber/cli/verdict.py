@@ -7,13 +7,13 @@ end was not heard is reported as such, and never counts as clean.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
 from scrubber.cli.causes import OUT, leads_back, out_of_service, said
-from scrubber.cli.exits import Exit, exit_for
+from scrubber.cli.exits import Exit, exit_for, worst
 from scrubber.cli.following import Course, Ended, Followed
 from scrubber.cli.output import Answer, Column, Output, Section, complain, emit, tell
 from scrubber.domain.errors import Away, NotPermitted
@@ -21,9 +21,8 @@ from scrubber.domain.errors import Away, NotPermitted
 if TYPE_CHECKING:
     from scrubber.api import scrubber_pb2 as pb
 
-__all__ = ["amount", "conclude", "exit_code", "going_on", "word", "worst"]
+__all__ = ["amount", "conclude", "exit_code", "going_on", "word"]
 
-_WORST = (Exit.INTERRUPTED, Exit.NEGATIVE, Exit.USAGE, Exit.REFUSED, Exit.TIMED_OUT, Exit.OK)
 _BY_WEIGHT = ("fault", "dirty", "warning", "note")
 
 
@@ -46,13 +45,7 @@ def exit_code(followed: Followed, doing: str) -> Exit:
     """
     if followed.ended is Ended.INTERRUPTED:
         return Exit.INTERRUPTED
-    return worst({_code(course, followed.ended, doing) for course in followed.courses})
-
-
-def worst(codes: Iterable[Exit]) -> Exit:
-    """The exit code of a command that did something to several devices, each of which ended with one of ``codes``."""
-    found = set(codes)
-    return next((each for each in _WORST if each in found), Exit.OK)
+    return worst(_code(course, followed.ended, doing) for course in followed.courses)
 
 
 def _code(course: Course, ended: Ended, doing: str) -> Exit:

@@ -133,9 +133,9 @@ class Node(Service):
 
 
 @asynccontextmanager
-async def standing(directory: Path, *purposes: Purpose) -> AsyncIterator[Node]:
-    """A :class:`Node` on the sockets for ``purposes`` (the read and the admin one) below ``directory``."""
-    node, server = Node(), grpc.aio.server()
+async def standing(directory: Path, *purposes: Purpose, node: Node | None = None) -> AsyncIterator[Node]:
+    """``node`` (a new one) on the sockets for ``purposes`` (the read and the admin one) below ``directory``."""
+    node, server = node or Node(), grpc.aio.server()
     scrubber_pb2_grpc.add_ReadServicer_to_server(node, server)
     scrubber_pb2_grpc.add_AdminServicer_to_server(node, server)
     for purpose in purposes or (Purpose.READ, Purpose.ADMIN):

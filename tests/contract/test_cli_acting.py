@@ -3,15 +3,19 @@
 import asyncio
 import os
 import re
+import signal
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.api.sockets import Purpose
+from scrubber.api.status import status_of
 from scrubber.domain.errors import (
     Held,
     InvalidRequest,
@@ -21,7 +25,7 @@ from scrubber.domain.errors import (
     ScrubberError,
 )
 from tests.contract.acting_stage import Node, standing
-from tests.contract.cli_stage import SICK, Ended, environment, run
+from tests.contract.cli_stage import BROKEN, CLEAN, SICK, Ended, environment, run, start
 from tests.contract.terminal import WIDTHS, Terminal, agrees_with, at_terminal, terminal
 
 WHY = ("--reason", "new fan")
@@ -31,6 +35,45 @@ RESET = ("reset", "1", *WHY)
 ACCEPT = ("baseline", "accept", "1", *WHY)
 THAT_ASK = (UNQUARANTINE, BREAK_GLASS, RESET, ACCEPT)
 ACTS = (pb.QuarantineRequest, pb.BreakGlassRequest, pb.ResetRequest, pb.AcceptBaselineRequest)
+
+
+@dataclass
+class Several(Node):
+    """A node of three devices, each of which can be quarantined.
+
+    Attributes:
+        refusals: by device, why it is not quarantined.
+        silent_for: the device whose order is never answered.
+    """
+
+    refusals: dict[str, ScrubberError] = field(default_factory=dict)
+    silent_for: str = ""
+    fell_silent: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.devices = [CLEAN, SICK, BROKEN]
+
+    async def Quarantine(self, request: Any, context: Any) -> pb.DeviceAnswer:
+        answer = await super().Quarantine(request, context)
+        if request.device == self.silent_for:
+            self.fell_silent.set()
+            await asyncio.Event().wait()
+        if refusal := self.refusals.get(request.device):
+            status = status_of(refusal, public=False)
+            await context.abort(status.code, status.details, status.metadata)
+        for each in self.devices:
+            if each.id == request.device:
+                cause = pb.Cause(code="operator", sentence=request.reason, way_back="person", actor="uid:0")
+                answer.device.CopyFrom(each)
+                answer.device.MergeFrom(pb.Device(health="quarantined", state="quarantined", cause=cause))
+        return answer
+
+
+@pytest.fixture
+async def several(short_tmp: Path) -> AsyncIterator[Several]:
+    node = Several()
+    async with standing(short_tmp, node=node):
+        yield node
 
 
 @pytest.fixture
@@ -71,6 +114,66 @@ class TestQuarantine:
         ended = await run(short_tmp, "quarantine", "0", *words)
         assert (ended.code, ended.out, node.asked) == (2, "", [])
         assert "--reason" in ended.err
+
+    async def test_several_devices_each_have_a_line(self, several: Several, short_tmp: Path) -> None:
+        ended = await run(short_tmp, "quarantine", "2", "0", "SIM-GPU-c", *WHY)
+        assert (ended.code, ended.err) == (0, "")
+        assert [line.split() for line in ended.out.splitlines()[1:]] == [
+            ["2", "SIM-GPU-cc", "quarantined", "new", "fan."],
+            ["0", "SIM-GPU-aa", "quarantined", "new", "fan."],
+        ]
+        assert done(several) == [
+            pb.QuarantineRequest(device=each, reason="new fan") for each in ("SIM-GPU-cc", "SIM-GPU-aa")
+        ]
+
+    @pytest.mark.parametrize("wrong", ["7", "SIM"], ids=["none", "more than one"])
+    async def test_no_device_is_touched_when_one_of_the_names_is_wrong(
+        self, several: Several, short_tmp: Path, wrong: str
+    ) -> None:
+        ended = await run(short_tmp, "quarantine", "0", "1", wrong, *WHY)
+        assert (ended.code, ended.out, done(several)) == (2, "", [])
+        assert f"'{wrong}'" in ended.err
+
+    async def test_a_device_that_is_refused_keeps_no_other_from_being_quarantined(
+        self, several: Several, short_tmp: Path
+    ) -> None:
+        several.refusals = {
+            "SIM-GPU-aa": Refused("It is not allowed."),
+            "SIM-GPU-bb": LedgerFailure("The disk is full."),
+        }
+        ended = await run(short_tmp, "quarantine", "0", "1", "2", *WHY, "-o", "json")
+        assert (ended.code, ended.json["kind"]) == (1, "QuarantineResultList")
+        assert [
+            (each["target"], each["device"] and each["device"]["health"], each["error"]) for each in ended.items
+        ] == [
+            ("SIM-GPU-aa", None, {"code": "refused", "sentence": "It is not allowed."}),
+            ("SIM-GPU-bb", None, {"code": "ledger", "sentence": "The disk is full."}),
+            ("SIM-GPU-cc", "quarantined", None),
+        ]
+        several.refusals = {"SIM-GPU-aa": Refused("It is not allowed.")}
+        told = await run(short_tmp, "quarantine", "0", "2", *WHY)
+        assert told.code == 3
+        assert [line.split()[2:] for line in told.out.splitlines()[1:]] == [
+            ["refused", "It", "is", "not", "allowed."],
+            ["quarantined", "new", "fan."],
+        ]
+
+    async def test_a_service_that_refuses_every_device_is_heard_once(self, several: Several, short_tmp: Path) -> None:
+        several.refusals = dict.fromkeys(("SIM-GPU-aa", "SIM-GPU-bb"), NotPermitted("Only root may act."))
+        ended = await run(short_tmp, "quarantine", "0", "1", *WHY)
+        assert ended == Ended(3, "", "Error: Only root may act.\n")
+
+    async def test_an_interrupt_between_two_devices_tells_which_were_quarantined(
+        self, several: Several, short_tmp: Path
+    ) -> None:
+        several.silent_for = "SIM-GPU-bb"
+        process = await start(short_tmp, "quarantine", "0", "1", "2", *WHY)
+        async with asyncio.timeout(60):
+            await several.fell_silent.wait()
+            process.send_signal(signal.SIGINT)
+            out, _ = await process.communicate()
+        assert process.returncode == 130
+        assert [line.split()[2] for line in out.decode().splitlines()[1:]] == ["quarantined", "unknown", "not-tried"]
 
     @pytest.mark.parametrize("columns", WIDTHS)
     async def test_a_person_reads_what_the_device_is_afterwards(

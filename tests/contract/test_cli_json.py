@@ -33,6 +33,7 @@ WRITTEN_BY: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "HistoryEntryList": (("history",), ("history", "--limit", "1")),
     "HistoryEntry": (("history",),),
     "ScrubResult": (("scrub", "3"), ("scrub", "3", "4")),
+    "QuarantineResult": (("quarantine", "3", "4", "--reason", "why"),),
     "ResetPlan": (("reset-plan", "3"),),
     "Baseline": (("baseline", "show"), ("baseline", "show", "3")),
     "Certificate": (("certificate", "show", SLOW.id), ("certificate", "list")),
@@ -81,6 +82,9 @@ class Everything(Service):
         )
 
     async def Quarantine(self, request: Any, context: Any) -> pb.DeviceAnswer:
+        if request.device not in ("3", DEVICE.id):
+            status = status_of(Held("It is in use."), public=False)
+            await context.abort(status.code, status.details, status.metadata)
         return pb.DeviceAnswer(device=DEVICE)
 
     async def GetResetPlan(self, request: Any, context: Any) -> pb.ResetPlan:

@@ -314,7 +314,7 @@ def test_a_mistyped_command_is_told_the_nearest(
 def test_a_device_may_be_named_by_what_a_narrow_table_showed_of_it(copied: str) -> None:
     assert device_name(copied) == "SIM-GPU-aa"
     with ALL["quarantine",].make_context("quarantine", [copied, "--reason", "noise"]) as context:
-        assert context.params["device"] == "SIM-GPU-aa"
+        assert context.params["devices"] == ["SIM-GPU-aa"]
 
 
 @pytest.mark.parametrize(
@@ -367,7 +367,8 @@ def test_a_value_from_the_environment_is_refused_by_the_name_of_its_variable(
     [
         (["devices"], "[DEVICE]..."),
         (["scrub"], "[DEVICE]..."),
-        (["quarantine"], "DEVICE"),
+        (["quarantine"], "DEVICE..."),
+        (["unquarantine"], "DEVICE"),
         (["policy", "check"], "POLICY..."),
         (["audit", "export"], "[-]"),
     ],
