@@ -106,9 +106,17 @@ def test_no_file_names_a_registry() -> None:
         assert not host.search(text), path
         assert "://" not in text, path
         assert ":latest" not in text, path
-    bases = re.findall(r"^FROM (\S+)", CONTAINERFILE, re.MULTILINE)
-    assert set(bases) == {"${BASE}"}
-    assert re.findall(r"^ARG BASE=(.+)$", CONTAINERFILE, re.MULTILINE) == ["python:3.11-slim"]
+
+
+def test_every_image_that_ours_is_built_from_is_pinned_by_digest() -> None:
+    arguments = dict(re.findall(r"^ARG (\w+)=(.*)$", CONTAINERFILE, re.MULTILINE))
+    stages = re.findall(r"^FROM (?:--\S+ )*(\S+)(?: AS (\S+))?", CONTAINERFILE, re.MULTILINE)
+    named = {alias for _, alias in stages if alias}
+    sources = [source for source, _ in stages] + re.findall(r"--from=(\S+)", CONTAINERFILE)
+    assert len(stages) == CONTAINERFILE.count("\nFROM ")
+    for source in sources:
+        image = re.sub(r"\$\{(\w+)\}", lambda found: arguments[found[1]], source)
+        assert image in named or re.fullmatch(r"python:3\.11\.\d+-slim@sha256:[0-9a-f]{64}", image), image
 
 
 def locked(path: Path) -> dict[str, int]:
