@@ -69,6 +69,33 @@ class TestPlace:
         assert stat.S_IMODE(home.stat().st_mode) == 0o700
         assert {stat.S_IMODE(path.stat().st_mode) for path in home.iterdir()} == {0o600}
 
+    async def test_an_empty_directory_that_others_may_read_is_made_private(self, home: Path) -> None:
+        home.mkdir()
+        home.chmod(0o755)  # as the kubelet makes a hostPath of the type DirectoryOrCreate
+        await fill(home, 1)
+        assert stat.S_IMODE(home.stat().st_mode) == 0o700
+
+    async def test_a_directory_with_a_ledger_that_others_may_read_is_made_private(self, home: Path) -> None:
+        await fill(home, 1)
+        home.chmod(0o755)
+        ledger = SqliteLedger(home)
+        await ledger.load()
+        await ledger.close()
+        assert stat.S_IMODE(home.stat().st_mode) == 0o700
+
+    @pytest.mark.parametrize("way", ["files of others", "symbolic link"])
+    async def test_a_directory_that_may_not_be_ours_alone_keeps_its_mode(self, home: Path, way: str) -> None:
+        home.mkdir()
+        home.chmod(0o755)
+        given = home
+        if way == "symbolic link":
+            given = home.with_name("link")
+            given.symlink_to(home)
+        else:
+            (home / "passwd").touch()
+        await fill(given, 1)
+        assert stat.S_IMODE(home.stat().st_mode) == 0o755
+
     @pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777])
     async def test_a_directory_that_others_may_write_into_is_refused(self, home: Path, mode: int) -> None:
         home.mkdir()

@@ -12,6 +12,7 @@ import fcntl
 import os
 import stat
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from scrubber.adapters.ledger.failures import START_ANEW
@@ -83,6 +84,8 @@ class Place:
     def prepare(self) -> None:
         """Make the directory, or see that the one there is ours alone and on a local disk.
 
+        A directory that others may only read is made private: the kubelet creates a ``hostPath`` with mode 0755.
+
         Raises:
             BadConfiguration: it belongs to another user, others may write into it, or it is on a network file system.
         """
@@ -104,6 +107,24 @@ class Place:
                 f"The state directory {self.directory} is on {kind}, where a ledger cannot be kept safe; "
                 "name a directory on a local disk with --state-dir."
             )
+        self._make_private()
+
+    def _make_private(self) -> None:
+        """Take all rights of other users away from a state directory.
+
+        Only from a directory that is empty or already holds a ledger: ``--state-dir /etc`` by mistake must not lock the
+        node's users out. A symbolic link, and what cannot be changed, stays as it is; ``scrubber doctor`` reports it.
+        """
+        with suppress(OSError):
+            descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                found = os.fstat(descriptor)
+                opened_to_others = found.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+                names = os.listdir(descriptor) if opened_to_others and found.st_uid == os.geteuid() else ["?"]
+                if not names or self.marker.name in names:
+                    os.fchmod(descriptor, 0o700)
+            finally:
+                os.close(descriptor)
 
     def lock(self) -> int:
         """Take the directory for this process; the descriptor holds it until it is closed.
