@@ -378,7 +378,7 @@ def _rules() -> list[model.Panel]:
             fold("min", "scrubber_audit_intact", by=("instance",)),
             f"time() - max by (instance) ({of('scrubber_audit_verified_timestamp_seconds')})",
             fold("max", "scrubber_audit_head_sequence", by=("instance",)),
-            fold("max", "scrubber_audit_head_hash48", by=("instance",)),
+            fold("max", "scrubber_audit_head_hash", 'part="0"', by=("instance",)),
             fold(
                 "max",
                 "scrubber_signing_key_info",
@@ -389,7 +389,7 @@ def _rules() -> list[model.Panel]:
                 Column("Value #A", "Trail", unit="none", width=100, mappings=[yes_or_no("intact", "broken")]),
                 Column("Value #B", "Last look, ago", unit="s", width=130),
                 Column("Value #C", "Rows", unit="locale", width=120),
-                Column("Value #D", "Hash of the last row, 48 bits", unit="hex", width=210),
+                Column("Value #D", "Hash of the last row, first 32 bits", unit="hex", width=210),
                 Column("key_id", "Signing key"),
             ],
             height=7,

@@ -51,7 +51,7 @@ HeadOption = Annotated[
     typer.Option(
         "--head",
         metavar="SEQ:HASH",
-        help="A head that was kept elsewhere, HASH or its first 12 digits or more. Can be given several times.",
+        help="A head that was kept elsewhere. Can be given several times.",
         show_default=False,
     ),
 ]

@@ -83,8 +83,8 @@ def tamper(home: Path, statement: str) -> None:
     connection.close()
 
 
-def written(head: Head, digits: int = 64) -> str:
-    return f"{head.sequence}:{head.hash[:digits]}"
+def written(head: Head) -> str:
+    return f"{head.sequence}:{head.hash}"
 
 
 def verdict(ended: Ended) -> tuple[int, str]:

@@ -124,8 +124,8 @@ class TestExport:
         file.write_text((await run(short_tmp, "audit", "export", "--after", str(ROWS))).out)
         words = ("audit", "verify", "--file", str(file), "-o", "json")
         assert verdict(await run(short_tmp, *words, "--head", written(kept))) == (0, "intact")
-        assert verdict(await run(short_tmp, *words, "--head", f"{ROWS}:{'0' * 12}")) == (1, "broken")
-        assert verdict(await run(short_tmp, *words, "--head", f"3:{'0' * 12}")) == (1, "cannot-tell")
+        assert verdict(await run(short_tmp, *words, "--head", f"{ROWS}:{'0' * 64}")) == (1, "broken")
+        assert verdict(await run(short_tmp, *words, "--head", f"3:{'0' * 64}")) == (1, "cannot-tell")
 
     async def test_rows_after_the_end_cannot_be_asked_for(self, service: Reading, short_tmp: Path) -> None:
         ended = await run(short_tmp, "audit", "export", "--after", "21")

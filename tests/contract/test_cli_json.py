@@ -41,7 +41,7 @@ WRITTEN_BY: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("certificate", "verify", "{dir}/good.json", "--key", "{dir}/key.pem"),
         ("certificate", "verify", "{dir}/bad.json", "--key", "{dir}/key.pem"),
     ),
-    "AuditReport": (("audit", "verify", "--head", f"1:{'a' * 12}"),),
+    "AuditReport": (("audit", "verify", "--head", f"1:{'a' * 64}"),),
     "AuditHead": (("audit", "head"),),
     "AuditTrail": (("audit", "export"),),
     "AuditRow": (("audit", "export"),),

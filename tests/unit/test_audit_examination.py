@@ -21,9 +21,11 @@ HEAD = ROWS[-1].head
 
 
 class TestKeptHead:
-    @pytest.mark.parametrize("written", ["7:0123456789ab", " 7:0123456789AB\n", "007:0123456789ab"])
+    @pytest.mark.parametrize(
+        "written", [f"7:{'0123456789ab' * 5}cdef", f" 7:{'0123456789AB' * 5}CDEF\n", f"007:{'0123456789ab' * 5}cdef"]
+    )
     def test_it_is_read_as_people_write_it(self, written: str) -> None:
-        assert KeptHead.read(written) == KeptHead(7, "0123456789ab")
+        assert KeptHead.read(written) == KeptHead(7, "0123456789ab" * 5 + "cdef")
 
     def test_the_head_of_a_trail_is_one(self) -> None:
         assert str(KeptHead.read(f"{HEAD.sequence}:{HEAD.hash}")) == f"20:{HEAD.hash}"
@@ -41,7 +43,8 @@ class TestKeptHead:
             ("20:", "is not hexadecimal"),
             (f"20:{'g' * 64}", "is not hexadecimal"),
             (f"20:0x{'a' * 12}", "is not hexadecimal"),
-            ("20:abcdef", "has 6 digits; a beginning has at least 12"),
+            ("20:0123456789ab", "has 12 digits; a SHA-256 has 64"),
+            (f"20:{'a' * 63}", "has 63 digits"),
             (f"20:{'a' * 65}", "has 65 digits"),
         ],
     )
@@ -58,8 +61,8 @@ def examined(*kept: str, pruned: int = 0) -> Findings:
     return examination.found()
 
 
-def place(sequence: int, digits: int = 64) -> str:
-    return f"{sequence}:{ROWS[sequence - 1].hash[:digits]}"
+def place(sequence: int) -> str:
+    return f"{sequence}:{ROWS[sequence - 1].hash}"
 
 
 class TestExamination:
@@ -67,14 +70,14 @@ class TestExamination:
         ("kept", "pruned", "verdict", "standings"),
         [
             ((), 0, Verdict.INTACT, []),
-            ((place(1), place(20, 12), place(11, 33)), 0, Verdict.INTACT, ["found"] * 3),
+            ((place(1), place(20), place(11)), 0, Verdict.INTACT, ["found"] * 3),
             ((place(4),), 4, Verdict.INTACT, ["found"]),
             ((place(3),), 4, Verdict.CANNOT_TELL, ["cannot-tell"]),
             ((place(3), place(9)), 4, Verdict.CANNOT_TELL, ["cannot-tell", "found"]),
-            ((place(3), f"9:{'0' * 12}"), 4, Verdict.BROKEN, ["cannot-tell", "replaced"]),
-            ((f"4:{'0' * 12}",), 4, Verdict.BROKEN, ["replaced"]),
-            ((f"21:{'0' * 12}",), 0, Verdict.BROKEN, ["cut-off"]),
-            ((f"1:{'0' * 12}", place(1)), 0, Verdict.BROKEN, ["replaced", "found"]),
+            ((place(3), f"9:{'0' * 64}"), 4, Verdict.BROKEN, ["cannot-tell", "replaced"]),
+            ((f"4:{'0' * 64}",), 4, Verdict.BROKEN, ["replaced"]),
+            ((f"21:{'0' * 64}",), 0, Verdict.BROKEN, ["cut-off"]),
+            ((f"1:{'0' * 64}", place(1)), 0, Verdict.BROKEN, ["replaced", "found"]),
             ((place(1), place(1)), 0, Verdict.INTACT, ["found"]),
         ],
     )

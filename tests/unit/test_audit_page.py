@@ -11,7 +11,7 @@ import pytest
 
 from scrubber.adapters.ledger.chain import append
 from scrubber.adapters.ledger.examination import Verdict
-from scrubber.adapters.ledger.kept import FEWEST_DIGITS, KeptHead
+from scrubber.adapters.ledger.kept import KeptHead
 from scrubber.cli.exported import ROW_KIND, TRAIL_KIND, row_data, trail_data
 from scrubber.cli.output import document
 from scrubber.ports.trail import START, Head, TrailPage
@@ -53,7 +53,7 @@ def check(directory: Path, lines: Sequence[str], *heads: str) -> tuple[int, str]
 
 
 def test_its_program_finds_a_whole_export_intact(tmp_path: Path) -> None:
-    heads = [str(ROWS[1].head), f"3:{ROWS[2].hash[:FEWEST_DIGITS]}", str(HEAD)]
+    heads = [str(ROWS[1].head), str(ROWS[2].head), str(HEAD)]
     assert check(tmp_path, exported(), *heads) == (0, f"intact: 4 rows, up to {HEAD}\n")
 
 
@@ -86,33 +86,28 @@ def test_its_program_says_what_was_done_to_one(
     assert said in told
 
 
-@pytest.mark.parametrize(("head", "said"), [(f"2:{'0' * 12}", "row 2 is not the one"), (f"9:{'0' * 12}", "rows 9")])
+@pytest.mark.parametrize(("head", "said"), [(f"2:{'0' * 64}", "row 2 is not the one"), (f"9:{'0' * 64}", "rows 9")])
 def test_its_program_notices_a_head_that_does_not_agree(tmp_path: Path, head: str, said: str) -> None:
     code, told = check(tmp_path, exported(), head)
     assert code == 1
     assert said in told
 
 
-def turned(hash48: str) -> str:
-    lines = TURN.replace("hash48=69968803710434", f"hash48={hash48}")
+def turned(*parts: str) -> str:
+    lines = re.sub(r'parts="[^"]*"', f'parts="{" ".join(parts)}"', TURN) if parts else TURN
     return subprocess.run(["bash", "-c", lines], capture_output=True, text=True, check=True).stdout.strip()
 
 
 @pytest.mark.parametrize(
-    ("hash48", "head"),
-    [
-        ("69968803710434", "1024:3fa2e1b0c5e2"),
-        ("6.9968803710434e+13", "1024:3fa2e1b0c5e2"),
-        ("2.81474976710655e+14", "1024:ffffffffffff"),
-        ("255", "1024:0000000000ff"),
-        ("0", "1024:000000000000"),
-    ],
+    ("part", "digits"),
+    [("592167578", "234bc29a"), ("4.294967295e+09", "ffffffff"), ("255", "000000ff"), ("0", "0" * 8)],
 )
-def test_what_turns_the_metrics_into_a_head_does(hash48: str, head: str) -> None:
-    assert turned(hash48) == head
+def test_what_turns_the_metrics_into_a_head_does(part: str, digits: str) -> None:
+    head = turned(*["0"] * 7, part)
+    assert head == f"1024:{'0' * 56}{digits}"
     assert KeptHead.read(head).sequence == 1024
 
 
 def test_it_names_every_verdict_and_the_head_that_its_recipe_makes() -> None:
     assert set(re.findall(r"^\| \d \| `([a-z-]+)` \|", PAGE, re.MULTILINE)) == {each.value for each in Verdict}
-    assert "`1024:3fa2e1b0c5e2`" in PAGE
+    assert f"`{turned()}`" in PAGE

@@ -15,7 +15,9 @@ from scrubber.ports.journal import Event
 
 __all__ = ["Service"]
 
-_HASH_DIGITS: Final = 12
+_POLICY_DIGITS: Final = 12
+_HASH_PARTS: Final = 8
+_PART_DIGITS: Final = 8
 _STOPPED = frozenset({"resets", "soft"})
 _CHILDREN: Final = ("driver", "events", "walker", "zygote", "eraser", "diagnosis")
 """Last words of the modules that run in children."""
@@ -44,11 +46,13 @@ class Service:
         )
         self._ledger_ok = Present("scrubber_ledger_ok", "1 while the ledger stores changes; 0 while it does not.")
         self._ledger_bytes = Present("scrubber_ledger_size_bytes", "The ledger's database and its log together.")
-        # Two metrics of one row, of one scrape: a float holds 53 bits, and a number makes no new series with each row.
+        # One row's sequence and whole hash, in one scrape. A sample is a float and holds 53 bits, hence the parts; the hash
+        # as a label would make a new series with each row.
         self._head = Present("scrubber_audit_head_sequence", "Rows that were ever written to the audit trail.")
         self._hash = Present(
-            "scrubber_audit_head_hash48",
-            "First 48 bits of the hash of the audit trail's last row, as a number: 12 hexadecimal digits.",
+            "scrubber_audit_head_hash",
+            "The SHA-256 of the audit trail's last row, in eight parts of 32 bits; part 0 is the beginning.",
+            ("part",),
         )
         self._intact = Present(
             "scrubber_audit_intact", "1 if the whole audit trail was intact when it was last looked through, else 0."
@@ -109,10 +113,10 @@ class Service:
         self._ledger_bytes.set(facts.ledger_bytes)
         head = facts.audit_head
         self._head.set(None if head is None else head.sequence)
-        self._hash.set(None if head is None else int(head.hash[:_HASH_DIGITS] or "0", 16))
+        self._hash.series = {} if head is None else _parts(head.hash)
         self._kubelet.set(int(facts.kubelet_trusted))
         self._restarts.set(facts.kubelet_restarts)
-        self._policy.series = {} if facts.policy is None else {(facts.policy[0], facts.policy[1][:_HASH_DIGITS]): 1}
+        self._policy.series = {} if facts.policy is None else {(facts.policy[0], facts.policy[1][:_POLICY_DIGITS]): 1}
 
     def runs(self, *, version: str, backend: str, driver: str) -> None:
         """What runs here."""
@@ -143,3 +147,10 @@ class Service:
         what = event.fields.get("what")
         if what in _STOPPED:
             self._breaker.labels(what).set(int(event.name == "breaker.opened"))
+
+
+def _parts(digest: str) -> dict[tuple[str, ...], float]:
+    """The hexadecimal ``digest``, which is empty before the first row, as eight numbers."""
+    digits = digest.zfill(_HASH_PARTS * _PART_DIGITS)
+    starts = range(0, len(digits), _PART_DIGITS)
+    return {(str(part),): int(digits[at : at + _PART_DIGITS], 16) for part, at in enumerate(starts)}

@@ -13,17 +13,18 @@ from typing import Self
 
 from scrubber.ports.trail import AuditRow, Head
 
-__all__ = ["FEWEST_DIGITS", "Comparison", "KeptHead", "Standing", "Witness"]
+__all__ = ["Comparison", "KeptHead", "Standing", "Witness"]
 
-FEWEST_DIGITS = 12
-"""Hexadecimal digits of a hash, as many as the metric carries."""
-_ALL_DIGITS = 64
+_DIGITS = 64
+"""Hexadecimal digits of a SHA-256. A beginning is no proof: another trail with the same one can be computed."""
+_SHOWN = 12
+"""Digits of a hash that a sentence shows, for a person to tell two apart."""
 _HEXADECIMAL = frozenset("0123456789abcdef")
 
 
 @dataclass(frozen=True, slots=True)
 class KeptHead:
-    """The sequence of a row, from 1, and its hash or the beginning of it, in lower case."""
+    """The sequence of a row, from 1, and its hash, in lower case."""
 
     sequence: int
     hash: str
@@ -34,13 +35,12 @@ class KeptHead:
         sequence, colon, digits = written.strip().partition(":")
         digits = digits.lower()
         if not colon or not (sequence.isascii() and sequence.isdecimal()) or len(sequence) > 18 or int(sequence) == 0:
-            raise ValueError(f'"{written}" is no SEQ:HASH, such as 1024:3f9a5c0d71e2')
+            raise ValueError(f'"{written}" is no SEQ:HASH; scrubber audit head prints one')
         if not digits or not _HEXADECIMAL.issuperset(digits):
             raise ValueError(f'the hash in "{written}" is not hexadecimal')
-        if not FEWEST_DIGITS <= len(digits) <= _ALL_DIGITS:
+        if len(digits) != _DIGITS:
             raise ValueError(
-                f'the hash in "{written}" has {len(digits)} digits; a beginning has at least {FEWEST_DIGITS}, a whole one '
-                f"{_ALL_DIGITS}"
+                f'the hash in "{written}" has {len(digits)} digits; a SHA-256 has {_DIGITS}, and a part of one proves nothing'
             )
         return cls(int(sequence), digits)
 
@@ -90,12 +90,12 @@ class Witness:
     def _judge(self, kept: KeptHead, pruned: Head, head: Head) -> tuple[Standing, str]:
         row = kept.sequence
         found = pruned.hash if row == pruned.sequence else self._seen.get(row)
-        if found is not None and found.startswith(kept.hash):
+        if found == kept.hash:
             return Standing.FOUND, f"Row {row} is the one that was kept."
         if found is not None:
             return (
                 Standing.REPLACED,
-                f"Row {row} has the hash {found[:FEWEST_DIGITS]}… now: it, or a row before it, was written anew.",
+                f"Row {row} has the hash {found[:_SHOWN]}… now: it, or a row before it, was written anew.",
             )
         if row < pruned.sequence:
             why = f"the rows up to {pruned.sequence} were given up, or left out. Compare a newer head."
