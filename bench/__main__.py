@@ -152,6 +152,10 @@ class Run:
             self.amounts += await footprint.at_rest(
                 node, seconds=extent.rest / 2, name="idle-with-pods", title="16 devices in use"
             )
+            self.say(f"container restarts beside {scrape.CROWD} scrapers")
+            timings, amounts = await scrape.crowded(node, echo, pods, seconds=extent.storm)
+            self.timings += timings
+            self.amounts += amounts
             self.say(f"container restarts beside {extent.crowd} other processes")
             self._count_processes("hand-over.same-container.processes-before", "restarts")
             async with other_processes(extent.crowd):

@@ -1,7 +1,10 @@
 """What a scrape costs whoever scrapes: a page of the service's metrics, and the reference beside it.
 
 The reference is a bare HTTP server of the standard library in a process of its own, which answers with the same bytes. Run as
-``python -m bench.scrape SIZE`` it serves that many bytes, says its port in a line, and ends with its standard input.
+``python -m bench.scrape serve SIZE`` it serves that many bytes, says its port in a line, and ends with its standard input.
+
+And what a crowd of scrapers costs the gate: ``python -m bench.scrape crowd PORT CLIENTS`` scrapes without a pause, that many
+times at once, until its standard input ends; then it prints how many scrapes were answered.
 """
 
 from __future__ import annotations
@@ -9,14 +12,23 @@ from __future__ import annotations
 import asyncio
 import http.client
 import http.server
+import os
 import sys
 import threading
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 
-from bench.figures import Quantiles, Timing
+from bench import hand_over
+from bench.echo import Echo
+from bench.figures import Amount, Quantiles, Timing
 from bench.node import Node
+from plugin.emulator.pods import Pod
 
-__all__ = ["REFERENCE", "scrapes"]
+__all__ = ["CROWD", "REFERENCE", "crowded", "scrapes"]
+
+CROWD = 30
+"""Scrapers at once."""
 
 REFERENCE = "bare HTTP answer"
 _ACCEPT = {
@@ -25,6 +37,8 @@ _ACCEPT = {
 }
 """As Prometheus asks."""
 _WARM_UP = 3
+_SAMPLES = 1000
+_NICE = 15
 
 
 async def scrapes(node: Node, *, name: str, title: str, samples: int) -> Timing:
@@ -33,7 +47,7 @@ async def scrapes(node: Node, *, name: str, title: str, samples: int) -> Timing:
     reference: list[float] = []
     _, size = await asyncio.to_thread(_scrape, node.metrics)
     beside = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "bench.scrape", str(size)),
+        *(sys.executable, "-m", "bench.scrape", "serve", str(size)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
@@ -51,6 +65,70 @@ async def scrapes(node: Node, *, name: str, title: str, samples: int) -> Timing:
         beside.stdin.close()
         await beside.wait()
     return Timing(name, title, Quantiles.of(measured), Quantiles.of(reference), REFERENCE)
+
+
+async def crowded(
+    node: Node, echo: Echo, pods: list[Pod], *, seconds: float
+) -> tuple[tuple[Timing, Timing], tuple[Amount]]:
+    """Restarts of containers without and with :data:`CROWD` scrapers of the service that never pause.
+
+    Args:
+        seconds: of restarts, each time.
+    """
+
+    async def restarts(name: str, title: str) -> Timing:
+        return await hand_over.same_container(
+            node, echo, pods, name=f"scraped-{name}", title=title, samples=_SAMPLES, budget=seconds
+        )
+
+    calm = await restarts("by-none", "hand-over, restart of a container, nobody scrapes")
+    began, answered = time.perf_counter(), [0]
+    async with _crowd(node.metrics, answered):
+        loaded = await restarts("by-a-crowd", f"hand-over, restart of a container, {CROWD} scrapers at once")
+    rate = answered[0] / (time.perf_counter() - began)
+    return (calm, loaded), (Amount("scrape.crowd.rate", f"scrapes answered to {CROWD} scrapers", rate, "a second"),)
+
+
+@asynccontextmanager
+async def _crowd(port: int, answered: list[int]) -> AsyncIterator[None]:
+    """Inside, they scrape; afterwards ``answered[0]`` says how many scrapes were answered."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "bench.scrape", "crowd", str(port), str(CROWD)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        await process.stdout.readline()
+        yield
+    finally:
+        process.stdin.close()
+        answered[0] = int(await process.stdout.readline())
+        if await process.wait() != 0:
+            raise RuntimeError("the scrapers broke off")
+
+
+def _scrape_without_pause(port: int, clients: int) -> None:
+    over = threading.Event()
+    counts = [0] * clients
+
+    def go_on(number: int) -> None:
+        while not over.is_set():
+            with suppress(OSError, http.client.HTTPException):  # one connection too many is closed unanswered
+                _scrape(port)
+                counts[number] += 1
+
+    os.nice(
+        _NICE
+    )  # what they cost is what they make the service do, and not the processor time that they take themselves
+    threads = [threading.Thread(target=go_on, args=(number,), daemon=True) for number in range(clients)]
+    for thread in threads:
+        thread.start()
+    print("scraping", flush=True)
+    sys.stdin.buffer.read()
+    over.set()
+    print(sum(counts), flush=True)
 
 
 def _scrape(port: int) -> tuple[float, int]:
@@ -88,4 +166,7 @@ def _serve(size: int) -> None:
 
 
 if __name__ == "__main__":
-    _serve(int(sys.argv[1]))
+    if sys.argv[1] == "serve":
+        _serve(int(sys.argv[2]))
+    else:
+        _scrape_without_pause(int(sys.argv[2]), int(sys.argv[3]))

@@ -51,6 +51,7 @@ _NOT_KNOWN = "Not looked into yet."
 _ANSWER = 250.0
 """Milliseconds from exec to exit of a command."""
 _SAME, _CERTIFICATE = "hand-over.same-container", "hand-over.certificate"
+_SCRAPED = f"{_SAME}.scraped-"
 
 
 def judge(timings: Sequence[Timing], amounts: Sequence[Amount]) -> tuple[Target, ...]:
@@ -63,9 +64,12 @@ def judge(timings: Sequence[Timing], amounts: Sequence[Amount]) -> tuple[Target,
         cause = "" if measured <= limit else CAUSES.get(name, _NOT_KNOWN)
         found.append(Target(name, sentence, limit, measured, unit, cause))
 
-    # All restarts count, whatever else was varied. First starts beside a crowd are too few for a p99 of their own.
+    # All restarts count, whatever else was varied, but those beside scrapers, which have a target of their own. First starts
+    # beside a crowd are too few for a p99 of their own.
     for kind, rows, words in ((_SAME, "", "restart of a container"), (_CERTIFICATE, "pods-", "first start of a pod")):
-        asked = [each for each in timings if each.name.startswith(f"{kind}.{rows}")]
+        asked = [
+            each for each in timings if each.name.startswith(f"{kind}.{rows}") and not each.name.startswith(_SCRAPED)
+        ]
         tails = [each.ratio_p99 for each in asked if each.ratio_p99 is not None]
         medians = [each.ratio_p50 for each in asked if each.ratio_p50 is not None]
         if tails and medians:
@@ -127,6 +131,14 @@ def judge(timings: Sequence[Timing], amounts: Sequence[Amount]) -> tuple[Target,
             f"(medians: {medians_grown:.2f} times)"
         )
         add("storm", sentence, 1.5, tails_grown, "times")
+    scraped_by = [times.get(f"{_SCRAPED}{each}") for each in ("by-none", "by-a-crowd")]
+    if (grown := _grown(*scraped_by)) is not None:
+        tails_grown, medians_grown = grown
+        sentence = (
+            "thirty scrapers that never pause, hand-over: p99 in echoes' medians, to that without "
+            f"(medians: {medians_grown:.2f} times)"
+        )
+        add("scrape.crowd", sentence, 3.0, tails_grown, "times")
     if "storm.rows.bound" in values:
         add("storm.rows", "the same: rows in the ledger, by code and minute", 1.0, values["storm.rows.bound"], "rows")
     if "idle.cpu" in values:

@@ -2,7 +2,8 @@
 
 Promises: whoever connects keeps nobody else waiting, by silence or by slowness. The library's server shakes hands in the
 thread that accepts, where one silent client ends all scrapes; here each connection has a thread, a deadline, and few
-beside it. Certificates that were replaced are taken up by the next scrape, because a restart of the service would make
+beside it. However many scrape, the page is made by one thread at a time and at most once a second for each form of it, because
+that thread competes with the calls that container starts wait for. Certificates that were replaced are taken up by the next scrape, because a restart of the service would make
 every device dirty.
 """
 
@@ -30,6 +31,10 @@ __all__ = ["App", "Scraping", "ScrapingTimes", "Tls", "page", "serve"]
 
 _AT_ONCE = 32
 """Connections that are answered at the same time; one more is closed unanswered."""
+_MOST_FORMS = 8
+"""Forms of the page (format, compression, choice of metrics) that are made within :attr:`ScrapingTimes.fresh`."""
+_FORM = ("REQUEST_METHOD", "PATH_INFO", "QUERY_STRING", "HTTP_ACCEPT", "HTTP_ACCEPT_ENCODING")
+"""What of a request decides what its answer is."""
 
 App = Callable[[dict[str, Any], Any], Iterable[bytes]]
 """A WSGI application."""
@@ -55,10 +60,12 @@ class ScrapingTimes:
     Attributes:
         deadline: of one connection, from its beginning to its end.
         tell: between two sentences about connections that came to nothing.
+        fresh: for which a page that was made is answered with again.
     """
 
     deadline: float = 10.0
     tell: float = 60.0
+    fresh: float = 1.0
 
 
 class Scraping:
@@ -112,10 +119,12 @@ def serve(
     """
     bracketed = f"[{host}]" if ":" in host else host
     keys = None if tls is None else _Keys(tls)
-    teller = _Teller(tell, (times or ScrapingTimes()).tell)
+    times = times or ScrapingTimes()
+    teller = _Teller(tell, times.tell)
     try:
         family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        server = _Server(family, place[:2], page, keys, teller, (times or ScrapingTimes()).deadline)
+        kept = _Kept(_reporting(page, teller), times.fresh)
+        server = _Server(family, place[:2], kept, keys, teller, times.deadline)
     except OSError as error:
         raise BadConfiguration(
             f"Metrics cannot be served on {bracketed}:{port}: {error.strerror}. "
@@ -260,7 +269,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         self._deadline = deadline
         self._free = threading.BoundedSemaphore(_AT_ONCE)
         super().__init__(place, _Handler)
-        self.set_app(_answering(page, tell))
+        self.set_app(page)
 
     def server_bind(self) -> None:
         # Not as the class above does it: that asks the resolver for the host's full name, which may take a minute.
@@ -335,7 +344,62 @@ class _Handler(WSGIRequestHandler):
         """A scrape is no event."""
 
 
-def _answering(page: App, tell: Callable[[str], None]) -> App:
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What an application answered, and when it began to (monotonic seconds)."""
+
+    status: str
+    headers: list[tuple[str, str]]
+    body: bytes
+    at: float
+
+
+_BUSY = _Answer(
+    "503 Service Unavailable",
+    [("Content-Type", "text/plain; charset=utf-8"), ("Retry-After", "1")],
+    b"The metrics are scraped in too many different ways at once; try again in a second.\n",
+    0.0,
+)
+
+
+class _Kept:
+    """An application that makes each answer of ``page`` once in ``fresh`` seconds, one at a time.
+
+    Whoever asks meanwhile waits for that answer without taking processor time, and gets the same one.
+    """
+
+    def __init__(self, page: App, fresh: float, now: Callable[[], float] = time.monotonic) -> None:
+        self._page = page
+        self._fresh = fresh
+        self._now = now
+        self._answers: dict[tuple[str, ...], _Answer] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        answer = self._answer(environ)
+        start_response(answer.status, list(answer.headers))
+        return [answer.body]
+
+    def _answer(self, environ: dict[str, Any]) -> _Answer:
+        form = tuple(str(environ.get(name, "")) for name in _FORM)
+        with self._lock:
+            now = self._now()
+            self._answers = {each: kept for each, kept in self._answers.items() if now - kept.at < self._fresh}
+            kept = self._answers.get(form)
+            if kept is None and len(self._answers) >= _MOST_FORMS:
+                return _BUSY
+            if kept is None:
+                kept = self._answers[form] = self._make(environ, now)
+            return kept
+
+    def _make(self, environ: dict[str, Any], now: float) -> _Answer:
+        head: list[Any] = []
+        body = b"".join(self._page(environ, lambda status, headers: head.extend((status, headers))))
+        status, headers = head
+        return _Answer(status, list(headers), body, now)
+
+
+def _reporting(page: App, tell: Callable[[str], None]) -> App:
     """``page``, with a fault of ours told instead of written over the log."""
 
     def answer(environ: Any, start_response: Any) -> Iterable[bytes]:

@@ -1,6 +1,6 @@
 """Where metrics are scraped, for both daemons: plain or encrypted, with or without certificates of who scrapes.
 
-Nobody who connects keeps the others waiting, and certificates are replaced without a restart.
+Nobody who connects keeps the others waiting, a page is made once a second, and certificates are replaced without a restart.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import ssl
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +30,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from prometheus_client import CollectorRegistry, Counter
-from prometheus_client.core import Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from plugin.emulator.stage import Stage
@@ -110,9 +111,10 @@ def served(
     said: list[str] | None = None,
     of: CollectorRegistry | None = None,
     deadline: float = SOON,
+    fresh: float = 0.0,
 ) -> Iterator[Scraping]:
     heard: list[str] = [] if said is None else said
-    times = ScrapingTimes(deadline=deadline, tell=0.0)
+    times = ScrapingTimes(deadline=deadline, tell=0.0, fresh=fresh)
     with closing(serve(page(of or registry()), HOST, 0, tls=tls, tell=heard.append, times=times)) as scraping:
         yield scraping
 
@@ -408,6 +410,68 @@ class TestNobodyKeepsTheOthersWaiting:
             until(lambda: len(said) == 1)
             assert not refuses(scraping, trusting(authority))
         assert len(said) == 1
+
+
+class Counting(Collector):
+    """A metric that counts how often it is collected, and how many threads do so at once.
+
+    Args:
+        companions: threads that each collection waits for, as long as ``patience``, before it goes on.
+    """
+
+    def __init__(self, companions: int = 0, patience: float = 0.0) -> None:
+        self.times = self.most_at_once = 0
+        self._inside = 0
+        self._companions = companions
+        self._patience = patience
+        self._changed = threading.Condition()
+
+    def collect(self) -> Iterator[Metric]:
+        with self._changed:
+            self.times += 1
+            self._inside += 1
+            self.most_at_once = max(self.most_at_once, self._inside)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._inside > self._companions, self._patience)
+            self._inside -= 1
+        yield GaugeMetricFamily("collections", "So far.", value=self.times)
+
+    def describe(self) -> Iterator[Metric]:
+        return iter(())
+
+    def registry(self) -> CollectorRegistry:
+        made = registry()
+        made.register(self)
+        return made
+
+
+class TestScrapesCostTheDaemonLittle:
+    def test_a_page_is_collected_once_however_many_scrape_it_within_a_second(self) -> None:
+        counting = Counting()
+        with served(of=counting.registry(), fresh=3600.0) as scraping, ThreadPoolExecutor(30) as crowd:
+            pages = set(crowd.map(lambda _: scrape(scraping), range(60)))
+        assert counting.times == 1
+        assert [(status, "collections 1.0" in text) for status, text in pages] == [(200, True)]
+
+    def test_a_page_that_is_older_is_collected_again(self) -> None:
+        counting = Counting()
+        with served(of=counting.registry(), fresh=0.0) as scraping:
+            assert "collections 1.0" in scrape(scraping)[1]
+            assert "collections 2.0" in scrape(scraping)[1]
+
+    def test_no_two_threads_collect_at_once(self) -> None:
+        counting = Counting(companions=1, patience=0.1)
+        with served(of=counting.registry(), fresh=0.0) as scraping, ThreadPoolExecutor(8) as crowd:
+            assert {status for status, _ in crowd.map(lambda _: scrape(scraping), range(8))} == {200}
+        assert (counting.times, counting.most_at_once) == (8, 1)
+
+    def test_scrapes_that_all_differ_cause_a_bounded_number_of_collections(self) -> None:
+        counting = Counting()
+        with served(of=counting.registry(), fresh=3600.0) as scraping:
+            answers = [scrape(scraping, path=f"/metrics?number={number}")[0] for number in range(20)]
+            assert answers == [200] * 8 + [503] * 12
+            assert scrape(scraping, path="/metrics?number=3")[0] == 200
+        assert counting.times == 8
 
 
 class TestBothDaemons:
