@@ -24,6 +24,7 @@ from scrubber.api.frontdoor import CONNECTIONS_PER_UID, FrontDoor
 from scrubber.api.server import serve
 from scrubber.api.sockets import Purpose, Sockets
 from scrubber.domain.errors import Away
+from tests.ahead import advance_until
 from tests.contract.api_service import FakeNode
 
 DEADLINE = 20.0
@@ -242,20 +243,27 @@ async def test_connections_that_say_nothing_keep_nobody_out(node: FakeNode, shor
 class Mute(asyncio.Protocol):
     """One connection to a server that says nothing and reads everything."""
 
-    def __init__(self, over: set[asyncio.Event]) -> None:
-        self._over = asyncio.Event()
+    def __init__(self, over: set[asyncio.Event], heard: asyncio.Event) -> None:
+        self._over, self._heard = asyncio.Event(), heard
         over.add(self._over)
+
+    def data_received(self, data: bytes) -> None:
+        self._heard.set()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._over.set()
 
 
 @asynccontextmanager
-async def a_door(short_tmp: Path, **limits: float) -> AsyncIterator[Path]:
-    """The socket of a door with ``limits`` and a mute server behind it; everything is closed afterwards."""
+async def a_door(short_tmp: Path, heard: asyncio.Event | None = None, **limits: float) -> AsyncIterator[Path]:
+    """The socket of a door with ``limits`` and a mute server behind it; everything is closed afterwards.
+
+    ``heard`` is set once the server has been sent something.
+    """
+    heard = heard or asyncio.Event()
     behind, front = short_tmp / "behind", short_tmp / "front"
     over: set[asyncio.Event] = set()
-    server = await asyncio.get_running_loop().create_unix_server(lambda: Mute(over), behind)
+    server = await asyncio.get_running_loop().create_unix_server(lambda: Mute(over, heard), behind)
     door = FrontDoor(behind, log=structlog.get_logger(), **limits)  # type: ignore[arg-type]
     await door.open(front)
     try:
@@ -283,11 +291,15 @@ async def test_a_connection_that_never_says_anything_is_closed(short_tmp: Path) 
 
 
 async def test_a_quiet_connection_makes_room_only_when_its_place_is_needed(short_tmp: Path) -> None:
-    async with asyncio.timeout(DEADLINE), a_door(short_tmp, silence=0.05, connections_per_uid=2) as front:
+    heard = asyncio.Event()
+    async with a_door(short_tmp, heard, silence=DEADLINE, connections_per_uid=2) as front:
         quiet, one = await asyncio.open_unix_connection(front)
         one.write(b"a call that takes its time")
+        await asyncio.wait_for(heard.wait(), DEADLINE)
         silent, other = await asyncio.open_unix_connection(front)
-        assert await silent.read() == b""
+        ending = asyncio.create_task(silent.read())
+        await advance_until(ending.done)
+        assert await ending == b""
         assert not quiet.at_eof()  # as old, but it spoke
         writers = [one, other]
         closed = asyncio.create_task(quiet.read())

@@ -19,6 +19,7 @@ from scrubber.adapters.children.process import Child, ChildDied, Children, NotSt
 from scrubber.adapters.children.questions import QuestionPool
 from scrubber.adapters.patience import patience
 from scrubber.domain.errors import Away, Held, Lost, ScrubberError, Stuck, Unreadable
+from tests.ahead import advance_until
 from tests.contract.shortage import descriptors_left
 
 MODULE = "tests.contract.wayward_child"
@@ -369,9 +370,10 @@ async def test_a_device_that_is_known_to_be_stuck_hangs_a_child_of_its_own(pool:
     with pytest.raises(Stuck):
         await pool.ask("sick", {"do": "hang"}, deadline=0.05)
     before = await pool.ask("well", {"do": "tell"})
-    hung = asyncio.create_task(pool.ask("sick", {"do": "hang", "fifo": str(fifo)}, deadline=1.0))
+    hung = asyncio.create_task(pool.ask("sick", {"do": "hang", "fifo": str(fifo)}))
     await it_hangs(fifo)
     during = await pool.ask("well", {"do": "tell"})
+    await advance_until(hung.done)
     with pytest.raises(Stuck):
         await hung
     after = await pool.ask("well", {"do": "tell"})
@@ -441,9 +443,10 @@ async def test_a_device_of_which_some_questions_hang_costs_the_others_one_deadli
 
 
 async def test_a_question_whose_caller_left_is_not_blamed_on_the_next_device(pool: QuestionPool, fifo: Path) -> None:
-    leaving = asyncio.create_task(pool.ask("sick", {"do": "hang", "fifo": str(fifo)}, deadline=1.0))
+    leaving = asyncio.create_task(pool.ask("sick", {"do": "hang", "fifo": str(fifo)}))
     await it_hangs(fifo)
     leaving.cancel()
+    await advance_until(lambda: bool(pool.stuck))
     assert (await pool.ask("well", {"do": "tell", "echo": 1}))["echo"] == 1
     assert pool.stuck == {"sick"}
 

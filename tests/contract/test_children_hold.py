@@ -14,6 +14,7 @@ from scrubber.adapters.children.message import Message
 from scrubber.adapters.children.process import Children
 from scrubber.adapters.children.questions import QuestionPool
 from scrubber.domain.errors import Away, Stuck
+from tests.ahead import advance_until
 
 MODULE = "tests.contract.wayward_child"
 LONG = 30.0
@@ -111,10 +112,19 @@ async def test_a_probe_that_is_at_its_question_is_ended_before_its_device_is_hel
     with pytest.raises(Stuck):
         await pool.ask("held", {"do": "hang"}, deadline=0.05)
     await pool.ask("held", {"do": "tell"})  # whoever hung is over by now, and the probe is ready
-    probing = asyncio.create_task(pool.ask("held", {"do": "hang", "fifo": str(fifo)}, deadline=0.5))
+    probing = asyncio.create_task(pool.ask("held", {"do": "hang", "fifo": str(fifo)}))
     await it_hangs(fifo)
-    async with pool.hold(["held"]):
-        assert children.pids() == frozenset()
+
+    async def hold() -> frozenset[int]:
+        async with pool.hold(["held"]):
+            return children.pids()
+
+    holding = asyncio.create_task(hold())
+    async with asyncio.timeout(LONG):
+        while len(children.pids()) > 1:  # until the shared child is over, and the probe is waited for
+            await asyncio.to_thread(os.sched_yield)
+    await advance_until(probing.done)
+    assert await holding == frozenset()
     with pytest.raises(Stuck):
         await probing
 
@@ -217,7 +227,7 @@ async def test_a_device_that_two_hold_is_held_until_both_let_go(pool: QuestionPo
 
 
 async def test_a_hold_that_is_given_up_lets_the_device_go(pool: QuestionPool, fifo: Path) -> None:
-    hung = asyncio.create_task(pool.ask("other", {"do": "hang", "fifo": str(fifo)}, deadline=0.5))
+    hung = asyncio.create_task(pool.ask("other", {"do": "hang", "fifo": str(fifo)}))
     await it_hangs(fifo)
 
     async def hold() -> None:
@@ -229,6 +239,7 @@ async def test_a_hold_that_is_given_up_lets_the_device_go(pool: QuestionPool, fi
     holding.cancel()
     with pytest.raises(asyncio.CancelledError):
         await holding
+    await advance_until(hung.done)
     assert (await pool.ask("held", {"do": "tell", "echo": 1}))["echo"] == 1
     with pytest.raises(Stuck):
         await hung

@@ -136,7 +136,7 @@ def test_a_look_that_never_ends_is_told_of_and_costs_no_other_one(node: Node) ->
         yield Check("answers", Level.OK, "Well.")
 
     try:
-        hung, well = results((waits_for_a_file_system, answers), node, patience=0.5)
+        hung, well = results((waits_for_a_file_system, answers), node, patience=3.0)
     finally:
         over.set()
     assert (hung.name, hung.level, well.level) == ("waits-for-a-file-system", Level.WARNING, Level.OK)

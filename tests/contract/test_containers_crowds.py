@@ -19,6 +19,7 @@ from scrubber.adapters.containers import CgroupContainers, MarkerContainers
 from scrubber.adapters.containers.aside import Aside
 from scrubber.domain.assignment import Pod
 from scrubber.domain.errors import Away, Unreadable
+from tests.ahead import advance_until
 from tests.contract.shortage import descriptors_left
 from tests.contract.test_containers_contract import DEAD_LEADER
 from tests.pods import (
@@ -487,9 +488,13 @@ async def test_who_is_in_two_pods_by_two_hierarchies_is_ended_unread_with_neithe
         elsewhere = made.cgroups(other, "main")[-1]
         elsewhere.mkdir(parents=True)
         (elsewhere / "cgroup.procs").write_text(str(astride.pid))
-        assert not await containers.end_unread(pod, 0.1), "the pod is not over"
+        ending = asyncio.create_task(containers.end_unread(pod, PATIENCE))
         await alone.ended()
-        assert not await containers.end_unread(other, 0.1)
+        await advance_until(ending.done)
+        assert not await ending, "the pod is not over"
+        ending = asyncio.create_task(containers.end_unread(other, PATIENCE))
+        await advance_until(ending.done)
+        assert not await ending
         assert await lives(astride)
 
 
@@ -502,7 +507,9 @@ async def test_a_pod_that_does_not_die_is_answered_at_the_deadline_and_thawed() 
         stuck = await node.start(pod, "main", CROWD, "3")
         above = made.roots[1] / "kubepods"
         (above / "freezer.state").write_text("FROZEN")
-        assert not await containers.end_unread(pod, 0.1)
+        ending = asyncio.create_task(containers.end_unread(pod, PATIENCE))
+        await advance_until(ending.done)
+        assert not await ending
         (above / "freezer.state").write_text("THAWED")
         assert await stuck.ended() == -9
         assert (made.cgroups(pod)[1] / "freezer.self_freezing").read_text() == "0\n"

@@ -478,7 +478,7 @@ signal.pause()
 
 async def test_a_tenant_that_makes_the_walk_slow_takes_no_device_out_of_service(tmp_path: Path) -> None:
     with World.create(tmp_path / "world", mebibytes=64) as world:
-        node = Node(world, look_budget=0.3)
+        node = Node(world, look_budget=1.0)
         devices = await node.inventory.devices()
         crowd, holder = node.run(CROWDED), node.open(world.gpus[0].node)
         reports = [await node.holders.holders(device) for device in devices]

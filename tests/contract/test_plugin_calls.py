@@ -27,6 +27,7 @@ from plugin.service import ServiceWatch, WatchTimes
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.api.client import PluginClient
 from scrubber.domain.errors import Away, BadConfiguration, Held, LedgerFailure, NotReady, Quarantined, ScrubberError
+from tests.ahead import advance_until
 from tests.plugin_collaborators import (
     PATIENCE,
     FakeKubelet,
@@ -74,7 +75,12 @@ async def node(
     gate = Gate(client, board, Announcements(client, log=log), times=times, log=log, clock=time.monotonic)
     streams = Streams(board)
     plugin = DevicePlugin(RESOURCE, board, gate, streams=streams, log=log)
-    following = ServiceWatch(client, board, times=watch, log=log, clock=time.monotonic)
+    loop = asyncio.get_running_loop()
+
+    def clock() -> float:
+        return loop.time()  # looked up each time: a test may advance it
+
+    following = ServiceWatch(client, board, times=watch, log=log, clock=clock)
     async with (
         FakeService(directory / "s", shown) as service,
         Endpoint(directory / "plugin.sock", plugin=plugin, streams=streams) as endpoint,
@@ -354,11 +360,11 @@ async def test_a_restart_of_the_service_is_invisible_and_a_long_absence_is_not(s
 async def test_a_restarted_service_that_does_not_get_ready_makes_nothing_healthy_for_longer_than_the_grace(
     short_tmp: Path,
 ) -> None:
-    async with node(short_tmp, watch=WatchTimes(grace=1.0, heartbeat=3600.0)) as here:
+    async with node(short_tmp, watch=WatchTimes(grace=PATIENCE, heartbeat=1e9)) as here:
         here.service.show(snapshot(device(0, numa_node=1), device(1), device(2), ready=False, epoch="second"))
         await here.board.until(lambda: here.board.epoch == "second")
         assert here.registered.healthy == {"sim-0", "sim-1"}
-        await here.shown()
+        await advance_until(lambda: here.registered.healthy == set())
         here.service.show(snapshot(device(0, numa_node=1), device(1), device(2), version=2, epoch="second"))
         await here.shown(sim_0=True, sim_1=True, sim_2=True)
 

@@ -718,7 +718,7 @@ async def test_an_allocation_goes_on_when_the_plugin_is_replaced_under_it(short_
 async def test_the_socket_is_made_anew_for_a_plugin_that_is_gone_and_not_for_one_that_is_there(short_tmp: Path) -> None:
     vendor = Vendor()
     # One that has registered again and has sent no list yet is away for that long, too.
-    async with node(short_tmp, times=steady(reception=ReceptionTimes(poll=0.02, patience=0.5, closing=0.1))) as here:
+    async with node(short_tmp, times=steady(reception=ReceptionTimes(poll=0.02, patience=3.0, closing=0.1))) as here:
         await here.vendor(vendor)
         await here.registered()
         made = here.socket.stat()

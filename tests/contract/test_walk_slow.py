@@ -182,7 +182,6 @@ class Hanging:
                 assert self.let_go.wait(60)
             return read(each, path)
 
-        monkeypatch.setattr(rounds, "_HANGS", 0.3)
         monkeypatch.setattr(look.Look, "_map_of", hang)
 
 

@@ -44,7 +44,7 @@ async def test_who_still_holds_a_device_is_waited_for_though_nobody_knows_him(sh
             await client.hand_over([device.id], wait_seconds=5, timeout=SOON)
             memory = stage.sim / "devices" / "0" / "memory"
             with memory.open("r+b"), pytest.raises(NotReady, match="in-use"):
-                await client.hand_over([device.id], wait_seconds=0.5, timeout=SOON)
+                await client.hand_over([device.id], wait_seconds=3, timeout=SOON)
             await client.hand_over([device.id], wait_seconds=20, timeout=SOON)
     finally:
         await stage.close()
