@@ -10,11 +10,18 @@ import asyncio
 import time
 from collections.abc import Callable
 
-__all__ = ["advance_until"]
+__all__ = ["advance", "advance_until"]
 
 _STEP = 1.0
 """Seconds; less than a tenth of any deadline that is advanced over, which ``patience`` would take for a stall."""
 _GIVE_UP = 60.0
+
+
+def advance(seconds: float) -> None:
+    """Put the loop's clock forward at once, as after a stall of this process."""
+    loop = asyncio.get_running_loop()
+    before = loop.time
+    loop.time = lambda: before() + seconds  # type: ignore[method-assign]
 
 
 async def advance_until(holds: Callable[[], bool]) -> None:

@@ -42,7 +42,7 @@ from tests.plugin_collaborators import (
 
 RESOURCE = "scrubber.dev/gpu"
 GATE = GateTimes(absent=0.1, retry=0.02, reserve=PATIENCE)
-WATCH = WatchTimes(grace=0.3, heartbeat=60.0, probe=0.2, retry=0.02)
+WATCH = WatchTimes(grace=0.3, heartbeat=60.0, retry=0.02)
 HEALTHY_NODE = snapshot(
     device(0, certified=True, numa_node=1), device(1), device(2, advertised=False, refusal="No: XID 95.")
 )
@@ -341,7 +341,7 @@ async def test_garbage_is_refused_and_the_plugin_lives_on(short_tmp: Path) -> No
 
 
 async def test_a_restart_of_the_service_is_invisible_and_a_long_absence_is_not(short_tmp: Path) -> None:
-    async with node(short_tmp, watch=WatchTimes(grace=3600.0, heartbeat=60.0, probe=0.2, retry=0.02)) as here:
+    async with node(short_tmp, watch=WatchTimes(grace=3600.0, heartbeat=60.0, retry=0.02)) as here:
         await here.service.stop()
         await here.board.until(lambda: here.board.epoch == "")
         await here.service.start(
@@ -385,7 +385,7 @@ async def test_a_service_that_holds_the_stream_but_answers_nothing_counts_as_awa
 
     board = Board()
     client = PluginClient(short_tmp / "s")
-    times = WatchTimes(grace=0.05, heartbeat=0.05, probe=0.05, retry=0.02)
+    times = WatchTimes(grace=0.05, heartbeat=0.05, probe=1.0, retry=0.02)
     watch = ServiceWatch(client, board, times=times, log=logger("json", "error"), clock=time.monotonic)
     async with Hung(short_tmp / "s", snapshot(device(0))) as service:
         task = asyncio.create_task(watch.run())

@@ -35,7 +35,7 @@ GPU = "scrubber.dev/gpu"
 TIMES = PluginTimes(
     gate=GateTimes(absent=0.2, retry=0.02, reserve=PATIENCE),
     registration=RegistrationTimes(stream=PATIENCE),
-    watch=WatchTimes(grace=PATIENCE, heartbeat=60.0, probe=0.5, retry=0.02),
+    watch=WatchTimes(grace=PATIENCE, heartbeat=60.0, retry=0.02),
 )
 TWO = Sharing({GPU: 2})
 FOUR = {f"sim-{number}::{share}": f"sim-{number}" for number in range(2) for share in range(2)}
