@@ -37,6 +37,7 @@ from plugin.emulator.stage import Stage
 from scrubber.api.scraping import Scraping, ScrapingTimes, page, serve
 from scrubber.config.settings import MetricsTls
 from scrubber.domain.errors import BadConfiguration
+from tests.ports import free_port
 
 HOST = str(ipaddress.IPv4Address("127.64.0.0") + os.getpid() % (1 << 22))
 """An address of this process alone: a port of it that is free stays free, whatever runs beside this."""
@@ -519,10 +520,3 @@ async def started(*words: str) -> tuple[int | None, str]:
     )
     _, told = await asyncio.wait_for(process.communicate(), 3 * SOON)
     return process.returncode, told.decode()
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind((HOST, 0))
-        port: int = free.getsockname()[1]
-        return port

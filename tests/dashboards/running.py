@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import random
-import socket
 import subprocess
 import time
 import urllib.parse
@@ -21,8 +19,9 @@ from typing import Any, Final, Self
 import yaml
 
 from tests.dashboards.prometheus import binaries
+from tests.ports import free_port
 
-__all__ = ["SCRAPE", "Prometheus", "Series", "free_port"]
+__all__ = ["SCRAPE", "Prometheus", "Series"]
 
 SCRAPE: Final = 2
 """Seconds between two scrapes; the rules are evaluated each second."""
@@ -37,18 +36,6 @@ class Series:
 
     labels: Mapping[str, str]
     points: Sequence[tuple[float, float]]
-
-
-def free_port() -> int:
-    """A port that nobody has, and that no outgoing connection is given: a daemon finds it again after its restart."""
-    while True:
-        port = random.randrange(20_000, 32_000)
-        with socket.socket() as probe:
-            try:
-                probe.bind((_HOST, port))
-            except OSError:
-                continue
-        return port
 
 
 class Prometheus:

@@ -25,7 +25,7 @@ from plugin.emulator.stage import Command, Stage
 from scrubber.adapters.sim import control
 from scrubber.api import scrubber_pb2 as pb
 from tests.chaos.staging import TIMINGS
-from tests.dashboards.running import free_port
+from tests.ports import free_port
 
 __all__ = [
     "CLEARING",
