@@ -1,8 +1,9 @@
 """The kubelet's plugin watcher: it finds the sockets in ``plugins_registry/`` and registers what is behind them.
 
 Promise: a plugin found here needs to do nothing when the kubelet is restarted; its socket is not wiped, and the kubelet
-comes back to it by itself. A socket made anew is a new plugin; one that is gone is deregistered, and with it, as in the
-real kubelet, whoever is registered for its resource *now*, be it another.
+comes back to it by itself. It does so only after its first node status, which therefore says that the node has none of the
+plugin's devices, until the next one. A socket made anew is a new plugin; one that is gone is deregistered, and with it, as
+in the real kubelet, whatever is registered for its resource *now*, be it another.
 """
 
 from __future__ import annotations

@@ -33,10 +33,11 @@ from scrubber.wire import podresources_pb2_grpc
 
 @dataclass(slots=True)
 class NodeStatus:
-    """What the API server, and so the scheduler, was last told; resource → count."""
+    """What the API server, and so the scheduler, was last told; resource → count. ``updates`` counts the times."""
 
     capacity: Mapping[str, int] = field(default_factory=dict)
     allocatable: Mapping[str, int] = field(default_factory=dict)
+    updates: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,6 @@ class KubeletProcess:
         )
         await self._serve(pod_resources, node.pod_resources_socket)
         node.runtime.on_exit = self._container_exited
-        self._spawn(self._watcher.run())
         self._spawn(self._publish_node_status())
         self._spawn(self._sweep_logs())
         self._spawn(self._sync_loop())
@@ -259,12 +259,20 @@ class KubeletProcess:
     # What is told
 
     async def _publish_node_status(self) -> None:
+        """Update the node's status; the first update comes before the plugin watcher has scanned its directory."""
+        await asyncio.sleep(self._node.timings.first_node_status)
+        self._update_node_status()
+        self._spawn(self._watcher.run())
         while True:
-            resources = self.devices.resources()
-            self._node.status.capacity = {name: each.capacity for name, each in resources.items()}
-            self._node.status.allocatable = {name: each.allocatable for name, each in resources.items()}
-            self._node.changes.ring()
             await asyncio.sleep(self._node.timings.node_status_period)
+            self._update_node_status()
+
+    def _update_node_status(self) -> None:
+        resources, status = self.devices.resources(), self._node.status
+        status.capacity = {name: each.capacity for name, each in resources.items()}
+        status.allocatable = {name: each.allocatable for name, each in resources.items()}
+        status.updates += 1
+        self._node.changes.ring()
 
     def _devices_changed(self) -> None:
         """Keep ``allocatedResourcesStatus`` of every pod up to date."""

@@ -156,6 +156,33 @@ async def test_a_restarted_kubelet_comes_back_to_the_registry_by_itself(kubelet:
         await kubelet.changed(lambda node: node.allocatable(RESOURCE) == 2, SOON)
 
 
+async def test_the_first_node_status_after_a_restart_has_no_device_of_a_plugin_that_waits_in_the_registry(
+    kubelet: Kubelet,
+) -> None:
+    async with serving(TinyPlugin(), kubelet.plugins_registry / "tiny-reg.sock"):
+        await kubelet.changed(lambda node: node.allocatable(RESOURCE) == 2, SOON)
+        await kubelet.stop()
+        before, after = kubelet.node_status.updates, []
+
+        def looked(node: Kubelet) -> bool:
+            if node.node_status.updates > before:
+                after.append(node.node_status.allocatable[RESOURCE])
+            return bool(after) and after[-1] == 2
+
+        await kubelet.start()
+        await kubelet.changed(looked, SOON)
+        assert after[0] == 0
+
+
+async def test_a_plugin_that_registers_before_the_first_node_status_keeps_its_devices_over_a_restart(
+    short_tmp: Path,
+) -> None:
+    async with emulated(short_tmp, first_node_status=SOON) as kubelet, registered(kubelet, TinyPlugin(), "one.sock"):
+        await kubelet.restart()
+        async with registered(kubelet, TinyPlugin(), "two.sock"):
+            assert kubelet.node_status.updates == 0
+
+
 async def test_a_socket_removed_from_the_registry_deregisters_its_plugin(kubelet: Kubelet) -> None:
     socket = kubelet.plugins_registry / "tiny-reg.sock"
     async with serving(TinyPlugin(), socket):
@@ -248,6 +275,10 @@ def test_a_root_too_long_for_sockets_is_refused_before_anything_is_made(short_tm
     with pytest.raises(ValueError, match="choose a shorter root"):
         Kubelet(root)
     assert not root.exists()
+
+
+def test_the_node_status_is_updated_as_often_as_a_real_kubelet_does_by_default() -> None:
+    assert KubeletTimings().node_status_period == 10.0
 
 
 def test_real_timings_are_the_default_and_scale_together() -> None:
