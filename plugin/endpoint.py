@@ -6,8 +6,10 @@ because gRPC silently takes over a live socket and removes by path when it stops
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -83,9 +85,20 @@ class Endpoint:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.streams.close()
+        await self.withdraw()
         if self._server is not None:
             await self._server.stop(STOP_GRACE)
+
+    async def withdraw(self) -> None:
+        """End the streams and remove the socket; calls under way go on, and the kubelet makes no new connection.
+
+        The socket goes before another instance registers: the kubelet's plugin watcher takes a socket that has gone for the
+        end of whatever is registered for the resource by then.
+        """
+        await self.streams.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STOP_GRACE):
+                await self.streams.none_open()
         if self.intact:
             self.path.unlink(missing_ok=True)
 

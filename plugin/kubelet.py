@@ -2,13 +2,13 @@
 
 Promises: the plugin serves before it registers. It registers again whenever the kubelet's socket is created anew, its
 own socket is removed, or a ``ListAndWatch`` stream ends for any reason: the kubelet never reconnects, and until then
-it starts containers without asking.
+it starts containers without asking. At any time it has a socket in one of the kubelet's two directories only, and only one
+instance of the plugin on a node is registered (:mod:`plugin.instance_lock`).
 
-Two ways. By the *watcher*, the kubelet comes to a socket in ``plugins_registry/``, and comes back by itself after a
-restart of its own; but it looks only once a second. By the *classic* way the plugin calls ``Register``, which takes
-milliseconds, but its socket does not outlive a kubelet restart. ``auto`` takes the watcher, and the classic way where
-the kubelet does not come, or when it has just dropped us and still answers: after a rolling update the new instance is
-registered again at once.
+Two ways. By the *classic* way the plugin calls ``Register``, which takes milliseconds; a restarted kubelet has it before
+its first node status. By the *watcher*, the kubelet comes to a socket in ``plugins_registry/``; but after a restart it looks
+there only when it has published that the node has no devices, which stays so until the next node status, 10 s later.
+``auto`` is the classic way, and the watcher only where ``device-plugins/`` is not there.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ import grpc
 from plugin.api import deviceplugin_pb2, deviceplugin_pb2_grpc
 from plugin.board import Board
 from plugin.endpoint import Endpoint
+from plugin.instance_lock import InstanceLock
 from plugin.logs import Log, Reminder
 from plugin.observing import KubeletObserver, Nobody
 from plugin.server import Streams
-from plugin.sockets import SocketIdentity, answers, check_fits, remove_dead
+from plugin.sockets import SocketIdentity, check_fits, remove_dead
 from plugin.visits import Visits
 from scrubber.domain.errors import Away, BadConfiguration
 
@@ -70,28 +71,36 @@ class RegistrationTimes:
     """Seconds.
 
     Attributes:
-        poll: between looks at socket files while the plugin is not registered.
+        poll: between looks at socket files while the plugin is not registered; a kubelet that has just started is noticed
+            within this time.
         idle_poll: the same once it is; a kubelet that goes ends its stream, which is noticed at once.
-        patience: that a kubelet which answers may take to come to ``plugins_registry/`` before ``auto`` goes classic.
-        probe: between questions whether the kubelet answers.
+        patience: that ``device-plugins/`` may be missing before ``auto`` takes the watcher: a kubelet's first start makes
+            both directories, one after the other.
+        visit: that the kubelet may take to come to ``plugins_registry/`` before the log says that it is waited for.
         register: for ``Register``; the kubelet dials us back inside and takes up to 10 s.
         stream: from an accepted registration to the kubelet's stream, which comes within milliseconds, or never when
             the end of an older stream took the new client along; doubled each time in a row, up to ``stream_most``.
         retry: between attempts to register with a kubelet that does not answer or refuses.
+        turn: between looks whether another instance of the plugin has gone.
+        settle: from the end of a stream to the next ``Register``, by whichever instance. The kubelet first drops the
+            connection and then marks the resource's endpoint, whichever it is by then, as stopped; nothing tells an
+            endpoint that registered in between.
         steady: a registration that the kubelet dropped is made again at once when it lasted for so long, or was the
             first in a row to be shorter.
         back_off: the pause after the second such one, doubling up to ``back_off_most``.
         remind: between log lines about something that is waited for.
     """
 
-    poll: float = 0.1
+    poll: float = 0.05
     idle_poll: float = 1.0
     patience: float = 5.0
-    probe: float = 1.0
+    visit: float = 2.0
     register: float = 15.0
     stream: float = 0.3
     stream_most: float = 10.0
     retry: float = 0.5
+    turn: float = 0.01
+    settle: float = 0.01
     steady: float = 10.0
     back_off: float = 0.05
     back_off_most: float = 5.0
@@ -164,6 +173,9 @@ class Registrar:
         plugin: makes the servicer of one incarnation.
         token: makes eight characters that were never used before.
         clock: monotonic seconds.
+
+    Attributes:
+        prepared: this instance has been ready to register since its start, apart from another one that may be registered.
     """
 
     def __init__(
@@ -189,62 +201,60 @@ class Registrar:
         self._log = log
         self._clock = clock
         self._reminder = Reminder(log, every=times.remind, clock=clock)
-        self._unheard = False
         self._stream_patience = times.stream
+        self._locks: dict[Path, InstanceLock] = {}
+        self.prepared = False
 
     async def run(self) -> NoReturn:
         """Until cancelled; leaving ends the streams and removes our socket."""
-        pause = 0.0
+        pause = self._times.settle
         over: Over | None = None
         self._observer.registered(self._places.resource, now=False)
-        while True:
-            way = await self._way(over)
-            began = self._clock()
-            try:
-                over = await (self._by_watcher() if way is Registration.WATCHER else self._by_register())
-            except Away as error:
-                over = None
-                self._waiting(str(error))
-                await asyncio.sleep(self._times.retry)
-                continue
-            self._observer.ended(self._places.resource, over.word)
-            self._unheard = self._unheard or over is Over.UNHEARD
-            if over is Over.NO_STREAM:
-                self._stream_patience = min(2 * self._stream_patience, self._times.stream_most)
-            elif over is Over.STREAM_ENDED:
-                self._stream_patience = self._times.stream
-            self._log.warning(
-                "kubelet.registering-again",
-                resource=self._places.resource,
-                reason=over.word,
-                sentence=f"{over.value.capitalize()}.",
-                way=way.value,
-            )
-            dropped = over in (Over.STREAM_ENDED, Over.NO_STREAM)
-            if not dropped or self._clock() - began >= self._times.steady:
-                pause = 0.0
-                continue
-            await asyncio.sleep(pause)
-            pause = min(max(2 * pause, self._times.back_off), self._times.back_off_most)
+        try:
+            while True:
+                way = await self._way()
+                began = self._clock()
+                try:
+                    over = await (self._by_watcher() if way is Registration.WATCHER else self._by_register())
+                except Away as error:
+                    self._waiting(str(error))
+                    await asyncio.sleep(self._times.retry)
+                    continue
+                self._observer.ended(self._places.resource, over.word)
+                if over is Over.NO_STREAM:
+                    self._stream_patience = min(2 * self._stream_patience, self._times.stream_most)
+                elif over is Over.STREAM_ENDED:
+                    self._stream_patience = self._times.stream
+                self._log.warning(
+                    "kubelet.registering-again",
+                    resource=self._places.resource,
+                    reason=over.word,
+                    sentence=f"{over.value.capitalize()}.",
+                    way=way.value,
+                )
+                dropped = over in (Over.STREAM_ENDED, Over.NO_STREAM)
+                if not dropped or self._clock() - began >= self._times.steady:
+                    pause = self._times.settle
+                if dropped:
+                    await asyncio.sleep(pause)
+                    pause = min(max(2 * pause, self._times.back_off), self._times.back_off_most)
+        finally:
+            for lock in self._locks.values():
+                lock.release()
 
-    async def _way(self, over: Over | None) -> Registration:
+    async def _way(self) -> Registration:
         """How to register this time; waits until there is a directory to do it in."""
         places = self._places
-        wanted = {
-            Registration.WATCHER: (places.registry,),
-            Registration.CLASSIC: (places.classic,),
-            Registration.AUTO: (places.registry, places.classic),
-        }[self._mode]
-        while not any(directory.is_dir() for directory in wanted):
-            self._waiting(f"{wanted[-1]} does not exist.")
+        since = self._clock()
+        while True:
+            if self._mode is not Registration.WATCHER and places.classic.is_dir():
+                return Registration.CLASSIC
+            given_up = self._mode is Registration.WATCHER or self._clock() - since >= self._times.patience
+            if self._mode is not Registration.CLASSIC and given_up and places.registry.is_dir():
+                return Registration.WATCHER
+            wanted = places.registry if self._mode is Registration.WATCHER else places.classic
+            self._waiting(f"{wanted} does not exist.")
             await asyncio.sleep(self._times.poll)
-        if self._mode is not Registration.AUTO:
-            return self._mode
-        if self._unheard or not places.registry.is_dir():
-            return Registration.CLASSIC
-        if over is Over.STREAM_ENDED and await answers(places.socket, self._times.probe):
-            return Registration.CLASSIC
-        return Registration.WATCHER
 
     async def _by_watcher(self) -> Over:
         """One incarnation in ``plugins_registry/``, until it is over."""
@@ -252,8 +262,8 @@ class Registrar:
         path = self._places.own_socket(self._places.registry, self._token())
         visits = Visits(self._places.resource, path, VERSION, log=self._log, observer=self._observer)
         accepted_at: float | None = None
-        answering_since: float | None = None
-        next_probe = self._clock() + times.probe
+        await self._turn(path.parent, None)  # first: the kubelet comes to a socket as soon as it is there
+        expected = self._clock() + times.visit
         async with self._serving(path, visits) as endpoint:
             while True:
                 over = await self._look(endpoint, None)
@@ -266,38 +276,48 @@ class Registrar:
                     accepted_at = accepted_at if accepted_at is not None else now
                     if now - accepted_at >= self._stream_patience:
                         return Over.NO_STREAM
-                elif not visits.heard and now >= next_probe:
-                    next_probe = now + times.probe
-                    if not await answers(self._places.socket, times.probe):
-                        answering_since = None
-                        sentence = f"Nobody answers at {self._places.socket}."
-                    else:
-                        answering_since = answering_since if answering_since is not None else now
-                        if self._mode is Registration.AUTO and now - answering_since >= times.patience:
-                            return Over.UNHEARD
-                        sentence = "It has not come to plugins_registry/ yet."
-                    self._waiting(sentence)
+                elif not visits.heard:
+                    if self._mode is Registration.AUTO and self._places.classic.is_dir():
+                        return Over.UNHEARD
+                    if now >= expected:
+                        self._waiting("It has not come to plugins_registry/ yet.")
 
     async def _by_register(self) -> Over:
         """One incarnation in ``device-plugins/``, until it is over."""
         kubelet = await self._kubelet()
         path = self._places.own_socket(self._places.classic, self._token())
         async with self._serving(path, None) as endpoint:
-            while True:
+            over = await self._turn(path.parent, endpoint, kubelet)
+            while over is None:
                 try:
                     await self._register(path.name)
                     break
                 except Away as error:
                     self._waiting(str(error))
                 over = await self._look_for(endpoint, kubelet, self._times.retry)
-                if over is not None:
-                    return over
-            over = await self._look_for(endpoint, kubelet, self._stream_patience)
+            if over is None:
+                over = await self._look_for(endpoint, kubelet, self._stream_patience)
             while over is None:
                 if not endpoint.streams.opened.is_set():
                     return Over.NO_STREAM
                 over = await self._look(endpoint, kubelet)
             return over
+
+    async def _turn(
+        self, directory: Path, endpoint: Endpoint | None, kubelet: SocketIdentity | None = None
+    ) -> Over | None:
+        """Wait until no other instance is registered. Return why ``endpoint`` is over, if it is before that."""
+        self.prepared = True
+        lock = self._locks.setdefault(directory, InstanceLock(directory, self._places.resource))
+        waited = 0
+        while not lock.take():
+            if not waited:
+                self._log.info("plugin.standing-by", resource=self._places.resource)
+            waited += 1
+            await asyncio.sleep(self._times.turn)
+            if endpoint is not None and waited % 10 == 0 and (over := self._gone(endpoint, kubelet)) is not None:
+                return over
+        return None
 
     async def _kubelet(self) -> SocketIdentity:
         """The kubelet's socket; waits for it."""
@@ -338,9 +358,19 @@ class Registrar:
             announcement = asyncio.create_task(self._announce(endpoint), name="announcement")
             try:
                 yield endpoint
+            except asyncio.CancelledError:
+                await self._hand_on(endpoint)
+                raise
             finally:
                 announcement.cancel()
                 self._observer.registered(self._places.resource, now=False)
+
+    async def _hand_on(self, endpoint: Endpoint) -> None:
+        """End the streams and let the next instance register, before the calls under way are waited for."""
+        await endpoint.withdraw()
+        await asyncio.sleep(self._times.settle)
+        for lock in self._locks.values():
+            lock.release()
 
     def _waiting(self, sentence: str) -> None:
         self._reminder.waiting("kubelet.away", resource=self._places.resource, sentence=sentence)
@@ -370,7 +400,10 @@ class Registrar:
                 await endpoint.streams.ended.wait()
             return Over.STREAM_ENDED
         except TimeoutError:
-            pass
+            return self._gone(endpoint, kubelet)
+
+    def _gone(self, endpoint: Endpoint, kubelet: SocketIdentity | None) -> Over | None:
+        """Why the incarnation is over, by the socket files."""
         if not endpoint.intact:
             return Over.SOCKET_REMOVED
         if kubelet is not None and SocketIdentity.of(self._places.socket) not in (None, kubelet):

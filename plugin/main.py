@@ -48,6 +48,10 @@ from scrubber.ports import UNTRACED, Tracer
 __all__ = ["PluginSettings", "PluginTimes", "run"]
 
 
+_READY_POLL = 0.1
+"""Seconds."""
+
+
 @dataclass(frozen=True, slots=True)
 class PluginTimes:
     """All durations of the plugin; tests scale them, nobody else needs to."""
@@ -78,6 +82,7 @@ class PluginSettings:
         metrics_address: where Prometheus scrapes; None: nowhere.
         metrics_tls: how scrapes are encrypted; None: not at all.
         traces: whether traces are sent; where to is in OpenTelemetry's own variables.
+        ready_file: is made once this instance could take over from another one; None: none is.
     """
 
     kubelet_dir: Path = Path("/var/lib/kubelet")
@@ -93,6 +98,7 @@ class PluginSettings:
     metrics_address: Address | None = None
     metrics_tls: MetricsTls | None = None
     traces: TraceExport = TraceExport.OFF
+    ready_file: Path | None = None
     times: PluginTimes = field(default_factory=PluginTimes)
 
 
@@ -147,8 +153,10 @@ async def _run(settings: PluginSettings, log: Log, losses: Losses, stack: ExitSt
         observer=metrics,
     )
 
+    registrars: dict[str, Registrar] = {}
+
     def registrar(resource: str, board: Board) -> Registrar:
-        return Registrar(
+        registrars[resource] = Registrar(
             _places(settings, resource),
             mode,
             plugin=lambda streams: (
@@ -172,7 +180,16 @@ async def _run(settings: PluginSettings, log: Log, losses: Losses, stack: ExitSt
             clock=time.monotonic,
             observer=metrics,
         )
+        return registrars[resource]
 
+    def ready() -> bool:
+        """Whether a service that is ready was heard, and a server for each resource is up."""
+        served = resources.boards.keys() <= registrars.keys() and all(each.prepared for each in registrars.values())
+        return watch.heard and served
+
+    if settings.ready_file is not None:
+        _remove_ready_file(settings.ready_file)
+        stack.callback(settings.ready_file.unlink, missing_ok=True)
     if settings.metrics_address is not None:
         _serve_metrics(settings.metrics_address, settings.metrics_tls, registry, log, stack)
     stop = _stop_signals()
@@ -188,12 +205,15 @@ async def _run(settings: PluginSettings, log: Log, losses: Losses, stack: ExitSt
             registration = tasks.create_task(
                 _register(resources, registrar, insist=nvidia.fail_on_init_error), name="registration"
             )
-            vendors = [tasks.create_task(behind.run(), name="vendors' plugins")] if behind else []
+            file = settings.ready_file
+            others = [tasks.create_task(_make_when(ready, file), name="ready file")] if file else []
+            if behind:
+                others.append(tasks.create_task(behind.run(), name="vendors' plugins"))
             await stop.wait()
             log.info("plugin.stopping")
             registration.cancel()
             await asyncio.wait({registration})
-            for task in (service, *vendors):
+            for task in (service, *others):
                 task.cancel()
     except BaseExceptionGroup as group:
         error = _on_purpose(group)
@@ -232,6 +252,30 @@ async def _register(
                 board = resources.boards[resource]
                 tasks.create_task(registrar(resource, board).run(), name=f"registration of {resource}")
                 registered.add(resource)
+
+
+def _remove_ready_file(path: Path) -> None:
+    """Remove what an earlier run in the same pod left.
+
+    Raises:
+        BadConfiguration: the file cannot be made there.
+    """
+    try:
+        path.touch()
+        path.unlink()
+    except OSError as error:
+        raise BadConfiguration(
+            f"--ready-file {path} cannot be made: {error.strerror}. Name a file in a directory that this process may write to."
+        ) from error
+
+
+async def _make_when(ready: Callable[[], bool], file: Path) -> None:
+    """Make ``file`` once ``ready`` holds."""
+    while True:
+        if ready():
+            file.touch()
+            return
+        await asyncio.sleep(_READY_POLL)
 
 
 def _hopeless(resources: Resources | Front, insist: bool) -> bool:

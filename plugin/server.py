@@ -74,14 +74,26 @@ class Streams:
         self._board = board
         self._resource = resource
         self._observer = observer or Nobody()
+        self._open = 0
+        self._none_open = asyncio.Event()
+        self._none_open.set()
 
     def __enter__(self) -> None:
         self._observer.stream(self._resource, opened=True)
+        self._open += 1
+        self._none_open.clear()
         self.opened.set()
 
     def __exit__(self, *exc: object) -> None:
         self._observer.stream(self._resource, opened=False)
+        self._open -= 1
+        if not self._open:
+            self._none_open.set()
         self.ended.set()
+
+    async def none_open(self) -> None:
+        """Return once no stream is open."""
+        await self._none_open.wait()
 
     def sent(self) -> None:
         """The kubelet has taken a full list."""

@@ -141,6 +141,9 @@ class ServiceWatch:
         by_envvar: containers are told of their devices by an environment variable; see :func:`sighting`.
         listen: is passed each snapshot, and None when no service that is ready was there for the grace period.
         clock: monotonic seconds.
+
+    Attributes:
+        heard: a service that is ready has been heard since the start.
     """
 
     def __init__(
@@ -167,6 +170,7 @@ class ServiceWatch:
         self._availability = Availability(grace=times.grace)
         self._forgeable = False
         self._given_up = True
+        self.heard = False
         self._news = asyncio.Event()
 
     async def run(self) -> NoReturn:
@@ -230,6 +234,7 @@ class ServiceWatch:
         self._forgeable = forgeable
         self._given_up = self._given_up and self._availability.unwatched_since is not None
         await self._show()
+        self.heard = self.heard or snapshot.ready
         self._listen(snapshot)
 
     async def _show(self) -> None:

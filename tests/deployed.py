@@ -76,8 +76,8 @@ SERVICE, PLUGIN = workload("scrubber"), workload("scrubber-plugin")
 
 def mounts(of: Workload) -> set[tuple[str, str, str]]:
     """What of the node is mounted: (the node's path, the container's path, ``ro`` or ``rw``)."""
-    paths = {each["name"]: each["hostPath"]["path"] for each in of.pod["volumes"]}
-    found = [(paths[each["name"]], each) for each in of.container["volumeMounts"]]
+    paths = {each["name"]: each["hostPath"]["path"] for each in of.pod["volumes"] if "hostPath" in each}
+    found = [(paths[each["name"]], each) for each in of.container["volumeMounts"] if each["name"] in paths]
     return {(path, each["mountPath"], "ro" if each.get("readOnly") else "rw") for path, each in found}
 
 

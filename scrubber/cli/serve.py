@@ -282,6 +282,15 @@ def plugin(
     metrics_key: metrics.PluginKeyOption = None,
     metrics_client_ca: metrics.PluginClientCaOption = None,
     traces: TracesOption = TraceExport.OFF,
+    ready_file: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="SCRUBBER_PLUGIN_READY_FILE",
+            metavar="FILE",
+            help="Make this file once the plugin could take over from an instance that runs; for a pod's startup probe.",
+            show_default="none",
+        ),
+    ] = None,
     log_format: LogFormatOption = LogFormat.AUTO,
     log_level: LogLevelOption = LogLevel.INFO,
 ) -> None:
@@ -323,6 +332,7 @@ def plugin(
         metrics_address=Address.parse(metrics_address),
         metrics_tls=MetricsTls.given(metrics_cert, metrics_key, metrics_client_ca),
         traces=traces,
+        ready_file=ready_file.absolute() if ready_file else None,
     )
     as_usual()
     raise typer.Exit(asyncio.run(run(settings)))

@@ -11,7 +11,7 @@ import pytest
 
 from plugin.api import deviceplugin_pb2 as api
 from plugin.emulator import Kubelet, KubeletTimings, sockets
-from tests.emulation import RESOURCE, SOON, TinyPlugin, emulated, register, registered, serving
+from tests.emulation import RESOURCE, SOON, TinyPlugin, emulated, pod, register, registered, serving
 
 
 @pytest.fixture
@@ -138,6 +138,18 @@ async def test_the_end_of_an_old_stream_disconnects_the_new_plugin_of_the_resour
         await kubelet.changed(lambda node: calls(node).count("StreamEnded") == 2, SOON)
         await register(kubelet, "new.sock")
         await kubelet.changed(lambda node: node.allocatable(RESOURCE) == 2, SOON)
+
+
+async def test_when_the_plugin_that_registered_last_goes_another_keeps_its_stream_and_has_no_endpoint(
+    kubelet: Kubelet,
+) -> None:
+    """Nothing tells the other: this is why only one instance of a plugin may be registered."""
+    async with registered(kubelet, TinyPlugin(), "new.sock"), registered(kubelet, TinyPlugin(), "old.sock") as old:
+        await old.stop()
+        await kubelet.changed(lambda node: "StreamEnded" in calls(node), SOON)
+        await kubelet.changed(lambda node: node.allocatable(RESOURCE) == 0, SOON)
+        assert not (await kubelet.run(pod())).admitted
+        assert calls(kubelet).count("StreamEnded") == 1
 
 
 async def test_a_plugin_found_in_the_registry_is_registered_and_told(kubelet: Kubelet) -> None:

@@ -45,7 +45,7 @@ from tests.plugin_collaborators import PATIENCE, FakeKubelet, FakeService, alloc
 SIM = "scrubber.dev/gpu"
 VENDORS = "vendor.example/gpu"
 QUICK = RegistrationTimes(
-    poll=0.01, idle_poll=0.01, patience=0.1, probe=0.02, stream=PATIENCE, retry=0.02, steady=60.0, back_off=0.01
+    poll=0.01, idle_poll=0.01, patience=0.1, visit=0.02, stream=PATIENCE, retry=0.02, steady=60.0, back_off=0.01
 )
 
 
@@ -368,9 +368,16 @@ async def test_a_kubelet_that_takes_us_and_opens_no_stream_is_counted(short_tmp:
 
 async def test_a_kubelet_that_does_not_come_is_counted_before_the_other_way_is_taken(short_tmp: Path) -> None:
     ends, attempts = "scrubber_plugin_registration_ends_total", "scrubber_plugin_registrations_total"
-    async with FakeKubelet(short_tmp), registrar(short_tmp, Registration.AUTO) as told:
-        await told.shows(some, attempts, resource=SIM, way="classic", outcome="ok")
-        assert told(ends, resource=SIM, why="unheard") == 1
+    (short_tmp / "plugins_registry").mkdir()
+    async with registrar(short_tmp, Registration.AUTO, replace(QUICK, patience=0.0)) as told:
+        await until(lambda: _any_socket(short_tmp / "plugins_registry"))
+        async with FakeKubelet(short_tmp):
+            await told.shows(some, attempts, resource=SIM, way="classic", outcome="ok")
+            assert told(ends, resource=SIM, why="unheard") == 1
+
+
+async def _any_socket(directory: Path) -> bool:
+    return any(directory.glob("*.sock"))
 
 
 async def test_a_call_that_is_not_served_here_makes_no_series(short_tmp: Path) -> None:

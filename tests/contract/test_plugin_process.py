@@ -79,6 +79,54 @@ async def test_it_is_not_registered_before_the_first_snapshot_has_come(short_tmp
             assert registered.lists == [{"sim-0": "Unhealthy"}]
 
 
+async def there(file: Path) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            if file.exists():
+                return
+            await asyncio.sleep(0.01)
+
+
+async def test_the_ready_file_is_made_when_a_ready_service_was_heard_and_goes_with_the_plugin(short_tmp: Path) -> None:
+    file = short_tmp / "ready"
+    file.touch()  # left by an earlier run that was killed
+    async with (
+        FakeKubelet(short_tmp) as kubelet,
+        FakeService(short_tmp / "s", snapshot(device(0), ready=False)) as service,
+        plugin(short_tmp, "--ready-file", str(file)) as running,
+    ):
+        assert (await kubelet.new_registration()).lists == [{"sim-0": "Unhealthy"}]
+        assert not file.exists()
+        service.show(snapshot(device(0), version=2))
+        await there(file)
+        assert await running.ends(signal.SIGTERM) == 0
+        assert not file.exists()
+
+
+async def test_an_instance_that_stands_by_makes_its_ready_file_and_registers_when_the_old_one_goes(
+    short_tmp: Path,
+) -> None:
+    file = short_tmp / "ready"
+    async with (
+        FakeKubelet(short_tmp) as kubelet,
+        FakeService(short_tmp / "s", snapshot(device(0))),
+        plugin(short_tmp) as old,
+    ):
+        await kubelet.new_registration()
+        async with plugin(short_tmp, "--ready-file", str(file)) as second:
+            await second.says("plugin.standing-by")
+            await there(file)
+            assert len(kubelet.requests) == 1
+            assert await old.ends(signal.SIGTERM) == 0
+            assert (await kubelet.new_registration(after=1)).healthy == {"sim-0"}
+
+
+async def test_a_ready_file_that_cannot_be_made_is_refused_with_a_sentence(short_tmp: Path) -> None:
+    settings = PluginSettings(kubelet_dir=short_tmp, socket=short_tmp, ready_file=short_tmp / "missing" / "ready")
+    with pytest.raises(BadConfiguration, match="Name a file in a directory"):
+        await run(settings)
+
+
 @pytest.mark.parametrize("signal_", [signal.SIGTERM, signal.SIGINT])
 async def test_a_stop_ends_the_stream_in_good_order_and_exits_with_zero(
     short_tmp: Path, signal_: signal.Signals
@@ -115,22 +163,6 @@ async def test_it_stops_also_while_it_waits(short_tmp: Path) -> None:
     async with plugin(short_tmp) as running:
         await running.says("service.away")
         assert await running.ends(signal.SIGTERM) == 0
-
-
-async def test_a_new_instance_takes_over_when_the_old_one_goes(short_tmp: Path) -> None:
-    async with (
-        FakeKubelet(short_tmp) as kubelet,
-        FakeService(short_tmp / "s", snapshot(device(0))),
-        plugin(short_tmp, "--registration", "classic") as old,
-    ):
-        first = await kubelet.new_registration()
-        async with plugin(short_tmp, "--registration", "classic"):
-            second = await kubelet.new_registration(after=1)
-            assert await old.ends(signal.SIGTERM) == 0
-            await kubelet.until(lambda: first.ended)
-            await kubelet.drop(second)
-            third = await kubelet.new_registration(after=2)
-            assert third.healthy == {"sim-0"}
 
 
 async def test_a_file_where_the_services_socket_should_be_ends_it_with_one_sentence(short_tmp: Path) -> None:

@@ -10,10 +10,11 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 
 import grpc
+import pytest
 from watchfiles import awatch
 
 from plugin.api import deviceplugin_pb2 as api
@@ -21,17 +22,21 @@ from plugin.api import deviceplugin_pb2_grpc as rpc
 from plugin.availability import Offer, Word
 from plugin.board import Board
 from plugin.emulator.ungated import UngatedPlugin, devices_below
+from plugin.instance_lock import InstanceLock
 from plugin.kubelet import KubeletPlaces, Registrar, Registration, RegistrationTimes
 from plugin.logs import logger
 from plugin.server import DevicePlugin
 from scrubber.domain.errors import BadConfiguration
+from tests.emulation import SOON, emulated
 from tests.plugin_collaborators import PATIENCE, Bell, FakeKubelet, Registered, allocation
 
 RESOURCE = "scrubber.dev/gpu"
 QUICK = RegistrationTimes(
-    poll=0.01, idle_poll=0.01, patience=0.1, probe=0.02, stream=PATIENCE, retry=0.02, steady=60.0, back_off=0.01
+    poll=0.01, idle_poll=0.01, patience=0.1, visit=0.02, stream=PATIENCE, retry=0.02, steady=60.0, back_off=0.01
 )
-IMPATIENT = dataclasses.replace(QUICK, patience=0.05)
+IMHASTY = dataclasses.replace(QUICK, patience=0.0)
+PATIENT = dataclasses.replace(QUICK, patience=0.05)
+HASTY = dataclasses.replace(QUICK, patience=0.0)
 PATIENT = dataclasses.replace(QUICK, patience=3600.0)
 OFFER = Offer(id="gpu-0", index="0", word=Word.OFFERED, healthy=True)
 
@@ -228,11 +233,13 @@ async def test_the_watchers_socket_is_made_anew_when_the_stream_ends(short_tmp: 
         assert not first.exists()
 
 
-async def test_auto_takes_the_watcher_when_the_kubelet_comes(short_tmp: Path) -> None:
-    async with FakeKubelet(short_tmp) as kubelet, registrar(short_tmp, Registration.AUTO, PATIENT):
+async def test_auto_takes_the_watcher_where_there_is_no_device_plugins_directory(short_tmp: Path) -> None:
+    kubelet = FakeKubelet(short_tmp)
+    kubelet.registry.mkdir()
+    async with registrar(short_tmp, Registration.AUTO, HASTY):
         await kubelet.visit(await appears(kubelet.registry))
         await kubelet.new_registration()
-        assert kubelet.requests == []
+        await kubelet.stop()
 
 
 async def test_a_killed_plugins_socket_is_removed_by_the_next_one(short_tmp: Path) -> None:
@@ -246,11 +253,15 @@ async def test_a_killed_plugins_socket_is_removed_by_the_next_one(short_tmp: Pat
             assert set(kubelet.classic.glob("scrubber-*")) == {registered.socket}
 
 
-async def test_auto_goes_classic_when_the_kubelet_does_not_come(short_tmp: Path) -> None:
-    async with FakeKubelet(short_tmp) as kubelet, registrar(short_tmp, Registration.AUTO, IMPATIENT):
-        registered = await kubelet.new_registration()
-        assert registered.socket.parent == kubelet.classic
-        assert list(kubelet.registry.iterdir()) == []
+async def test_auto_leaves_the_registry_when_the_device_plugins_directory_appears(short_tmp: Path) -> None:
+    kubelet = FakeKubelet(short_tmp)
+    kubelet.registry.mkdir()
+    async with registrar(short_tmp, Registration.AUTO, HASTY):
+        await appears(kubelet.registry)
+        async with kubelet:
+            registered = await kubelet.new_registration()
+            assert registered.socket.parent == kubelet.classic
+            assert list(kubelet.registry.glob("*.sock")) == []
 
 
 async def test_auto_goes_classic_when_there_is_no_registry(short_tmp: Path) -> None:
@@ -261,38 +272,108 @@ async def test_auto_goes_classic_when_there_is_no_registry(short_tmp: Path) -> N
             assert (await kubelet.new_registration()).socket.parent == kubelet.classic
 
 
-async def test_auto_does_not_give_the_watcher_up_while_there_is_no_kubelet(short_tmp: Path) -> None:
-    kubelet = FakeKubelet(short_tmp)
-    kubelet.registry.mkdir(parents=True)
-    async with registrar(short_tmp, Registration.AUTO, PATIENT):
-        found = await appears(kubelet.registry)
+async def test_auto_waits_for_the_kubelets_socket_without_one_of_its_own_in_the_registry(short_tmp: Path) -> None:
+    kubelet, journal = FakeKubelet(short_tmp), Journal()
+    for directory in (kubelet.classic, kubelet.registry):
+        directory.mkdir()
+    async with registrar(short_tmp, Registration.AUTO, HASTY, journal=journal):
+        await journal.says("kubelet.sock does not exist")
         async with kubelet:
-            await kubelet.visit(found)
-            await kubelet.new_registration()
+            assert (await kubelet.new_registration()).socket.parent == kubelet.classic
+    assert str(kubelet.registry) not in journal.getvalue()
 
 
-async def test_auto_calls_the_kubelet_that_has_just_dropped_it_instead_of_waiting_to_be_found(short_tmp: Path) -> None:
-    times = dataclasses.replace(PATIENT, probe=PATIENCE)
-    async with FakeKubelet(short_tmp) as kubelet, registrar(short_tmp, Registration.AUTO, times):
-        await kubelet.visit(await appears(kubelet.registry))
-        await kubelet.drop(await kubelet.new_registration())
-        second = await kubelet.new_registration(after=1)
-        assert second.socket.parent == kubelet.classic
+async def test_auto_registers_with_a_restarted_kubelet_before_its_first_node_status(short_tmp: Path) -> None:
+    """An emulated kubelet that never publishes one never looks into ``plugins_registry/`` either."""
+    async with (
+        emulated(short_tmp, first_node_status=3600.0) as kubelet,
+        registrar(short_tmp, Registration.AUTO, PATIENT),
+    ):
+        for _ in range(3):
+            await kubelet.changed(lambda node: node.allocatable(RESOURCE) == 1, SOON)
+            await kubelet.restart()
+            assert list(kubelet.plugins_registry.glob("*.sock")) == []
 
 
 async def test_leaving_ends_the_streams_and_removes_only_our_socket(short_tmp: Path) -> None:
     async with FakeKubelet(short_tmp) as kubelet:
+        other = kubelet.classic / "other.sock"
+        with closing(socket.socket(socket.AF_UNIX)) as another:
+            another.bind(str(other))
+            async with registrar(short_tmp, Registration.CLASSIC):
+                registered = await kubelet.new_registration()
+            await kubelet.until(lambda: registered.ended)
+            assert registered.error is None
+            assert set(kubelet.classic.glob("*.sock")) == {other, kubelet.classic / "kubelet.sock"}
+
+
+@pytest.mark.parametrize("mode", [Registration.CLASSIC, Registration.AUTO])
+async def test_a_second_instance_serves_and_registers_only_once_the_first_has_ended_its_stream(
+    short_tmp: Path, mode: Registration
+) -> None:
+    journal = Journal()
+    async with FakeKubelet(short_tmp) as kubelet, AsyncExitStack() as second:
+        async with registrar(short_tmp, mode, name="old"):
+            old = await kubelet.new_registration()
+            await second.enter_async_context(registrar(short_tmp, mode, name="new", journal=journal))
+            await journal.says("plugin.standing-by")
+            (waiting,) = set(kubelet.classic.glob("scrubber-*.sock")) - {old.socket}
+            async with grpc.aio.insecure_channel(f"unix:{waiting}") as channel:
+                await rpc.DevicePluginStub(channel).GetDevicePluginOptions(api.Empty(), timeout=PATIENCE)
+            await kubelet.drop(old)
+            old = await kubelet.new_registration(after=1)
+            assert [each.endpoint for each in kubelet.requests] == ["scrubber-gpu-old0.sock", "scrubber-gpu-old1.sock"]
+        new = await kubelet.new_registration(after=2)
+        assert new.socket == waiting
+        assert old.ended
+        assert not new.ended
+        assert len(kubelet.requests) == 3
+
+
+async def test_a_second_instance_in_the_registry_makes_its_socket_only_once_the_first_ones_is_gone(
+    short_tmp: Path,
+) -> None:
+    journal = Journal()
+    async with FakeKubelet(short_tmp) as kubelet, AsyncExitStack() as second:
+        async with registrar(short_tmp, Registration.WATCHER, name="old"):
+            old = await appears(kubelet.registry)
+            await second.enter_async_context(registrar(short_tmp, Registration.WATCHER, name="new", journal=journal))
+            await journal.says("plugin.standing-by")
+            assert set(kubelet.registry.glob("*.sock")) == {old}
+        await kubelet.visit(await appears(kubelet.registry, but={old}))
+        await kubelet.new_registration()
+        assert not old.exists()
+
+
+async def test_an_instance_that_stands_by_serves_on_a_new_socket_after_a_kubelet_restart(short_tmp: Path) -> None:
+    journal = Journal()
+    async with FakeKubelet(short_tmp) as kubelet, AsyncExitStack() as second:
         async with registrar(short_tmp, Registration.CLASSIC, name="old"):
-            first = await kubelet.new_registration()
-            async with registrar(short_tmp, Registration.CLASSIC, name="new"):
-                second = await kubelet.new_registration(after=1)
-                assert first.socket.exists()
-            await kubelet.until(lambda: second.ended)
-            assert not second.socket.exists()
-            assert first.socket.exists()
-            assert not first.ended
-        await kubelet.until(lambda: first.ended)
-        assert sorted(path.name for path in kubelet.classic.iterdir()) == ["kubelet.sock"]
+            await kubelet.new_registration()
+            await second.enter_async_context(registrar(short_tmp, Registration.CLASSIC, name="new", journal=journal))
+            await journal.says("plugin.standing-by")
+            await kubelet.stop()
+            await kubelet.start()
+            await kubelet.new_registration(after=1)
+            await journal.says("scrubber-gpu-new1.sock")
+        new = await kubelet.new_registration(after=2)
+        assert new.socket.name.startswith("scrubber-gpu-new")
+
+
+async def test_instances_of_other_resources_do_not_wait_for_each_other(short_tmp: Path) -> None:
+    first, second = (InstanceLock(short_tmp, name) for name in ("scrubber.dev/gpu", "nvidia.com/gpu"))
+    again = InstanceLock(short_tmp, "scrubber.dev/gpu")
+    assert first.take()
+    assert second.take()
+    assert not again.take()
+    first.release()
+    assert again.take()
+    again.release()
+    second.release()
+
+
+async def test_where_no_lock_can_be_made_every_instance_registers(short_tmp: Path) -> None:
+    assert InstanceLock(short_tmp / "missing", RESOURCE).take()
 
 
 async def test_a_file_where_the_kubelets_socket_should_be_ends_the_plugin_with_a_sentence(short_tmp: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from asyncio.subprocess import DEVNULL, Process
+from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ from plugin.emulator import (
 )
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.domain.errors import NotReady
-from tests.emulation import deregistered, timings
+from tests.emulation import timings
 from tests.plugin_collaborators import PATIENCE, FakeService, device, snapshot
 
 RESOURCE = "scrubber.dev/gpu"
@@ -56,8 +56,8 @@ class Node:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "scrubber.cli.main", "plugin"),
             *("--kubelet-dir", str(self.directory), "--socket", str(self.directory / "s")),
-            *("--registration", self.way, "--log-level", "error", "--metrics-address", "off"),
-            stderr=DEVNULL,
+            *("--registration", self.way, "--log-format", "json", "--metrics-address", "off"),
+            stderr=PIPE,
         )
         try:
             yield process
@@ -65,6 +65,13 @@ class Node:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
+
+    async def stands_by(self, process: Process) -> None:
+        """Wait until an instance serves, and waits for another one to go."""
+        assert process.stderr is not None
+        async with asyncio.timeout(SOON):
+            while b'"plugin.standing-by"' not in (line := await process.stderr.readline()):
+                assert line, "the plugin ended"
 
     async def offers(self, count: int) -> None:
         await self.kubelet.changed(lambda kubelet: kubelet.allocatable(RESOURCE) == count, SOON)
@@ -195,20 +202,30 @@ async def test_the_next_instance_takes_over_from_the_last(short_tmp: Path, way: 
     async with node(short_tmp, way) as here, here.plugin() as old:
         await here.offers(2)
         before = here.calls("GetDevicePluginOptions")
-        async with here.plugin():
-            await here.kubelet.changed(lambda _: here.calls("GetDevicePluginOptions") > before, SOON)
-            registered = here.calls("GetDevicePluginOptions")
-            watched = {path.name for path in here.kubelet.plugins_registry.glob("*.sock")}
+        async with here.plugin() as new:
+            await here.stands_by(new)
+            assert here.calls("GetDevicePluginOptions") == before
             old.send_signal(signal.SIGTERM)
             assert await old.wait() == 0
-            await here.kubelet.changed(lambda _: here.calls("GetDevicePluginOptions") > registered, SOON)
-            # A watched socket that has gone, of either instance, takes along whoever is registered by then, and a pod
-            # that is admitted in that moment fails: the kubelet's doing.
-            await here.kubelet.changed(lambda kubelet: watched <= deregistered(kubelet), SOON)
+            await here.kubelet.changed(lambda _: here.calls("GetDevicePluginOptions") > before, SOON)
             await here.offers(2)
             tenant = await here.kubelet.run(pod("tenant"))
             await tenant.wait(Phase.RUNNING, SOON)
             assert len(here.service.asked) == 1
+            assert here.calls("GetDevicePluginOptions") == before + 1
+
+
+async def test_an_instance_that_stands_by_takes_over_from_one_that_was_killed(short_tmp: Path) -> None:
+    async with node(short_tmp, "classic") as here, here.plugin() as killed:
+        await here.offers(2)
+        before = here.calls("GetDevicePluginOptions")
+        async with here.plugin() as new:
+            await here.stands_by(new)
+            killed.kill()
+            await here.kubelet.changed(lambda _: here.calls("GetDevicePluginOptions") > before, SOON)
+            await here.offers(2)
+            tenant = await here.kubelet.run(pod("tenant"))
+            await tenant.wait(Phase.RUNNING, SOON)
 
 
 async def test_a_plugin_that_was_killed_is_replaced_by_the_next_one(short_tmp: Path) -> None:

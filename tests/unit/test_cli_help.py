@@ -68,7 +68,7 @@ FLAGS = {
         *("--driver-root", "--nvidia-driver-root", "--dev-root", "--nvidia-dev-root", "--driver-root-ctr-path"),
         *("--container-driver-root", "--cdi-annotation-prefix", "--nvidia-cdi-hook-path", "--nvidia-ctk-path"),
         *("--gdrcopy-enabled", "--gds-enabled", "--mofed-enabled", "--fail-on-init-error", "--config-file"),
-        *("--upstream-dir", "--cluster", "--node-name", *METRICS, "--traces"),
+        *("--upstream-dir", "--cluster", "--node-name", *METRICS, "--traces", "--ready-file"),
     },
     ("devices",): {"--watch", "--socket", "--output"},
     ("device",): {"--limit", "--socket", "--output"},

@@ -26,6 +26,7 @@ from tests.deployed import (
     BASE,
     CDI,
     CONTAINERFILE,
+    DEPLOY,
     PLUGIN,
     ROOT,
     SERVICE,
@@ -68,20 +69,21 @@ def parsed(
 
 
 def needed_by_the_plugin() -> set[tuple[str, str, str]]:
-    """By the program's own defaults: its socket of the service's, and the directory to which the kubelet comes."""
+    """By the program's own defaults: its socket of the service's, and the directory of the kubelet's own socket."""
     settings = PluginSettings()
     kubelet = KubeletPlaces(settings.kubelet_dir, "nvidia.com/gpu")
     own = str(Sockets(settings.socket).path(Purpose.PLUGIN).parent)
-    # The path is the node's too: the kubelet is told it.
-    return {(own, own, "ro"), (str(kubelet.registry), str(kubelet.registry), "rw")}
+    return {(own, own, "ro"), (str(kubelet.classic), str(kubelet.classic), "rw")}
 
 
 def test_the_plugins_manifest_mounts_what_it_needs_and_nothing_else() -> None:
     assert mounts(PLUGIN) == needed_by_the_plugin()
-    assert {path for path, _, _ in mounts(PLUGIN)} == {"/run/scrubber/plugin", "/var/lib/kubelet/plugins_registry"}
+    assert {path for path, _, _ in mounts(PLUGIN)} == {"/run/scrubber/plugin", "/var/lib/kubelet/device-plugins"}
     for each in PLUGIN.container["volumeMounts"]:
         assert set(each) <= {"name", "mountPath", "readOnly"}  # no propagation, no path inside a volume
-    assert all(set(each) == {"name", "hostPath"} for each in PLUGIN.pod["volumes"])
+    assert [each for each in PLUGIN.pod["volumes"] if set(each) != {"name", "hostPath"}] == [
+        {"name": "ready", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}
+    ]
     assert len(PLUGIN.pod["volumes"]) == len(PLUGIN.container["volumeMounts"])
 
 
@@ -199,7 +201,7 @@ class TestBoth:
         if command == "serve":
             assert values["backend"] is Backend.NVIDIA
         else:  # the only way to register that its mounts allow
-            assert values["registration"] is Registration.WATCHER
+            assert values["registration"] is Registration.CLASSIC
         assert "command" not in of.container  # the image's entry point
 
     def test_it_has_no_token_and_no_variables_of_the_clusters(self, of: Workload) -> None:
@@ -218,9 +220,10 @@ class TestBoth:
         assert set(of.container["resources"]["requests"]) == {"cpu", "memory"}
         assert "cpu" not in of.container["resources"].get("limits", {})  # a throttled gate is a late one
 
-    def test_there_is_never_a_second_one_on_a_node(self, of: Workload) -> None:
-        strategy = of.whole["spec"]["updateStrategy"]
-        assert strategy == {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1, "maxSurge": 0}}
+    def test_an_update_starts_a_second_plugin_beside_the_first_and_never_a_second_service(self, of: Workload) -> None:
+        service = bool(of.pod.get("hostPID"))
+        wanted = {"maxUnavailable": 1, "maxSurge": 0} if service else {"maxUnavailable": 0, "maxSurge": 1}
+        assert of.whole["spec"]["updateStrategy"] == {"type": "RollingUpdate", "rollingUpdate": wanted}
 
     def test_its_selector_is_its_own(self, of: Workload) -> None:
         labels = of.whole["spec"]["template"]["metadata"]["labels"]
@@ -233,6 +236,25 @@ class TestBoth:
     def test_the_page_gives_a_reason_for_each_mount(self, of: Workload) -> None:
         for path, _, _ in mounts(of):
             assert re.search(rf"^\| `{re.escape(path)}` \| .{{20,}} \|$", PAGE, re.MULTILINE), path
+
+
+@pytest.mark.parametrize("directory", [BASE, CDI])
+def test_the_plugins_probe_waits_for_the_file_that_the_plugin_makes_and_never_restarts_it(directory: Path) -> None:
+    of = workload("scrubber-plugin", directory)
+    (flag,) = [word for word in of.container["args"] if word.startswith("--ready-file=")]
+    file = Path(flag.partition("=")[2])
+    assert of.container["startupProbe"]["exec"]["command"] == ["test", "-e", str(file)]
+    assert {"name": "ready", "mountPath": str(file.parent)} in of.container["volumeMounts"]
+    a_week = 7 * 24 * 3600
+    assert of.container["startupProbe"]["failureThreshold"] * of.container["startupProbe"]["periodSeconds"] > a_week
+    assert not {"livenessProbe", "readinessProbe"} & set(of.container)
+
+
+def test_two_instances_of_the_plugin_share_no_port() -> None:
+    for directory in (BASE, CDI, DEPLOY / "kubernetes" / "metrics"):
+        of = workload("scrubber-plugin", directory)
+        assert "hostNetwork" not in of.pod
+        assert all("hostPort" not in each for each in of.container.get("ports", []))
 
 
 @pytest.mark.parametrize("probe", ["startupProbe", "livenessProbe"])
@@ -249,7 +271,7 @@ def test_a_unit_starts_what_there_is(name: str, monkeypatch: pytest.MonkeyPatch)
     ((program, *words),) = [line.split() for line in said["ExecStart"]]
     environment = dict(line.split("=", 1) for line in said.get("Environment", []))
     command, values = parsed(words, monkeypatch, environment)
-    assert values.get("registration", Registration.WATCHER) is Registration.WATCHER
+    assert values.get("registration", Registration.CLASSIC) is Registration.CLASSIC
     assert program == "/opt/scrubber/bin/scrubber"
     assert command == {"scrubber.service": "serve", "scrubber-plugin.service": "plugin"}[name]
     assert said["Restart"] == ["always"]

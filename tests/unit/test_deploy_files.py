@@ -49,7 +49,9 @@ POD: Fields = dict.fromkeys(
     "tolerations": [{"operator": None}],
     "securityContext": SECURITY,
     "containers": [CONTAINER],
-    "volumes": [{"name": None, "hostPath": {"path": None, "type": None}}],
+    "volumes": [
+        {"name": None, "hostPath": {"path": None, "type": None}, "emptyDir": {"medium": None, "sizeLimit": None}}
+    ],
 }
 KINDS: dict[tuple[str, str], Fields] = {
     ("v1", "Namespace"): {},

@@ -1,0 +1,65 @@
+"""Which of several instances of the plugin on one node may be registered: the one that holds the resource's lock.
+
+During a rolling update two instances overlap. The kubelet keeps one endpoint for a resource, and takes the end of *any*
+stream of the resource for the end of that one. If both instances were registered, the end of the older one would
+disconnect the newer one; and if the older one had registered last, the newer one would stay without an endpoint and could
+not tell, because its own stream lives on. So the newer instance starts, serves and waits here; it registers once the older
+one has ended its streams, or has died, which releases the lock too.
+
+An instance of an earlier version has no lock. The newer one then registers beside it, and again when its stream ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+from pathlib import Path
+
+__all__ = ["InstanceLock"]
+
+
+class InstanceLock:
+    """The lock of ``resource`` in ``directory``, which all instances share. Held until :meth:`release`.
+
+    The file begins with a dot, because the kubelet's plugin watcher looks at every other one, and is never removed: an
+    instance that waits for a removed file would not see the one that holds its successor.
+    """
+
+    def __init__(self, directory: Path, resource: str) -> None:
+        base = resource.rpartition("/")[2][:24]
+        digest = hashlib.sha256(resource.encode()).hexdigest()[:8]
+        self.path = directory / f".scrubber-{base}-{digest}.lock"
+        self._file: int | None = None
+
+    @property
+    def held(self) -> bool:
+        return self._file is not None
+
+    def take(self) -> bool:
+        """Take the lock if no other instance holds it; return whether this one does now.
+
+        Where there can be no lock (a read-only directory, a full disk), every instance registers, as without this module.
+        """
+        if self._file is not None:
+            return True
+        try:
+            file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError:
+            return True
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(file)
+            return False
+        except OSError:
+            os.close(file)
+            return True
+        self._file = file
+        return True
+
+    def release(self) -> None:
+        """Let the next instance register; nothing to do when the lock is not held."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
