@@ -77,9 +77,10 @@ class PluginSettings:
         log_level: ``debug``, ``info``, ``warning`` or ``error``.
         nvidia: what concerns GPUs of NVIDIA's only.
         upstream_dir: where vendors' own plugins register, to stand behind this one; None: this plugin is the only one.
-        cluster: ``auto`` (the cluster is told of this node where there are credentials) or ``off``.
+        cluster: ``auto`` (this node's devices are written to the API server where there are credentials) or ``off``.
         node_name: this node's name in the cluster; without it the cluster is told nothing.
         metrics_address: where Prometheus scrapes; None: nowhere.
+        metrics_required: an address that is taken ends the plugin; otherwise it costs the metrics and a warning.
         metrics_tls: how scrapes are encrypted; None: not at all.
         traces: whether traces are sent; where to is in OpenTelemetry's own variables.
         ready_file: is made once this instance could take over from another one; None: none is.
@@ -93,9 +94,10 @@ class PluginSettings:
     log_level: str = "info"
     nvidia: NvidiaSettings = field(default_factory=NvidiaSettings)
     upstream_dir: Path | None = None
-    cluster: str = "auto"
+    cluster: str = "off"
     node_name: str = ""
     metrics_address: Address | None = None
+    metrics_required: bool = False
     metrics_tls: MetricsTls | None = None
     traces: TraceExport = TraceExport.OFF
     ready_file: Path | None = None
@@ -119,6 +121,7 @@ async def _run(settings: PluginSettings, log: Log, losses: Losses, stack: ExitSt
     nvidia = settings.nvidia
     for resource in _possible_resources(settings):
         _places(settings, resource).check()
+    listener = _metrics_port(settings, log, stack)
     traces = _traces(settings, log, stack)
     registry = CollectorRegistry()
     metrics = Metrics(registry, lambda: resources.boards)
@@ -190,8 +193,8 @@ async def _run(settings: PluginSettings, log: Log, losses: Losses, stack: ExitSt
     if settings.ready_file is not None:
         _remove_ready_file(settings.ready_file)
         stack.callback(settings.ready_file.unlink, missing_ok=True)
-    if settings.metrics_address is not None:
-        _serve_metrics(settings.metrics_address, settings.metrics_tls, registry, log, stack)
+    if listener is not None:
+        _serve_metrics(listener, registry, log, stack)
     stop = _stop_signals()
     # A full collection looks at everything that was loaded: 24 ms, in the midst of a hand-over.
     gc.collect()
@@ -309,21 +312,36 @@ def _behind(settings: PluginSettings, announce: Announce, log: Log, tracer: Trac
     )
 
 
-def _serve_metrics(
-    address: Address, tls: MetricsTls | None, registry: CollectorRegistry, log: Log, stack: ExitStack
-) -> None:
-    """Until ``stack`` is closed.
+def _metrics_port(settings: PluginSettings, log: Log, stack: ExitStack) -> scraping.Listener | None:
+    """Take the port of the metrics before anything is started; None where there is none.
 
     Raises:
-        BadConfiguration: nobody can listen there, or the certificates cannot be used.
+        BadConfiguration: it cannot be had although it was asked for, or the certificates cannot be used.
     """
+    address = settings.metrics_address
+    if address is None:
+        return None
+
+    def warn(sentence: str) -> None:
+        log.warning("metrics.unavailable", sentence=sentence)
+
+    listener = scraping.listen_or_warn(
+        address.host, address.port, tls=settings.metrics_tls, required=settings.metrics_required, warn=warn
+    )
+    if listener is not None:
+        stack.callback(listener.close)
+    return listener
+
+
+def _serve_metrics(listener: scraping.Listener, registry: CollectorRegistry, log: Log, stack: ExitStack) -> None:
+    """Until ``stack`` is closed."""
 
     def tell(sentence: str) -> None:
         log.warning("metrics.refused", sentence=sentence)
 
-    served = scraping.serve(scraping.page(registry), address.host, address.port, tls=tls, tell=tell)
+    served = scraping.serve_on(listener, scraping.page(registry), tell=tell)
     stack.callback(served.close)
-    log.info("metrics.serving", address=served.address, encrypted=tls is not None)
+    log.info("metrics.serving", address=served.address, encrypted=listener.keys is not None)
 
 
 def _traces(settings: PluginSettings, log: Log, stack: ExitStack) -> tracing.Traces | None:

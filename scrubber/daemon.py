@@ -38,7 +38,7 @@ from scrubber.adapters.ledger.sqlite import SqliteLedger
 from scrubber.adapters.nvidia.places import Places
 from scrubber.adapters.nvidia.setting_values import refusals
 from scrubber.adapters.signing.node_key import NodeKey
-from scrubber.api.scraping import serve
+from scrubber.api.scraping import Listener, listen_or_warn, serve_on
 from scrubber.api.server import ApiServer
 from scrubber.api.sockets import Sockets
 from scrubber.api.tracing import Traces, otlp
@@ -134,6 +134,7 @@ async def _serve(
     metrics = journal.metrics
     losses.counted_by(metrics.service.line_lost)
     async with AsyncExitStack() as stack:
+        listener = _metrics_port(settings, log, stack)
         traces = _traces(settings, log, stack)
         # Single instance and a readable record come first: nothing else is touched without them.
         ledger = SqliteLedger(settings.state_dir, observe=metrics.service.committed)
@@ -235,8 +236,8 @@ async def _serve(
         await server.start()
         stack.push_async_callback(node.drain)
         stack.push_async_callback(server.stop)
-        if settings.metrics_address is not None:
-            _serve_metrics(settings, metrics, log, stack)
+        if listener is not None:
+            _serve_metrics(listener, metrics, log, stack)
 
         await reconcile(node, devices, state, instruments=instruments)
         # A full collection looks at everything that was loaded: 36 ms with 256 devices, in the midst of a hand-over.
@@ -470,15 +471,35 @@ def _traces(
     return traces
 
 
-def _serve_metrics(
-    settings: ServiceSettings, metrics: Metrics, log: structlog.typing.FilteringBoundLogger, stack: AsyncExitStack
-) -> None:
-    address = settings.metrics_address
-    assert address is not None
+def _metrics_port(
+    settings: ServiceSettings, log: structlog.typing.FilteringBoundLogger, stack: AsyncExitStack
+) -> Listener | None:
+    """Take the port of the metrics before anything is started; None where there is none.
 
+    Raises:
+        BadConfiguration: it cannot be had although it was asked for, or the certificates cannot be used.
+    """
+    address = settings.metrics_address
+    if address is None:
+        return None
+
+    def warn(sentence: str) -> None:
+        log.warning("metrics.unavailable", sentence=sentence)
+
+    listener = listen_or_warn(
+        address.host, address.port, tls=settings.metrics_tls, required=settings.metrics_required, warn=warn
+    )
+    if listener is not None:
+        stack.callback(listener.close)
+    return listener
+
+
+def _serve_metrics(
+    listener: Listener, metrics: Metrics, log: structlog.typing.FilteringBoundLogger, stack: AsyncExitStack
+) -> None:
     def tell(sentence: str) -> None:
         log.warning("metrics.refused", sentence=sentence)
 
-    serving = serve(metrics.page, address.host, address.port, tls=settings.metrics_tls, tell=tell)
+    serving = serve_on(listener, metrics.page, tell=tell)
     stack.callback(serving.close)
-    log.info("metrics.serving", address=serving.address, encrypted=settings.metrics_tls is not None)
+    log.info("metrics.serving", address=serving.address, encrypted=listener.keys is not None)

@@ -217,7 +217,7 @@ async def main(records: Path) -> None:
         for name in ("node-a", "node-b", "node-c"):
             cluster.add_node(name)
             (records / name).mkdir(parents=True)
-            login = {"KUBECONFIG": str(kubeconfig(records / name, cluster.url).kubeconfig)}
+            login = {"SCRUBBER_CLUSTER": "auto", "KUBECONFIG": str(kubeconfig(records / name, cluster.url).kubeconfig)}
             fleet.append(
                 Node(name, POLICY.format(name="pool"), records, devices=DEVICES, memory="4MiB", environment=login)
             )

@@ -1,7 +1,8 @@
 """Whether there is a cluster to tell, and by what right: decided once, from what the process was given.
 
-Promise: only credentials that were meant for this process are used. ``~/.kube/config`` is some administrator's, and is
-never looked for. Without credentials the answer is None, and nothing else happens.
+Promise: nothing is written to a cluster unless ``--cluster`` asks for it: ``KUBECONFIG`` in the environment is often some
+administrator's, and ``~/.kube/config`` always is; that one is never looked for. Without credentials the answer is None, and
+nothing else happens.
 """
 
 from __future__ import annotations

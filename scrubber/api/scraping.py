@@ -2,9 +2,9 @@
 
 Promises: whoever connects keeps nobody else waiting, by silence or by slowness. The library's server shakes hands in the
 thread that accepts, where one silent client ends all scrapes; here each connection has a thread, a deadline, and few
-beside it. However many scrape, the page is made by one thread at a time and at most once a second for each form of it, because
-that thread competes with the calls that container starts wait for. Certificates that were replaced are taken up by the next scrape, because a restart of the service would make
-every device dirty.
+beside it. However many scrape, the page is made by one thread at a time and at most once a second for each form of it,
+because that thread competes with the calls that container starts wait for. Certificates that were replaced are taken up by
+the next scrape, because a restart of the service would make every device dirty.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from socketserver import TCPServer, ThreadingMixIn
+from socketserver import ThreadingMixIn
 from typing import Any, Protocol
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
@@ -27,7 +27,7 @@ from prometheus_client.registry import Collector
 
 from scrubber.domain.errors import BadConfiguration
 
-__all__ = ["App", "Scraping", "ScrapingTimes", "Tls", "page", "serve"]
+__all__ = ["App", "Listener", "Scraping", "ScrapingTimes", "Tls", "listen_or_warn", "page", "serve", "serve_on"]
 
 _AT_ONCE = 32
 """Connections that are answered at the same time; one more is closed unanswered."""
@@ -99,6 +99,67 @@ def page(registry: CollectorRegistry) -> App:
     return make_wsgi_app(_Untimed(registry))
 
 
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """A port that is taken for a page, and the certificates that it will be served with. Clients wait meanwhile."""
+
+    socket: socket.socket
+    address: str
+    keys: _Keys | None
+
+    def close(self) -> None:
+        """Give the port up; nothing to do when it is being served."""
+        self.socket.close()
+
+
+def listen(host: str, port: int, *, tls: Tls | None = None) -> Listener:
+    """Take the port, before anything else is started that a taken one would have to end.
+
+    Raises:
+        BadConfiguration: the certificates cannot be used.
+        PortTaken: the address cannot be listened on.
+    """
+    bracketed = f"[{host}]" if ":" in host else host
+    keys = None if tls is None else _Keys(tls)
+    try:
+        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        taken = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            taken.bind(place)
+            taken.listen(_AT_ONCE)
+        except OSError:
+            taken.close()
+            raise
+    except OSError as error:
+        raise PortTaken(f"{bracketed}:{port}", error.strerror or str(error)) from error
+    return Listener(taken, f"{bracketed}:{taken.getsockname()[1]}", keys)
+
+
+class PortTaken(BadConfiguration):
+    """The address of the metrics cannot be listened on."""
+
+    def __init__(self, address: str, why: str) -> None:
+        super().__init__(f"Metrics cannot be served on {address}: {why}. Choose another --metrics-address, or off.")
+
+
+def listen_or_warn(
+    host: str, port: int, *, tls: Tls | None, required: bool, warn: Callable[[str], object]
+) -> Listener | None:
+    """Take the port; where it is not ``required``, a taken one costs a warning and the metrics, and nothing else.
+
+    Raises:
+        BadConfiguration: the certificates cannot be used; the address cannot be listened on although it is required.
+    """
+    try:
+        return listen(host, port, tls=tls)
+    except PortTaken as error:
+        if required:
+            raise
+        warn(str(error))
+        return None
+
+
 def serve(
     page: App,
     host: str,
@@ -117,20 +178,18 @@ def serve(
     Raises:
         BadConfiguration: nobody can listen there, or the certificates cannot be used.
     """
-    bracketed = f"[{host}]" if ":" in host else host
-    keys = None if tls is None else _Keys(tls)
+    return serve_on(listen(host, port, tls=tls), page, tell=tell, times=times)
+
+
+def serve_on(
+    listener: Listener, page: App, *, tell: Callable[[str], object], times: ScrapingTimes | None = None
+) -> Scraping:
+    """:func:`serve` on a port that was taken before; closing what this returns closes the listener too."""
     times = times or ScrapingTimes()
     teller = _Teller(tell, times.tell)
-    try:
-        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        kept = _Kept(_reporting(page, teller), times.fresh)
-        server = _Server(family, place[:2], kept, keys, teller, times.deadline)
-    except OSError as error:
-        raise BadConfiguration(
-            f"Metrics cannot be served on {bracketed}:{port}: {error.strerror}. "
-            "Choose another --metrics-address, or off."
-        ) from error
-    return Scraping(server, f"{bracketed}:{server.server_port}")
+    kept = _Kept(_reporting(page, teller), times.fresh)
+    server = _Server(listener.socket, kept, listener.keys, teller, times.deadline)
+    return Scraping(server, listener.address)
 
 
 class _Untimed(Collector):
@@ -256,27 +315,24 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     def __init__(
         self,
-        family: int,
-        place: Any,
+        listening: socket.socket,
         page: App,
         keys: _Keys | None,
         tell: Callable[[str], None],
         deadline: float,
     ) -> None:
-        self.address_family = family
+        self.address_family = listening.family
         self._keys = keys
         self._tell = tell
         self._deadline = deadline
         self._free = threading.BoundedSemaphore(_AT_ONCE)
-        super().__init__(place, _Handler)
-        self.set_app(page)
-
-    def server_bind(self) -> None:
-        # Not as the class above does it: that asks the resolver for the host's full name, which may take a minute.
-        TCPServer.server_bind(self)
+        super().__init__(listening.getsockname()[:2], _Handler, bind_and_activate=False)
+        self.socket.close()  # the class above makes one that is not bound
+        self.socket = listening
         host, port = self.server_address[:2]
         self.server_name, self.server_port = str(host), port
         self.setup_environ()
+        self.set_app(page)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._free.acquire(blocking=False):

@@ -202,7 +202,7 @@ ClusterOption = Annotated[
     typer.Option(
         "--cluster",
         envvar="SCRUBBER_CLUSTER",
-        help="Tell the API server of this node's GPUs: auto: where there are credentials (KUBECONFIG, or a pod's own).",
+        help="Write this node's GPUs to the API server. auto: where there are credentials (KUBECONFIG, or a pod's own).",
     ),
 ]
 NodeNameOption = Annotated[

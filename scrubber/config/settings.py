@@ -187,6 +187,7 @@ class ServiceSettings:
         pod_resources_socket: default: ``pod-resources/kubelet.sock`` in ``kubelet_dir``.
         pod_logs_dir: the kubelet's ``<namespace>_<name>_<uid>`` directories.
         metrics_address: where Prometheus scrapes; None: nowhere.
+        metrics_required: an address that is taken ends the service; otherwise it costs the metrics and a warning.
         metrics_tls: how scrapes are encrypted; None: not at all.
         traces: whether traces are sent; where to is in OpenTelemetry's own variables.
         node_name: goes into every certificate.
@@ -214,6 +215,7 @@ class ServiceSettings:
     pod_resources_socket: Path = FROM_KUBELET_DIR
     pod_logs_dir: Path = Path("/var/log/pods")
     metrics_address: Address | None = Address("127.0.0.1", 9464)
+    metrics_required: bool = False
     metrics_tls: MetricsTls | None = None
     traces: TraceExport = TraceExport.OFF
     node_name: str = field(default_factory=gethostname)

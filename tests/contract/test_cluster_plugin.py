@@ -125,6 +125,28 @@ async def test_where_it_is_not_wanted_nobody_is_asked_and_nothing_is_loaded(
     assert server.asked == []
 
 
+async def test_credentials_in_the_environment_alone_make_the_plugin_write_to_no_cluster(
+    server: ApiServerStandIn, credentials: dict[str, str], short_tmp: Path
+) -> None:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("KUBE", "SCRUBBER_"))}
+    words = ["--kubelet-dir", str(short_tmp), "--socket", str(short_tmp / "s"), "--node-name", "node-1"]
+    words += ["--log-format", "json", "--metrics-address", "off"]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "scrubber.cli.main", "plugin", *words), env=kept | credentials, stdout=PIPE, stderr=PIPE
+    )
+    running = Running(process)
+    try:
+        async with FakeService(short_tmp / "s", snapshot(device(0))):
+            assert (await running.says("cluster.untold"))["sentence"] == "--cluster off"
+            await running.says("service.followed")
+            assert await running.stops() == (0, "")
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert server.asked == []
+
+
 async def test_without_credentials_there_is_one_line_and_silence(server: ApiServerStandIn, short_tmp: Path) -> None:
     async with FakeService(short_tmp / "s", snapshot(device(0))), plugin(short_tmp, {}) as running:
         assert (await running.says("cluster.untold"))["level"] == "info"

@@ -152,7 +152,7 @@ async def told(
         cluster = await stack.enter_async_context(ApiServerStandIn())
         cluster.add_node("ill")
         stack.enter_context(little_disk(short / "cut" / "state"))
-        login = {"KUBECONFIG": str(kubeconfig(short, cluster.url).kubeconfig)}
+        login = {"SCRUBBER_CLUSTER": "auto", "KUBECONFIG": str(kubeconfig(short, cluster.url).kubeconfig)}
         calm = Node("calm", quick("calm"), records, devices=4, memory="4MiB")
         ill = Node("ill", quick("ill"), records, devices=8, memory="1MiB", environment=login)
         strict = Node("strict", quick("strict", resets=1), records, devices=6, memory="1MiB")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from pathlib import Path
 
 import grpc
@@ -185,6 +186,19 @@ async def test_requests_that_make_no_sense_are_refused_and_change_nothing() -> N
                         await call(request, timeout=SOON)
                     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert [each.state for each in (await stage.read.devices()).devices] == ["clean"]
+
+
+@pytest.mark.parametrize("which", ["service", "plugin"])
+async def test_a_metrics_port_that_is_taken_ends_a_daemon_before_it_has_made_anything(which: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        async with Stage(devices=1, memory="2MiB") as stage:
+            status, said = await ended(another(getattr(stage, which), stage, metrics_address=address))
+            assert status == 2, said
+            assert f"Metrics cannot be served on {address}" in said
+            assert not (stage.directory / "state").exists()
+            assert not stage.sockets.exists()
+            assert list(stage.kubelet.device_plugins.glob("scrubber-*")) == []
 
 
 @pytest.mark.parametrize("flag", ["socket", "state_dir"])

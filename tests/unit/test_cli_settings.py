@@ -69,6 +69,7 @@ def test_what_nobody_says_has_the_documented_default(told: list[ServiceSettings]
             pod_resources_socket=Path("/var/lib/kubelet/pod-resources/kubelet.sock"),
             pod_logs_dir=Path("/var/log/pods"),
             metrics_address=Address("127.0.0.1", 9464),
+            metrics_required=False,
             metrics_tls=None,
             node_name=gethostname(),
             cgroup_root=None,
@@ -127,6 +128,7 @@ def everything(directory: Path) -> ServiceSettings:
         pod_resources_socket=directory / "kubelet.sock",
         pod_logs_dir=directory / "pods",
         metrics_address=Address("::1", 0),
+        metrics_required=True,
         metrics_tls=MetricsTls(directory / "cert.pem", directory / "key.pem", directory / "ca.pem"),
         node_name="n7",
         cgroup_root=directory / "cgroup",
@@ -287,6 +289,7 @@ def test_the_plugin_is_told_what_was_written(monkeypatch: pytest.MonkeyPatch, tm
             log_format="json",
             log_level="warning",
             metrics_address=Address("127.0.0.1", 9465),
+            metrics_required=False,
         )
     ]
 
@@ -315,6 +318,7 @@ def test_the_plugin_is_told_how_it_is_scraped(
     assert exit_code("plugin", *(() if by_variable else words)) == 0
     (settings,) = told
     assert settings.metrics_address == Address("::1", 0)
+    assert settings.metrics_required
     assert settings.metrics_tls == MetricsTls(tmp_path / "cert.pem", tmp_path / "key.pem", tmp_path / "ca.pem")
 
 

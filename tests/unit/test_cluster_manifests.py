@@ -99,8 +99,10 @@ def test_only_the_plugins_pod_gets_a_token_and_the_name_of_its_node(base: Path) 
     assert (was.pop("automountServiceAccountToken"), now.pop("automountServiceAccountToken")) == (False, True)
     had, has = (each["containers"][0].pop("env") for each in (was, now))
     assert was == now
-    (new,) = [each for each in has if each not in had]
-    assert new == {"name": variable(), "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
+    assert [each for each in has if each not in had] == [
+        {"name": "SCRUBBER_CLUSTER", "value": "auto"},
+        {"name": variable(), "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+    ]
 
 
 def variable() -> str:
