@@ -7,7 +7,7 @@ CODE  := $(wildcard scrubber plugin dashboards tests bench scripts)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-fast lint format bench soak boards boards-preview gpu-check kernels protos lock clean
+.PHONY: help venv demo test test-fast lint format bench soak pod-matrix boards boards-preview gpu-check kernels protos lock clean
 
 help:  ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ bench: $(STAMP)  ## measure, and write the results to bench/
 
 soak: $(STAMP)  ## 2,000 pods over 16 devices while everything around them dies (ARGS="--seed N" repeats a run)
 	$(BIN)/python -m tests.chaos.soak $(ARGS)
+
+pod-matrix: $(STAMP)  ## every pod shape of up to three containers, with a restart between any two events (over an hour)
+	$(BIN)/python -m tests.world.shapes $(ARGS)
 
 boards: $(STAMP)  ## write the Grafana boards' JSON anew from their code
 	$(BIN)/python -m dashboards

@@ -160,8 +160,7 @@ class Laws:
         self.health.stored(change)
         unjudged = {device for device, grant in change.grants if grant.exception in UNJUDGED}
         new = {device for device, grant in change.grants if grant.exception != "adopted"}
-        sets = [set(tenant.devices) for tenant in self._kubelet.tenants]
-        if new and new not in sets:
+        if new and new not in self.asked_sets():
             self.breach("4", f"{sorted(new)} were granted together, which nobody asked for")
         for record in change.records:
             if record.device in new and record.health not in ADVERTISED and record.device not in unjudged:
@@ -181,6 +180,10 @@ class Laws:
         for certificate in change.certificates:
             if not certificate.not_covered:
                 self.breach("6", f"{certificate.id} does not say what it left out")
+
+    def asked_sets(self) -> list[set[str]]:
+        """The sets of devices that the kubelet asks for together."""
+        return [set(tenant.devices) for tenant in self._kubelet.tenants]
 
     def _may_be_called_clean(self, gpu: Gpu, record: DeviceRecord) -> bool:
         """It holds zeros; or it has the certificate that this life of the service gave it before a process of the host

@@ -1,0 +1,160 @@
+"""The matrix of pod shapes is what it says: its shapes, its kubelet, its judge."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from scrubber.domain.assignment import Pod
+from tests.world.shapes.kubelet import Container, ShapedPod
+from tests.world.shapes.matrix import KNOWN, Tally, all_scripts_of, sample
+from tests.world.shapes.node import ShapedWorld
+from tests.world.shapes.play import Outcome, play
+from tests.world.shapes.shape import Box, Component, Device, Kind, Policy, Restart, Script, Shape, lives_of, shapes_of
+from tests.world.timeline import in_virtual_time
+
+GPU, OTHER, SHARED = "scrubber.dev/gpu", "scrubber.dev/other", "scrubber.dev/gpu.shared"
+
+
+def shape(written: str) -> Shape:
+    return tuple(Box(Kind(each[0]), Device(each[1])) for each in written.split())
+
+
+async def a_node(happened: Sequence[str] = (), **wants: int) -> ShapedWorld:
+    names = {"gpu": GPU, "other": OTHER, "shared": SHARED}
+    return ShapedWorld({names[each]: count for each, count in wants.items()}, lambda _: None, "seed")
+
+
+async def admitted(world: ShapedWorld, written: str, policy: Policy = Policy.ALWAYS) -> ShapedPod:
+    allocated = world.shaped.allocate(shape(written))
+    await world.allocated(allocated)
+    return world.shaped.take(Pod("acme", "train-0", "uid-1"), shape(written), allocated, policy)
+
+
+@pytest.mark.parametrize(("containers", "count"), [(1, 2), (2, 27), (3, 245), (4, 2025)])
+def test_every_shape_comes_once(containers: int, count: int) -> None:
+    everything = list(shapes_of(containers))
+    assert len(set(everything)) == len(everything) == count
+
+
+def test_a_script_is_read_as_it_is_written() -> None:
+    for script in sample(200, seed=3):
+        assert Script.read(str(script)) == script
+
+
+def test_a_share_of_the_matrix_has_every_component_and_every_size() -> None:
+    scripts = sample(200, seed=2)
+    assert {len(each.shape) for each in scripts} >= {1, 2, 3, 4}
+    assert {each.restart.component for each in scripts if each.restart} == set(Component)
+    assert [str(each) for each in scripts[: len(KNOWN)]] == list(KNOWN)
+
+
+def test_a_play_is_the_same_each_time() -> None:
+    script = Script.read("iG s- mS | Always deleted steady | kubelet@9")
+    assert play(script) == play(script)
+
+
+def test_the_same_state_is_restarted_once_whatever_comes_after_it() -> None:
+    plays = [each for each in all_scripts_of(shape("mG")) if each.restart is not None]
+    assert len(set(plays)) == len(plays)
+    first = [each.life for each in plays if each.restart == Restart(Component.SERVICE, 0)]
+    usual = next(lives_of(shape("mG")))
+    assert first == [usual, *(each for each in first if (each.tempo, each.pauses) != (usual.tempo, usual.pauses))]
+
+
+@in_virtual_time
+async def test_the_device_of_an_init_container_is_handed_on_and_that_of_a_sidecar_is_kept() -> None:
+    world = await a_node(gpu=2)
+    init, side, main = world.shaped.allocate(shape("iG sG mG"))
+    assert init == side
+    assert main[GPU] != side[GPU]
+
+
+@in_virtual_time
+async def test_containers_share_a_device_by_shares_of_their_own() -> None:
+    world = await a_node(shared=1)
+    one, other = (each[SHARED][0] for each in world.shaped.allocate(shape("mS mS")))
+    assert one != other
+    assert one.partition("::")[0] == other.partition("::")[0]
+
+
+@in_virtual_time
+async def test_pod_resources_lists_native_sidecars_and_no_ordinary_init_container() -> None:
+    world = await a_node(gpu=1, other=1, shared=1)
+    await admitted(world, "iG sO mS")
+    reading = world.shaped.reading()
+    assert [each.container for each in reading.assignments] == ["c1", "c2"]
+    assert [each.container for each in reading.hinted] == ["c0"]
+    await world.end()
+
+
+@in_virtual_time
+async def test_a_refused_main_container_keeps_no_other_one_waiting_and_the_sandbox_comes_first() -> None:
+    world = await a_node(gpu=1)
+    pod = await admitted(world, "mG m-")
+    await world.until(lambda: pod.boxes[0].refusals > 0)
+    await world.run(0.2)
+    refused, plain = pod.boxes
+    assert (refused.runs, plain.runs) == (0, 1)
+    first, *_ = sorted(world.matter.living(pod.uid), key=lambda proc: proc.started)
+    assert first.sandbox
+    assert len({proc.container for proc in world.matter.living(pod.uid)}) == 2
+    await world.end()
+
+
+@in_virtual_time
+async def test_sidecars_end_after_the_main_containers_and_the_last_one_first() -> None:
+    happened: list[str] = []
+    world = await a_node()
+    pod = await admitted(world, "s- s- m-")
+    await world.until(lambda: not pod.waits_for)
+    world.shaped.delete_pod(pod)
+    while pod.listed:
+        ended = [each.name for each in pod.boxes if each.first and not each.first.alive and each.name not in happened]
+        happened += ended
+        await world.run(0.01)
+    assert happened == ["c2", "c1", "c0"]
+    await world.end()
+
+
+@in_virtual_time
+async def test_a_pod_under_never_fails_when_the_node_is_rebooted_and_others_begin_anew() -> None:
+    world = await a_node()
+    pods = [await admitted(world, "i- m-", Policy.NEVER), await admitted(world, "i- m-", Policy.ALWAYS)]
+    world.runs = lambda pod, box: world.shaped.ended(pod, box, 0) if box.kind is Kind.INIT else None
+    await world.until(lambda: all(not pod.waits_for for pod in pods))
+    world.shaped.power_off()
+    await world.shaped.power_on()
+    await world.until(lambda: not pods[1].waits_for)
+    assert pods[0].failed
+    assert [each.runs for each in pods[1].boxes] == [2, 2]
+    await world.end()
+
+
+@in_virtual_time
+async def test_a_container_that_nobody_gated_is_judged_to_start_on_what_another_pod_left() -> None:
+    class Ungated(ShapedWorld):
+        async def _pre_start_of(self, pod: ShapedPod, box: Container, resource: str) -> None:
+            return
+
+    world = Ungated({GPU: 1}, lambda _: None, "seed")
+    pod = await admitted(world, "mG")
+    await world.until(lambda: not pod.waits_for)
+    assert any("which holds what" in each for each in world.laws.breaches)
+    assert any("reads on" in each for each in world.laws.breaches)
+    await world.end()
+
+
+def test_failures_of_one_kind_are_told_once_by_the_smallest_script() -> None:
+    found, more = Tally(), Tally()
+    for line in ("mG m- mG | Always deleted steady | service@3", "mG m- | Always deleted steady | service@7"):
+        found.played(Script.read(line), Outcome("subject: c0 never starts: Device GPU-0000 waits"))
+    more.played(
+        Script.read("mG | Always deleted steady | node@7"), Outcome("subject: c1 never starts: Device GPU-0001 waits")
+    )
+    more.shapes[1] += 1
+    found.add(Tally.load(more.dump()))
+    ((count, script, _),) = found.wrong.values()
+    assert (count, script) == (3, "mG | Always deleted steady | node@7")
+    assert "1 | 1 | 1" in found.report()

@@ -1,0 +1,61 @@
+"""The matrix of pod shapes, from the command line.
+
+``python -m tests.world.shapes`` plays all shapes of up to three containers, and some of four; exit status 1 when a play
+went wrong. ``--play 'mG m- | Always deleted steady | service@7'`` plays one, and tells every event.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.world.shapes.matrix import Tally, in_processes, shapes_to_play, tally
+from tests.world.shapes.play import play
+from tests.world.shapes.shape import Box, Device, Kind, Script
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Answers the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.world.shapes", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--containers", type=int, nargs="*", default=(1, 2, 3), help="play all shapes of so many")
+    parser.add_argument("--four", type=int, default=20, help="shapes of four containers (default 20)")
+    parser.add_argument("--seed", type=int, default=1, help="which ones (default 1)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="write the result here, too")
+    parser.add_argument("--play", metavar="SCRIPT", help="one script, as a failure tells it")
+    parser.add_argument("--shape", help=argparse.SUPPRESS)
+    wanted = parser.parse_args(argv)
+    if wanted.play is not None:
+        return _one(Script.read(wanted.play))
+    if wanted.shape is not None:
+        shape = tuple(Box(Kind(each[0]), Device(each[1])) for each in wanted.shape.split())
+        print(tally([shape]).dump())
+        return 0
+    began = time.monotonic()
+    shapes = shapes_to_play(wanted.containers, four=wanted.four, seed=wanted.seed)
+    found = asyncio.run(in_processes(shapes, wanted.jobs))
+    report = _report(found, wanted.four, wanted.seed, time.monotonic() - began, wanted.jobs)
+    print(report)
+    if wanted.record is not None:
+        wanted.record.write_text(report + "\n")
+    return int(found.failures > 0)
+
+
+def _report(found: Tally, four: int, seed: int, seconds: float, jobs: int) -> str:
+    head = f"Shapes of four containers: {four}, by seed {seed}. {seconds:,.0f} s with {jobs} processes."
+    return f"# The matrix of pod shapes\n\n{head}\n\n{found.report()}"
+
+
+def _one(script: Script) -> int:
+    outcome = play(script, listen=lambda at, what: print(f"{at:9.3f} s  {what}"))
+    print(f"{outcome.seconds:9.3f} s  {outcome.wrong or 'all is well'}")
+    return int(outcome.wrong is not None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,266 @@
+"""All plays, how many they are, and what became of them.
+
+A restart comes after every event of the undisturbed play. Of plays that are the same up to the restart, and so at the
+restart, one is played: what differs is how the pod ends, and that is played with the restarts that come later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from tests.world.shapes.play import Outcome, play
+from tests.world.shapes.shape import (
+    Component,
+    Ending,
+    Life,
+    Policy,
+    Script,
+    Shape,
+    Tempo,
+    lives_of,
+    shapes_of,
+    some_shapes_of,
+    written,
+)
+
+__all__ = ["KNOWN", "Tally", "all_scripts_of", "in_processes", "manner", "plays_of", "sample", "shapes_to_play"]
+
+KNOWN = (
+    # A GPU container ends after a restart of the service, and starts again beside a plain one.
+    "mG m- | Always deleted steady | service@7",
+    "m- mG | Always deleted steady | service@8",
+    "mG m- | Always deleted quick | service@7",
+    "s- mG | Always deleted steady | service@8",
+    # A main container gets the GPU of an init container while a plain sidecar runs.
+    "iG s- mG | Always deleted steady | no restart",
+    "iG s- mG | Never completed steady | no restart",
+    "iG s- iG mG | Always deleted steady | no restart",
+    # A pod is admitted while the service is away, and its sandbox has two processes, or another container runs.
+    "mG | Always deleted steady pauses=2 | service-away@0",
+    "m- mG | Always deleted steady | service-away@0",
+    "s- mG | Always deleted steady pauses=2 | service-away@0",
+)
+"""Pods that did not start once, on a node that was well."""
+
+ENDS_WITH = "another tenant comes"
+"""The event after which a play is about the pod that comes next."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Course:
+    """A life, and the restarts that are of interest in it.
+
+    Attributes:
+        first: how many events of it; None for all.
+        next_too: whether they are of interest while the next pod starts.
+    """
+
+    life: Life
+    components: tuple[Component, ...]
+    first: int | None = None
+    next_too: bool = False
+
+
+def plays_of(shape: Shape) -> Iterator[tuple[Script, Outcome]]:
+    """Play everything there is of ``shape``."""
+    done: set[tuple[object, ...]] = set()
+    for course in _courses(shape):
+        plain = Script(shape, course.life)
+        outcome = play(plain)
+        yield plain, outcome
+        for script in _restarts(plain, outcome.events, course, done):
+            yield script, play(script)
+
+
+def all_scripts_of(shape: Shape) -> Iterator[Script]:
+    """Everything there is of ``shape`` to play."""
+    done: set[tuple[object, ...]] = set()
+    for course in _courses(shape):
+        plain = Script(shape, course.life)
+        yield plain
+        yield from _restarts(plain, play(plain).events, course, done)
+
+
+def _courses(shape: Shape) -> Iterator[_Course]:
+    """Every life with every restart that tells something; and the first one again with containers that end too soon to be
+    seen, with starts that fail, and with a sandbox of two processes, where a restart of the service is what matters.
+
+    Under Never nothing is restarted but by a reboot. A pod that comes after one that was deleted meets all that one that
+    comes after a completed pod meets.
+    """
+    for life in lives_of(shape):
+        if life.policy is Policy.NEVER:
+            few = (Component.NODE, Component.SERVICE) if life.ending is Ending.COMPLETED else (Component.NODE,)
+            yield _Course(life, few)
+        else:
+            yield _Course(life, tuple(Component), next_too=life.ending is not Ending.COMPLETED)
+    usual = next(lives_of(shape))
+    yield _Course(replace(usual, tempo=Tempo.QUICK), (Component.SERVICE,))
+    yield _Course(replace(usual, tempo=Tempo.STILLBORN), (Component.SERVICE,))
+    yield _Course(replace(usual, pauses=2), (Component.SERVICE_AWAY,), first=4 + 4 * len(shape))
+
+
+def _restarts(plain: Script, events: Sequence[str], course: _Course, done: set[tuple[object, ...]]) -> Iterator[Script]:
+    count = len(events) if course.next_too else events.index(ENDS_WITH) if ENDS_WITH in events else len(events)
+    for component in course.components:
+        for after in range(count if course.first is None else min(count, course.first)):
+            policy = plain.life.policy if component is Component.NODE else Policy.ALWAYS
+            key = (component, policy, plain.life.tempo, plain.life.pauses, tuple(events[: after + 1]))
+            if key not in done and _tells(component, events[after]):
+                done.add(key)
+                yield plain.restarted(component, after)
+
+
+def _tells(component: Component, event: str) -> bool:
+    """Whether a restart of ``component`` after ``event`` is another one than after the next event.
+
+    What is asked and not answered yet, or answered and not yet said, ends with the node in the same way as what is answered;
+    and a pod fails whose container waits for an answer of a plugin that has not registered.
+    """
+    asked = event.endswith("is asked for") or event == "a grant is durable"
+    return not (asked and component in (Component.NODE, Component.UNREGISTERED))
+
+
+def shapes_to_play(containers: Sequence[int], *, four: int = 0, seed: int = 1) -> list[Shape]:
+    """All shapes of so many containers, and ``four`` of four, by ``seed``."""
+    shapes = [shape for count in containers for shape in shapes_of(count)]
+    more = some_shapes_of(4, seed)
+    return shapes + [next(more) for _ in range(four)]
+
+
+def sample(count: int, seed: int) -> list[Script]:
+    """``count`` scripts by ``seed``: of every size, life, component and tempo alike; those that are :data:`KNOWN` first."""
+    rng = random.Random(f"sample/{seed}")
+    everything = {size: list(shapes_of(size)) for size in (1, 2, 3, 4)}
+    found = [Script.read(each) for each in KNOWN]
+    while len(found) < count:
+        shape = rng.choice(everything[rng.choice((2, 3, 3, 4))])
+        life = rng.choice(list(lives_of(shape)))
+        component = rng.choice((None, *Component))
+        if component in (None, Component.SERVICE, Component.SERVICE_AWAY):
+            life = replace(life, tempo=rng.choice(tuple(Tempo)), pauses=rng.choice((1, 1, 2)))
+        script = Script(shape, life)
+        # An event that does not come leaves the play undisturbed.
+        found.append(script if component is None else script.restarted(component, rng.randrange(4 + 8 * len(shape))))
+    return found
+
+
+def manner(wrong: str) -> str:
+    """The kind of a failure: who, where and when differ from play to play."""
+    plain = re.sub(r"uid-\d+|c\d#\d+|\bc\d\b|GPU-\d+|PID \d+|scrub-[\d.]+|\d+(\.\d+)?", "#", wrong)
+    return re.sub(r"\s+", " ", plain)[:160]
+
+
+@dataclass
+class Tally:
+    """What plays came to, of any number of shapes.
+
+    Attributes:
+        wrong: by manner, how many, and the shortest script with what it came to.
+    """
+
+    shapes: Counter[int] = field(default_factory=Counter)
+    plays: Counter[int] = field(default_factory=Counter)
+    restarts: Counter[str] = field(default_factory=Counter)
+    wrong: dict[str, tuple[int, str, str]] = field(default_factory=dict)
+
+    def played(self, script: Script, outcome: Outcome) -> None:
+        self.plays[len(script.shape)] += 1
+        self.restarts[str(script.restart.component) if script.restart else "none"] += 1
+        if outcome.wrong is not None:
+            self._failed(manner(outcome.wrong), 1, str(script), outcome.wrong)
+
+    def _failed(self, how: str, count: int, script: str, wrong: str) -> None:
+        before = self.wrong.get(how, (0, script, wrong))
+        shortest = min(before[1:], (script, wrong), key=lambda each: (_size(each[0]), each[0]))
+        self.wrong[how] = (before[0] + count, *shortest)
+
+    def add(self, other: Tally) -> None:
+        self.shapes += other.shapes
+        self.plays += other.plays
+        self.restarts += other.restarts
+        for how, (count, script, wrong) in other.wrong.items():
+            self._failed(how, count, script, wrong)
+
+    @property
+    def failures(self) -> int:
+        return sum(count for count, _, _ in self.wrong.values())
+
+    def dump(self) -> str:
+        return json.dumps([self.shapes, self.plays, self.restarts, self.wrong])
+
+    @classmethod
+    def load(cls, text: str) -> Tally:
+        shapes, plays, restarts, wrong = json.loads(text)
+        return cls(
+            Counter({int(size): count for size, count in shapes.items()}),
+            Counter({int(size): count for size, count in plays.items()}),
+            Counter(restarts),
+            {how: (int(count), str(script), str(why)) for how, (count, script, why) in wrong.items()},
+        )
+
+    def report(self) -> str:
+        lines = [
+            "| containers | shapes | plays |",
+            "| --- | --- | --- |",
+            *(f"| {size} | {count:,} | {self.plays[size]:,} |" for size, count in sorted(self.shapes.items())),
+            f"| all | {self.shapes.total():,} | {self.plays.total():,} |",
+            "",
+            "| restarted | plays |",
+            "| --- | --- |",
+            *(f"| {component} | {count:,} |" for component, count in sorted(self.restarts.items())),
+            "",
+            f"{self.failures:,} plays went wrong.",
+        ]
+        for count, script, wrong in sorted(self.wrong.values(), reverse=True):
+            lines += ["", f"- {count:,} times: {wrong}", f"  `{script}`"]
+        return "\n".join(lines)
+
+
+def _size(script: str) -> tuple[int, int]:
+    read = Script.read(script)
+    return (len(read.shape), 0 if read.restart is None else 1 + read.restart.after)
+
+
+def tally(shapes: Iterable[Shape]) -> Tally:
+    """Play everything there is of ``shapes``, here."""
+    found = Tally()
+    for shape in shapes:
+        found.shapes[len(shape)] += 1
+        for script, outcome in plays_of(shape):
+            found.played(script, outcome)
+    return found
+
+
+async def in_processes(shapes: Sequence[Shape], jobs: int) -> Tally:
+    """The same, with ``jobs`` processes at a time, a shape after the other each."""
+    waiting, everything = list(reversed(shapes)), Tally()
+
+    async def work() -> None:
+        while waiting:
+            shape = waiting.pop()
+            child = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "tests.world.shapes", "--shape", written(shape), stdout=asyncio.subprocess.PIPE
+            )
+            output, _ = await child.communicate()
+            if child.returncode != 0:
+                raise RuntimeError(f"the plays of {written(shape)} ended with status {child.returncode}")
+            everything.add(Tally.load(output.decode()))
+            done = everything.shapes.total()
+            print(
+                f"  {done} of {len(shapes)} shapes, {everything.plays.total():,} plays, {everything.failures:,} wrong",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(jobs):
+            group.create_task(work())
+    return everything

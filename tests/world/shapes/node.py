@@ -1,0 +1,235 @@
+"""The node that shapes are played on, and the laws of it: every start rests on what was proved, or on a rule that is named.
+
+Its components can be restarted, each as it is in the cluster: see :class:`tests.world.shapes.shape.Component`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from scrubber.domain.errors import Retry, ScrubberError
+from scrubber.domain.record import UNJUDGED
+from scrubber.domain.sharing import SHARED as BESIDE
+from scrubber.engine.views import Granted, HandOverCall
+from tests.world.kubelet import Gone, Tenant
+from tests.world.life import in_the_world
+from tests.world.matter import Proc
+from tests.world.shapes.kubelet import SHARED, Container, ShapedKubelet, ShapedPod, numbered
+from tests.world.shapes.shape import Component
+from tests.world.sharing import SharedLaws
+from tests.world.world import DEFAULT, World
+
+__all__ = ["ShapedLaws", "ShapedWorld"]
+
+SERVICE_BACK, SERVICE_AWAY = 0.3, 15.0
+PLUGIN_AWAY = 3.0
+UNREGISTERED = 1.2
+BOOT, SERVICE_AFTER_BOOT = 1.0, 1.0
+"""Seconds without power, and from then until the service is there; the kubelet is there sooner."""
+ABSENT = 2.0
+"""Seconds for which the plugin waits for a service that is not there."""
+
+
+class ShapedLaws(SharedLaws):
+    """As everywhere, by container and not by pod: containers of a pod have different devices."""
+
+    shared: frozenset[str] = frozenset()
+    """Devices that are given out in shares."""
+
+    def container_started(self, pod: ShapedPod, box: Container) -> None:
+        """A container starts: it is alone on its devices, and what is on them was proved or is its own."""
+        proc = box.first
+        assert proc is not None
+        for device in sorted(box.devices):
+            if device in self._erasers.running:
+                self.breach("5", f"{proc.label} starts while an eraser works on {device}")
+            for other in self._strangers(device, pod.uid):
+                self.breach("4", f"{proc.label} starts on {device} while {other.label} (PID {other.pid}) lives")
+            for other in self._matter.holders(device):
+                if device not in self.shared and other is not proc:
+                    self.breach("4", f"{proc.label} starts on {device} while {other.label} (PID {other.pid}) holds it")
+            left = set(self._matter.gpus[device].cells) - {""}
+            if box.asked and any(not self._may_find(proc, device, label) for label in left):
+                self.breach("1", f"{proc.label} starts on {device}, which holds what {sorted(left)} wrote")
+
+    def read(self, proc: Proc, device: str) -> None:
+        for label in set(self._matter.read(proc, device)) - {""}:
+            if not self._may_find(proc, device, label):
+                self.breach("1", f"{proc.label} reads on {device} what {label} wrote")
+
+    def _may_find(self, proc: Proc, device: str, label: str) -> bool:
+        """A share shows what the same tenant wrote; a whole device what the same container wrote, where the policy says so."""
+        if device in self.shared:
+            return self._may_see(proc.label, label)
+        return super(SharedLaws, self)._may_see(proc.label, label)
+
+    def asked_sets(self) -> list[set[str]]:
+        return [
+            {id_.partition("::")[0] for id_ in ids}
+            for pod in self._kubelet.tenants
+            if isinstance(pod, ShapedPod)
+            for box in pod.boxes
+            for ids in box.ids.values()
+        ]
+
+    def granted_to(self, pod: ShapedPod, box: Container, resource: str, answer: Sequence[Granted]) -> None:
+        """PreStart of one resource of a container is answered."""
+        devices = {id_.partition("::")[0] for id_ in box.ids[resource]}
+        if {each.device for each in answer} != devices:
+            self.breach("4", f"{sorted(devices)} were asked for and {answer} granted")
+        for each in answer:
+            self._one_granted(pod, each)
+            if each.exception == BESIDE and each.device not in self.shared:
+                self.breach("1", f"{each.device} is no share, and was granted as one")
+
+
+class ShapedWorld(World):
+    """A node with as many devices of each resource as are asked for, all of them full of what an earlier tenant left.
+
+    Args:
+        wants: by resource, how many of its devices; of the shared one there is one at most.
+        happened: told of every event.
+        seed: of the kubelet's pauses.
+    """
+
+    def __init__(self, wants: dict[str, int], happened: Callable[[str], None], seed: str) -> None:
+        super().__init__(sum(wants.values()), DEFAULT)
+        devices = list(self.matter.gpus)
+        self.resources: dict[str, tuple[str, ...]] = {}
+        for resource, count in wants.items():
+            mine, devices = devices[:count], devices[count:]
+            self.resources[resource] = numbered(mine, resource)
+        for each in self.matter.gpus.values():
+            each.cells = ["earlier/uid-0000/c0#1"] * len(each.cells)
+        self.happened = happened
+        self.restored = asyncio.Event()
+        """Set when what was restarted is back."""
+        self.plugin_up = True
+        self._untold: set[tuple[str, str]] = set()
+        self.shaped = ShapedKubelet(
+            self.matter,
+            now=self.clock.monotonic,
+            resources=self.resources,
+            pre_start=self._pre_start_of,
+            container_starts=self._box_starts,
+            happened=happened,
+            seed=seed,
+        )
+        self.kubelet = self.shaped
+        self.pod_laws = ShapedLaws(
+            matter=self.matter,
+            kubelet=self.shaped,
+            erasers=self.erasers,
+            vault=self.vault,
+            policy=lambda: self.policy,
+            boot=lambda: self.identity.boot,
+            now=self.clock.monotonic,
+            wall=self.clock.wall,
+            late=lambda: 2 * self.pace.health,
+        )
+        self.pod_laws.shared = frozenset(id_.partition("::")[0] for id_ in self.resources.get(SHARED, ()))
+        self.laws = self.pod_laws
+        self.vault.granting = lambda: happened("a grant is durable")
+        self.runs: Callable[[ShapedPod, Container], None] = lambda pod, box: None
+        """Told of every container that runs, after it has read and written all over its devices."""
+
+    # -- what the plugin does --------------------------------------------------------------------------------------
+
+    async def allocated(self, allocated: Sequence[dict[str, tuple[str, ...]]]) -> None:
+        """``Allocate`` for each container and resource, in order.
+
+        Raises:
+            ScrubberError: a device is out of service; the pod fails.
+        """
+        for each in allocated:
+            for resource, ids in each.items():
+                self._untold |= {(resource, id_) for id_ in ids}
+                if self.serving:
+                    try:
+                        await self.node.reserve(ids, resource)
+                    except Retry:
+                        continue
+                    self._untold -= {(resource, id_) for id_ in ids}
+
+    async def _pre_start_of(self, pod: ShapedPod, box: Container, resource: str) -> None:
+        if not self.plugin_up:
+            raise Gone
+        gives_up = self.clock.monotonic() + ABSENT
+        while not self.serving:
+            if self.clock.monotonic() >= gives_up:
+                raise Gone
+            await asyncio.sleep(0.1)
+        service, ids = self.service, box.ids[resource]
+        assert service is not None
+        untold = frozenset(id_ for id_ in ids if (resource, id_) in self._untold)
+        try:
+            answer = await service.hand_over(HandOverCall(ids, None, untold, resource))
+        except ScrubberError as refusal:
+            self.laws.refused(refusal)
+            raise
+        self._untold -= {(resource, id_) for id_ in ids}
+        self.pod_laws.granted_to(pod, box, resource, answer)
+        grants = [self.vault.grants.get((each.device, each.grant)) for each in answer]
+        pod.unjudged = pod.unjudged or any(each.exception in UNJUDGED for each in answer)
+        pod.unnamed = pod.unnamed or any(grant is not None and grant.pod is None for grant in grants)
+
+    def _box_starts(self, pod: ShapedPod, box: Container) -> None:
+        self.pod_laws.container_started(pod, box)
+        assert box.first is not None
+        for device in sorted(box.devices):
+            self.matter.open(box.first, device)
+            self.laws.read(box.first, device)
+            self.matter.write(box.first, device)
+        self.runs(pod, box)
+
+    # -- restarts --------------------------------------------------------------------------------------------------
+
+    async def serve(self) -> None:
+        """Start the service, and tell it what the plugin tells every service first."""
+        await self.start_service()
+        if self.serving:
+            for resource, ids in self.resources.items():
+                await self.node.announce(resource, {id_: id_.partition("::")[0] for id_ in ids})
+
+    def restart(self, component: Component) -> None:
+        """What ends, ends now; the rest takes its time."""
+        if component in (Component.SERVICE, Component.SERVICE_AWAY):
+            self.kill()
+        elif component is Component.PLUGIN:
+            self.plugin_up = False
+            self._untold.clear()  # that was only in its memory
+            self.shaped.plugin_ends()
+        elif component is Component.NODE:
+            self.kill()
+            for erasing in list(self.erasers.running.values()):
+                erasing.task.cancel()
+            self.shaped.power_off()
+            for each in self.matter.gpus.values():
+                each.was_rebooted()
+            self.boots += 1
+            self._untold.clear()
+        in_the_world(self._comes_back(component), f"restart of the {component}")
+
+    async def _comes_back(self, component: Component) -> None:
+        match component:
+            case Component.SERVICE | Component.SERVICE_AWAY:
+                await asyncio.sleep(SERVICE_BACK if component is Component.SERVICE else SERVICE_AWAY)
+                await self.serve()
+            case Component.PLUGIN:
+                await asyncio.sleep(PLUGIN_AWAY)
+                self.plugin_up = True
+            case Component.KUBELET:
+                await self.shaped.kubelet_restarts()
+            case Component.UNREGISTERED:
+                await self.shaped.kubelet_restarts(unregistered=UNREGISTERED)
+            case Component.NODE:
+                await asyncio.sleep(BOOT)
+                kubelet = in_the_world(self.shaped.power_on(), "kubelet after the boot")
+                await asyncio.sleep(SERVICE_AFTER_BOOT)
+                await self.serve()
+                await kubelet
+        self.restored.set()
+
+    async def _pre_start(self, tenant: Tenant) -> None:
+        raise AssertionError("a pod of several containers is asked for container by container")

@@ -1,0 +1,250 @@
+"""One play of a script: a pod lives as its life says, one component is restarted, and another tenant comes after it.
+
+The judge is the node's laws, at every start and every read; and at the end of every wait that whatever is to run does:
+a pod that is kept waiting for longer than anything takes is never started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from scrubber.domain.assignment import Pod
+from scrubber.domain.errors import ScrubberError
+from tests.world.life import in_the_world
+from tests.world.shapes.kubelet import RESOURCES, Container, ShapedPod, State
+from tests.world.shapes.node import ShapedWorld
+from tests.world.shapes.shape import Box, Component, Device, Ending, Kind, Policy, Script, Shape, Tempo
+from tests.world.timeline import Livelock, VirtualLoop
+
+__all__ = ["Outcome", "play"]
+
+LONGEST = 120.0
+"""Seconds after which a pod that is still waiting waits for ever: every cause has passed, and the kubelet has tried again and again."""
+LASTS = {Tempo.STEADY: 2.4, Tempo.STILLBORN: 2.4, Tempo.QUICK: 0.1}
+"""Seconds that a container runs before it ends."""
+LIVES_ON = 4.0
+"""Seconds for which a pod that was deleted by force lives on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a play came to.
+
+    Attributes:
+        wrong: the first thing that should not have been; None when all is well.
+        events: what happened up to the end of the pod and of the one after it, in words.
+        seconds: of virtual time.
+    """
+
+    wrong: str | None
+    events: tuple[str, ...] = field(default=(), repr=False)
+    seconds: float = 0.0
+
+
+def play(script: Script, *, listen: Callable[[float, str], None] | None = None) -> Outcome:
+    """Play ``script`` from the beginning.
+
+    Args:
+        listen: told of every event, with the time.
+    """
+    loop = VirtualLoop()
+    asyncio.set_event_loop(None)
+    player: _Player | None = None
+    wrong: str | None = None
+    try:
+
+        async def all_of_it() -> None:
+            nonlocal player
+            player = _Player(script, listen)
+            try:
+                await player.play()
+            finally:
+                await player.world.end()
+
+        try:
+            loop.run_until_complete(all_of_it())
+        except (AssertionError, Livelock) as error:
+            wrong = str(error) or type(error).__name__
+        seconds = loop.time()
+        unheard = [each for each in loop.unheard if "Killed(" not in each]
+    finally:
+        loop.close()
+    assert player is not None
+    breaches = player.world.laws.breaches
+    wrong = breaches[0] if breaches else wrong or (unheard[0] if unheard else None)
+    return Outcome(wrong, tuple(player.events), seconds)
+
+
+class _Never(AssertionError):
+    """Something that was to happen never does."""
+
+
+class _Player:
+    def __init__(self, script: Script, listen: Callable[[float, str], None] | None) -> None:
+        self._script = script
+        self._listen = listen
+        self.events: list[str] = []
+        self._restarted = False
+        self.world = ShapedWorld(_wanted(script.shape), self._happened, str(script))
+        self.world.runs = self._runs
+
+    def _happened(self, what: str) -> None:
+        self.events.append(what)
+        if self._listen is not None:
+            self._listen(self.world.clock.monotonic(), what)
+        restart = self._script.restart
+        if restart is not None and not self._restarted and len(self.events) > restart.after:
+            self._restarted = True
+            if self._listen is not None:
+                self._listen(self.world.clock.monotonic(), f"-- {restart.component} is restarted --")
+            self.world.restart(restart.component)
+
+    # -- the plot --------------------------------------------------------------------------------------------------
+
+    async def play(self) -> None:
+        world, life = self.world, self._script.life
+        await world.serve()
+        await world.until(world.settled)
+        self._happened("the node is ready")
+        await self._settled()
+        pod = await self._admitted("subject", "train-0", self._script.shape, life.policy)
+        if pod is not None:
+            await self._lives(pod)
+            await self._ends(pod)
+        self._happened("another tenant comes")
+        await self._settled()
+        follower = await self._admitted("follower", "serve-0", _one_of_each(self._script.shape), Policy.ALWAYS)
+        if follower is not None:
+            await self._all_run(follower)
+        world.look()
+
+    async def _admitted(self, namespace: str, name: str, shape: Shape, policy: Policy) -> ShapedPod | None:
+        """A pod that the scheduler brings once there is a kubelet with a plugin; None when it fails at Allocate."""
+        world, life = self.world, self._script.life
+        await world.until(lambda: world.plugin_up and world.shaped.registered and not world.shaped.down)
+        allocated = world.shaped.allocate(shape)
+        try:
+            await world.allocated(allocated)
+        except ScrubberError as refusal:
+            raise AssertionError(f"{namespace}'s Allocate is refused: {refusal}") from refusal
+        pod = world.shaped.take(
+            Pod(namespace, name, f"uid-{len(world.shaped.pods) + 1:04d}"),
+            shape,
+            allocated,
+            policy,
+            pauses=life.pauses,
+            stillborn=life.tempo is Tempo.STILLBORN and namespace == "subject",
+        )
+        self._happened(f"{namespace} is admitted")
+        return pod
+
+    async def _lives(self, pod: ShapedPod) -> None:
+        """Every container runs; then each one ends while the others run, and those that are to run again do."""
+        await self._all_run(pod)
+        if self._script.life.ending is not Ending.COMPLETED and pod.policy is Policy.NEVER:
+            return
+        for box in pod.boxes:
+            if box.kind is Kind.INIT or pod.over:
+                continue
+            await self._lasts()
+            if box.state is State.RUNNING and not pod.over:
+                self.world.shaped.ended(pod, box, 1)
+            await self._all_run(pod)
+        if pod.policy is Policy.ALWAYS and not pod.over:
+            await self._lasts()
+            for box in pod.boxes:
+                self.world.shaped.ended(pod, box, 1)
+            await self._all_run(pod)
+
+    async def _ends(self, pod: ShapedPod) -> None:
+        world, ending = self.world, self._script.life.ending
+        await self._lasts()
+        if pod.over:
+            pass
+        elif ending is Ending.DELETED:
+            world.shaped.delete_pod(pod)
+            self._happened("the pod is deleted")
+        elif ending is Ending.FORCED:
+            world.shaped.force_delete_pod(pod, LIVES_ON)
+            self._happened("the pod is deleted by force")
+        else:
+            while not pod.over:  # a reboot makes those start again that had failed
+                for box in pod.mains:
+                    if box.state is State.RUNNING:
+                        await self._lasts()
+                        world.shaped.ended(pod, box, 0)
+                await self._all_run(pod)
+                await asyncio.sleep(0.25)
+        await self._comes_true(lambda: not pod.listed, lambda: "the kubelet keeps the pod for ever")
+
+    def _runs(self, pod: ShapedPod, box: Container) -> None:
+        """An ordinary init container fails once, where that does not fail the pod, and then succeeds."""
+        if box.kind is not Kind.INIT:
+            return
+        code = int(box.runs == 1 and pod.policy is not Policy.NEVER)
+        first = box.first
+
+        async def ends() -> None:
+            await asyncio.sleep(LASTS[self._script.life.tempo])
+            if box.first is first:
+                self.world.shaped.ended(pod, box, code)
+
+        in_the_world(ends(), f"{box.name} of {pod.uid}")
+
+    # -- waiting ---------------------------------------------------------------------------------------------------
+
+    async def _lasts(self) -> None:
+        await asyncio.sleep(LASTS[self._script.life.tempo])
+        await self._settled()
+
+    async def _settled(self) -> None:
+        """Where only what comes after a restart is of interest: let the service look around first."""
+        restart = self._script.restart
+        if self._restarted and restart is not None and restart.component is Component.SERVICE:
+            await self.world.restored.wait()
+            await asyncio.sleep(LASTS[Tempo.STEADY])
+
+    async def _all_run(self, pod: ShapedPod) -> None:
+        def who_waits() -> str:
+            waiting = pod.waits_for
+            named = next((each for each in waiting if each.refusal), waiting[0])
+            return f"{pod.pod.namespace}: {named.name} never starts: {named.refusal or named.state.value}"
+
+        await self._comes_true(lambda: not pod.waits_for, who_waits)
+
+    async def _comes_true(self, condition: Callable[[], bool], otherwise: Callable[[], str]) -> None:
+        world = self.world
+        ends = world.clock.monotonic() + LONGEST
+        while not condition():
+            world.look()
+            if world.laws.breaches:
+                raise AssertionError(world.laws.breaches[0])
+            if world.clock.monotonic() >= ends:
+                raise _Never(otherwise())
+            await asyncio.sleep(0.25)
+
+
+def _wanted(shape: Shape) -> dict[str, int]:
+    """How many devices of each resource there have to be: as many as the kubelet allocates, which hands some on."""
+    wants: dict[str, int] = {}
+    for device in dict.fromkeys(each.device for each in shape if each.device is not Device.NONE):
+        kinds = [each.kind for each in shape if each.device is device]
+        most = reusable = 0
+        for kind in kinds:
+            if reusable:
+                reusable -= kind is not Kind.INIT
+            else:
+                most += 1
+                reusable += kind is Kind.INIT
+        wants[RESOURCES[device]] = 1 if device is Device.SHARE else most
+    return wants
+
+
+def _one_of_each(shape: Shape) -> Shape:
+    """A pod that takes all the devices that a pod of ``shape`` had, each in a main container of its own."""
+    found: list[Box] = []
+    for device in dict.fromkeys(each.device for each in shape if each.device is not Device.NONE):
+        found += [Box(Kind.MAIN, device)] * _wanted(shape)[RESOURCES[device]]
+    return tuple(found)
