@@ -65,7 +65,7 @@ def beside(asking: Pod | None, neighbours: Iterable[Neighbour], sharing: Sharing
     """Whether ``asking`` may start on a share of a device now.
 
     Args:
-        asking: as the kubelet's list itself says; None, or a pod without a UID, is nobody's neighbour.
+        asking: as the kubelet says for certain; None, or a pod without a UID, is nobody's neighbour.
         neighbours: of all grants since the device was last proved clean, those whose pods are over included. Grants of
             the asking pod itself are among them only where it has several shares of the device.
         sound: the device is healthy, and in use by nobody but those to whom it was granted, as far as is known.

@@ -48,14 +48,15 @@ class Company:
 
 
 async def company_of(
-    keeper: Keeper, certain: Assignment | None, share: frozenset[str], reading: Reading, instruments: Instruments
+    keeper: Keeper, starting: Assignment | None, share: frozenset[str], reading: Reading, instruments: Instruments
 ) -> Company:
     """Whom a container would be beside on ``share`` of the device, and whether it may.
 
     Args:
-        certain: whose start it is, by the kubelet's list itself; None when that is not certain.
+        starting: whose start it is, by the kubelet's list, or for an init container by its checkpoint beside a list that is
+            trusted; None when that is not certain.
     """
-    device, record, asking = keeper.device.id, keeper.record, None if certain is None else certain.pod
+    device, record, asking = keeper.device.id, keeper.record, None if starting is None else starting.pod
     # A pod is beside itself only where it has another share, too: else it starts again on the one it had.
     several = asking is not None and bool(reading.shares_of(asking, device) - share)
     standings = await keeper.standings(asking, shares=several)

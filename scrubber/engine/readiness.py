@@ -142,8 +142,11 @@ class Readiness:
         certain = reading.assignment_of(device, share, resource=self._resource)
         following = certain or reading.hint_of(device, share)
         asking = None if following is None else following.pod
-        # The checkpoint alone can be out of date; beside a list that is trusted it names active pods only.
-        own = asking if certain is not None or reading.trust is Trust.TRUSTED else None
+        # No list names an ordinary init container. The checkpoint does, and beside a list that is trusted and that it bears
+        # out it names active pods only: enough to know the starting pod's own earlier use from that of others.
+        sure = reading.trust is Trust.TRUSTED and reading.init_containers_known
+        starting = certain or (following if sure else None)
+        own = None if starting is None else starting.pod
         span.note(tenant=None if asking is None else asking.tenant)
         kind = judge(
             record.previous,
@@ -182,7 +185,7 @@ class Readiness:
             return await self._join(keeper, own)
         company: Company | None = None
         if wanted.share and record.advertised:
-            company = await company_of(keeper, certain, share, reading, self._instruments)
+            company = await company_of(keeper, starting, share, reading, self._instruments)
             if company.verdict.answer is Beside.JOIN:
                 decision = Decision(Answer.GO_BY_EXCEPTION, company.verdict.reason, exception=SHARED)
             elif company.verdict.answer is Beside.WAIT and observing:

@@ -490,6 +490,9 @@ class ShapedKubelet(Kubelet):
 
     # -- witnesses -------------------------------------------------------------------------------------------------
 
+    def starts_of(self, pod: Pod) -> Mapping[str, int]:
+        return {box.name: box.runs for each in self.pods if each.pod == pod for box in each.boxes if box.runs}
+
     def reading(self) -> Reading:
         """What PodResources and the checkpoint say now."""
         now = self._now()
