@@ -181,7 +181,7 @@ def _version(root: Path) -> str:
 def _of_the_kernel(root: Path) -> str | None:
     """The version of the kernel module; None where that is not to be read."""
     try:
-        said = _KERNEL_MODULE.search((root / "proc/driver/nvidia/version").read_text(errors="replace"))
+        said = _KERNEL_MODULE.search((root / "proc/driver/nvidia/version").read_bytes().decode(errors="replace"))
     except OSError:
         return None
     return None if said is None else said[1]

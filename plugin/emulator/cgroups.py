@@ -46,9 +46,9 @@ def _candidates() -> list[Path]:
 
 
 def _own_group() -> str:
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        if line.startswith("0::"):
-            return line[3:].strip("/")
+    for line in Path("/proc/self/cgroup").read_bytes().split(b"\n"):
+        if line.startswith(b"0::"):
+            return os.fsdecode(line[3:].strip(b"/"))
     return ""
 
 
@@ -64,7 +64,7 @@ def place(group: Path, pid: int) -> None:
 def members(group: Path) -> list[int]:
     """PIDs in ``group`` itself, zombies included; empty when the group is gone."""
     try:
-        return [int(line) for line in (group / "cgroup.procs").read_text().split()]
+        return [int(line) for line in (group / "cgroup.procs").read_bytes().split(b"\n") if line]
     except (FileNotFoundError, OSError):
         return []
 
@@ -72,7 +72,7 @@ def members(group: Path) -> list[int]:
 def populated(group: Path) -> bool:
     """Whether a live process is in ``group`` or below it; a zombie does not count. A group that is gone has none."""
     try:
-        return "populated 1" in (group / "cgroup.events").read_text()
+        return b"populated 1" in (group / "cgroup.events").read_bytes().split(b"\n")
     except OSError:
         return False
 

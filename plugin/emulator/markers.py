@@ -81,13 +81,13 @@ def _variables(pid: int) -> list[bytes]:
 
 def _patience(pid: int) -> float:
     """For how many seconds an empty environment may be one that is only just being made (proc(5): 3, 9, 50 and 51)."""
-    with open(f"/proc/{pid}/stat") as stat:
-        fields = stat.read().rpartition(")")[2].split()
+    with open(f"/proc/{pid}/stat", "rb") as stat:  # a command's name may be no text
+        fields = stat.read().rpartition(b") ")[2].split(b" ")
     state, flags, start, end = fields[0], int(fields[6]), int(fields[47]), int(fields[48])
-    if state in "ZX" or flags & (PF_KTHREAD | PF_EXITING):
+    if state in b"ZX" or flags & (PF_KTHREAD | PF_EXITING):
         return 0.0
     if start == end != 0:
-        return EMPTY_DEADLINE if state in "RD" else 0.0  # nobody sleeps while exec fills it
+        return EMPTY_DEADLINE if state in b"RD" else 0.0  # nobody sleeps while exec fills it
     return EXEC_DEADLINE
 
 

@@ -212,7 +212,7 @@ class Stage:
         pids: list[int] = []
         for task in Path(f"/proc/{daemon.pid}/task").iterdir():
             with suppress(OSError):  # a thread that has just ended
-                pids += map(int, (task / "children").read_text().split())
+                pids += [int(each) for each in (task / "children").read_bytes().split(b" ") if each]
         return {pid: started for pid in pids if (started := _started(pid)) is not None}
 
     async def erasing(self, daemon: Daemon, timeout: float) -> dict[int, int]:
@@ -301,7 +301,7 @@ class Stage:
 def _started(pid: int) -> int | None:
     """Start time of a living process; None for one that is gone or a zombie."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].split(b" ")
     except OSError:
         return None
-    return None if fields[0] == "Z" else int(fields[19])
+    return None if fields[0] == b"Z" else int(fields[19])

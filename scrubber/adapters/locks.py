@@ -16,6 +16,7 @@ import re
 import time
 from pathlib import Path
 
+from scrubber.adapters.proc import fields_in
 from scrubber.adapters.walk import has_open, start_time
 from scrubber.domain.errors import Away, Unreadable
 
@@ -98,7 +99,7 @@ def lock_holder(lock: Path) -> int | None:
 
 def _named(lock: int) -> int:
     """The PID written in the locked file, if that process is the one that wrote it and has the file open."""
-    words = os.pread(lock, 64, 0).split()
+    words = fields_in(os.pread(lock, 64, 0).removesuffix(b"\n"))
     if len(words) != 2 or not all(word.isdigit() for word in words):
         return UNNAMED
     pid, started = (int(word) for word in words)

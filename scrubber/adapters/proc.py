@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from scrubber.domain.errors import Unreadable
 
-__all__ = ["Stat", "cgroup_paths", "fields_in", "lines_in", "number_in", "parse_stat"]
+__all__ = ["Stat", "cgroup_paths", "fields_in", "lines_in", "number_in", "parse_stat", "value_in"]
 
 _SEPARATOR = re.compile(rb"[ \t]+")
 
@@ -128,6 +128,11 @@ def lines_in(data: bytes) -> list[bytes]:
 def fields_in(line: bytes) -> list[bytes]:
     """Return the fields of a line in which the kernel aligns them with spaces or tabs."""
     return [field for field in _SEPARATOR.split(line) if field]
+
+
+def value_in(data: bytes) -> str:
+    """Return what a file with one value on one line says, as most of sysfs and every PID file have it."""
+    return data.partition(b"\n")[0].strip(b" \t").decode("ascii", "replace")
 
 
 def number_in(field: bytes) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 from pathlib import Path
 
@@ -203,3 +204,65 @@ def test_a_hierarchy_is_found_at_any_mount_point_and_with_any_path_as_its_root(n
     mounts = b"43 41 0:28 /%b %b rw - cgroup cgroup rw,pids\n" % (kernels_escapes(name), kernels_escapes(point))
     found = hierarchy_of(Path(os.fsdecode(point)) / "part", mounts)
     assert os.fsencode(found.below) == b"/" + name + b"/part"
+
+
+# --- nothing else splits ---
+
+ROOT = Path(__file__).parents[2]
+READERS = ("scrubber/adapters", "scrubber/cli/checks", "plugin")
+NOT_ON_A_NODE = ROOT / "plugin" / "emulator"
+ALLOWED = {
+    ("plugin/cluster/client.py", "split"): "the API server's words, made one line for a log",
+    ("plugin/injection.py", "strip"): "a list that an operator wrote",
+    ("plugin/upstream/answers.py", "strip"): "names that a vendor's plugin answers",
+    ("scrubber/adapters/kubelet/pod_resources.py", "split"): "gRPC's words, made one line for a message",
+    ("scrubber/adapters/ledger/kept.py", "strip"): "an audit head that an operator gives",
+    ("scrubber/adapters/walk/look.py", "strip"): "a command, only to be shown",
+}
+"""Calls that act on Python's notion of lines or whitespace and may: no decision rests on where they split."""
+
+
+def python_s_own_splitting(source: bytes) -> set[str]:
+    """The calls in ``source`` that split or strip by Python's notion of lines or whitespace, or read a file as text."""
+    found = set()
+    for call in (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)):
+        given = [*call.args, *(keyword.value for keyword in call.keywords)]
+        constants = [each.value for each in given if isinstance(each, ast.Constant)]
+        owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+        name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+        by_whitespace = owner is not None and (not call.args or constants[:1] == [None])
+        modes = [each for each in constants if isinstance(each, str) and set(each) <= set("rwxabt+")]
+        is_file = name == "open" and not (isinstance(owner, ast.Name) and owner.id in ("os", "self"))
+        if (
+            (name in ("splitlines", "readlines", "read_text") and owner is not None)
+            or (name in ("split", "rsplit", "strip", "lstrip", "rstrip") and by_whitespace)
+            or (is_file and not any(set(mode) & set("bwxa") for mode in modes))
+        ):
+            found.add(name)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        (b"text.splitlines()", {"splitlines"}),
+        (b"path.read_text(encoding='ascii')", {"read_text"}),
+        (b"a.split(); a.rsplit(None, 1); a.strip()", {"split", "rsplit", "strip"}),
+        (b"open(path); path.open(encoding='utf-8')", {"open"}),
+        (b"open(path, 'rb'); path.open('rb'); open(x, 'w'); os.open(path, flags); self.open()", set()),
+        (b"a.split(','); a.split(b' ', 2); a.strip(b'/'); read_text(path); path.read_bytes()", set()),
+    ],
+)
+def test_python_s_own_splitting_is_noticed(source: bytes, found: set[str]) -> None:
+    assert python_s_own_splitting(source) == found
+
+
+def test_what_a_node_says_is_split_by_nothing_but_the_functions_for_kernel_text() -> None:
+    files = [path for each in READERS for path in (ROOT / each).rglob("*.py") if NOT_ON_A_NODE not in path.parents]
+    assert len(files) > 100
+    found = {
+        (str(path.relative_to(ROOT)), call) for path in files for call in python_s_own_splitting(path.read_bytes())
+    }
+    assert found == ALLOWED.keys(), (
+        "use scrubber/adapters/proc.py for kernel text, bytes and explicit characters elsewhere"
+    )

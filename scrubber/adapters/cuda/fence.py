@@ -91,7 +91,7 @@ class Fence:
         note = self._note(device)
         try:
             with note.open("rb") as file:
-                mode = file.read(_LONGEST + 1).decode("ascii", "replace").strip()
+                mode = file.read(_LONGEST + 1).decode("ascii", "replace").strip(" \n")
         except FileNotFoundError:
             return None
         except OSError as error:

@@ -37,7 +37,7 @@ _STEPS: Final = {
 def _known() -> Iterator[tuple[str, str, str]]:
     for step in Step:
         for severity, words in _STEPS.get(step, {}).items():
-            yield from ((step, severity, code) for code in words.split())
+            yield from ((step, severity, code) for code in words.split(" "))
         # What a port raises, whichever step asks it.
         yield from ((step, _FAULT, code) for code in codes(errors.DeviceFault) | {"scrub-overdue"})
         yield from ((step, _DIRTY, code) for code in codes(errors.Retry))

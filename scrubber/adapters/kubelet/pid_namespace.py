@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scrubber.adapters.kubelet.listener import PinnedSocket, listener_of
+from scrubber.adapters.proc import fields_in, lines_in, number_in
 from scrubber.domain.errors import Away, BadConfiguration
 
 __all__ = ["Doubt", "Sight", "doubt_about", "look_around", "refuse_another_pid_namespace"]
@@ -100,17 +101,16 @@ def refuse_another_pid_namespace(pod_resources_socket: Path) -> None:
 
 def _pids_in(proc: Path) -> tuple[int, ...]:
     try:
-        found = re.search(
-            r"^NSpid:([\t 0-9]+)$", (proc / "self" / "status").read_text("utf-8", "replace"), re.MULTILINE
-        )
+        lines = lines_in((proc / "self" / "status").read_bytes())
     except OSError:
         return ()
-    return tuple(int(each) for each in found[1].split()) if found is not None else ()
+    pids = next((line.removeprefix(b"NSpid:") for line in lines if line.startswith(b"NSpid:")), b"")
+    return tuple(number_in(each) for each in fields_in(pids))
 
 
 def _namespace_in(proc: Path) -> int | None:
     try:
-        found = re.fullmatch(r"pid:\[(\d+)\]", str((proc / "self" / "ns" / "pid").readlink()))
+        found = re.fullmatch(r"pid:\[([0-9]+)\]", str((proc / "self" / "ns" / "pid").readlink()))
     except OSError:
         return None
     return int(found[1]) if found is not None else None

@@ -89,7 +89,7 @@ def account_in(token: bytes, pod_uid: str, pod: tuple[str, str]) -> ServiceAccou
     Args:
         pod: namespace and name, by the kubelet. A token that is another pod's names nobody.
     """
-    parts = token.strip().split(b".")
+    parts = token.strip(b" \t\r\n").split(b".")
     if len(parts) != 3:
         return None
     try:

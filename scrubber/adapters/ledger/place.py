@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from scrubber.adapters.ledger.failures import START_ANEW
+from scrubber.adapters.proc import value_in
 from scrubber.domain.errors import BadConfiguration, LedgerFailure, SecondInstance
 
 __all__ = ["NOT_LOCAL", "FileIdentity", "Place", "filesystem_magic"]
@@ -137,7 +138,7 @@ class Place:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
+                owner = value_in(os.pread(descriptor, 32, 0)) or "unknown"
                 raise SecondInstance(
                     f"Another scrub service (PID {owner}) owns the ledger in {self.directory}; stop it first, or give "
                     "this one a directory of its own with --state-dir."

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from scrubber.adapters.nvidia.places import Places
+from scrubber.adapters.proc import fields_in, lines_in, number_in, value_in
 
 __all__ = ["BusGpu", "fingerprint", "gpus_on", "mig_minors", "numa_node"]
 
@@ -44,7 +46,7 @@ def numa_node(places: Places, address: str) -> int | None:
     Read from sysfs: NVML's ``GetNumaNodeId`` is another thing, the node that a coherent GPU's own memory is.
     """
     try:
-        node = int((places.pci_devices / address / "numa_node").read_text(encoding="ascii"))
+        node = int(value_in((places.pci_devices / address / "numa_node").read_bytes()))
     except (OSError, ValueError):
         return None
     return None if node < 0 else node
@@ -53,31 +55,31 @@ def numa_node(places: Places, address: str) -> int | None:
 def mig_minors(places: Places) -> Mapping[str, int]:
     """Minor numbers of the capability nodes by name (``gpu0/gi1/ci0/access``); empty where there is no MIG."""
     try:
-        lines = places.mig_minors.read_text(encoding="ascii").splitlines()
+        lines = lines_in(places.mig_minors.read_bytes())
     except OSError:
         return {}
-    rows = (line.split() for line in lines)
-    return {row[0]: int(row[1]) for row in rows if len(row) == 2 and row[1].isdecimal()}
+    rows = (fields_in(line) for line in lines)
+    return {os.fsdecode(row[0]): number_in(row[1]) for row in rows if len(row) == 2 and row[1].isdigit()}
 
 
 def fingerprint(places: Places) -> str:
     """A text that changes whenever a GPU or an instance comes or goes, changes its driver, or the driver is loaded anew."""
     digest = hashlib.sha256()
     for line in _marks(places):
-        digest.update(line.encode() + b"\n")
+        digest.update(os.fsencode(line) + b"\n")
     return digest.hexdigest()
 
 
 def _marks(places: Places) -> Iterator[str]:
     version = places.proc_driver / "version"
-    yield f"driver {_inode(version.parent)} {_read(version)}"
+    yield f"driver {_inode(version.parent)} {os.fsdecode(_read(version))}"
     for gpu in gpus_on(places):
         place = places.pci_devices / gpu.address
         yield f"gpu {gpu.address} {_inode(place)} {_driver_of(place)} {gpu.unusable}"
     capabilities = places.proc_driver / "capabilities"
     yield from sorted(str(path.relative_to(capabilities)) for path in capabilities.glob("gpu*/mig/gi*"))
     yield from sorted(str(path.relative_to(capabilities)) for path in capabilities.glob("gpu*/mig/gi*/ci*"))
-    yield _read(places.mig_minors)
+    yield os.fsdecode(_read(places.mig_minors))
 
 
 def _unusable(places: Places, address: str, *, named: bool) -> str | None:
@@ -92,14 +94,16 @@ def _unusable(places: Places, address: str, *, named: bool) -> str | None:
 
 
 def _excluded(information: Path) -> bool:
-    rows = (line.partition(":") for line in _read(information).splitlines())
-    return any(name.strip() == "GPU Excluded" and value.strip().lower() == "yes" for name, _, value in rows)
+    rows = (line.partition(b":") for line in lines_in(_read(information)))
+    return any(
+        fields_in(name) == [b"GPU", b"Excluded"] and fields_in(value.lower()) == [b"yes"] for name, _, value in rows
+    )
 
 
 def _is_gpu(place: Path) -> bool:
     """A display controller of NVIDIA's; the GPU's audio and USB functions have other classes."""
     try:
-        vendor, kind = (int((place / each).read_text(encoding="ascii"), 16) for each in ("vendor", "class"))
+        vendor, kind = (int(value_in((place / each).read_bytes()), 16) for each in ("vendor", "class"))
     except (OSError, ValueError):
         return False
     return vendor == _VENDOR and kind >> 16 == _DISPLAY
@@ -127,11 +131,11 @@ def _order(address: str) -> tuple[int, ...]:
         return ()
 
 
-def _read(path: Path) -> str:
+def _read(path: Path) -> bytes:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return path.read_bytes()
     except OSError:
-        return ""
+        return b""
 
 
 def _inode(path: Path) -> int | None:

@@ -37,7 +37,7 @@ _RETIRED_AT_MOST = 64
 """How many pages the InfoROM can retire; there is no room for another one (NVIDIA, GPU memory error management)."""
 _FABRIC_STATES = {1: "not started", 2: "in progress", 3: "completed"}
 _FABRIC_COMPLETED = 3
-_TRUE = re.compile(r"\bRMDisableScrubOnFree\b\s*[:=]\s*\"?(0x)?0*[1-9a-f]", re.IGNORECASE)
+_TRUE = re.compile(rb"\bRMDisableScrubOnFree\b\s*[:=]\s*\"?(0x)?0*[1-9a-f]", re.IGNORECASE)
 
 
 def vitals(gpu: Gpu) -> Message:
@@ -93,7 +93,7 @@ def reset_required() -> Mapping[str, str]:
 def scrub_on_free_disabled(proc_driver: Path) -> Mapping[str, str]:
     """Whether the kernel module was told not to clear memory when a process lets go of it."""
     try:
-        parameters = (proc_driver / "params").read_text(encoding="ascii", errors="replace")
+        parameters = (proc_driver / "params").read_bytes()
     except OSError:
         return {}
     found = _TRUE.search(parameters)

@@ -21,6 +21,7 @@ from scrubber.adapters.children.process import Children
 from scrubber.adapters.children.questions import QuestionPool
 from scrubber.adapters.nvidia.places import Places
 from scrubber.adapters.nvidia.question import about, count, gpu_of
+from scrubber.adapters.proc import fields_in, lines_in, number_in
 from scrubber.adapters.walk import Found, Nodes, Unfinished, living_since, name_of, start_time
 from scrubber.adapters.walker import WALKER_MODULE, budget_within, read_walk
 from scrubber.adapters.walker import about as about_walk
@@ -48,8 +49,8 @@ _UNASKED = (
 _POLL, _LOOK_AGAIN = 0.02, 0.2
 _GPU_NODE = re.compile(r"/dev/nvidia\d+")
 _SLICES = re.compile(r"\b([1-9])g\.")
-_CAPABILITIES = "nvidia-caps"
-_CAPABILITY_NODE = re.compile(r"/dev/nvidia-caps/nvidia-cap(\d+)")
+_CAPABILITIES = b"nvidia-caps"
+_CAPABILITY_NODE = re.compile(r"/dev/nvidia-caps/nvidia-cap([0-9]+)")
 
 
 class IdleLevel:
@@ -335,11 +336,11 @@ def _capability(node: Access, kernel_s_devices: Path) -> int | None:
     if matched is None or os.path.exists(node.host_path):
         return _number_of(node)
     try:
-        rows = [line.split() for line in kernel_s_devices.read_text(encoding="ascii", errors="replace").splitlines()]
+        rows = [fields_in(line) for line in lines_in(kernel_s_devices.read_bytes())]
     except OSError:
         return None
-    major = next((row[0] for row in rows if row[1:] == [_CAPABILITIES] and row[0].isdecimal()), None)
-    return None if major is None else os.makedev(int(major), int(matched[1]))
+    major = next((row[0] for row in rows if row[1:] == [_CAPABILITIES] and row[0].isdigit()), None)
+    return None if major is None else os.makedev(number_in(major), int(matched[1]))
 
 
 def _number_of(node: Access) -> int:

@@ -22,6 +22,7 @@ from scrubber.adapters.nvidia import bus, description
 from scrubber.adapters.nvidia.description import GpuDescription
 from scrubber.adapters.nvidia.places import Places
 from scrubber.adapters.nvidia.question import DRIVER_MODULE, driver_arguments, optional_text, text
+from scrubber.adapters.proc import value_in
 from scrubber.domain.device import Device, NodeIdentity
 from scrubber.domain.errors import Away, ScrubberError, Stuck
 
@@ -82,7 +83,7 @@ class NvidiaInventory:
     async def identity(self) -> NodeIdentity:
         async with self._round:
             versions = await self._versions()
-        boot = _BOOT_ID.read_text(encoding="ascii").strip()
+        boot = value_in(_BOOT_ID.read_bytes())
         return NodeIdentity(self._node, boot, text(versions, "driver"))
 
     async def fingerprint(self) -> str:

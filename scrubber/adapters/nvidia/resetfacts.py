@@ -17,6 +17,7 @@ from scrubber.adapters.children.questions import QuestionPool
 from scrubber.adapters.nvidia.places import Places
 from scrubber.adapters.nvidia.question import about, gpu_of, optional_text, pci_address_of
 from scrubber.adapters.nvidia.resetplan import Generation, Named, Platform, ResetFacts
+from scrubber.adapters.proc import value_in
 from scrubber.domain.device import Device
 from scrubber.domain.errors import Lost, Unreadable
 from scrubber.domain.telemetry import Holder
@@ -122,7 +123,7 @@ class ResetSurvey:
         """Whether a daemon of the driver's runs: its PID file names a process, or its unit's cgroup stands."""
         roots = {self._places.run, self._places.driver_root / "run", self._places.driver_root / "var/run"}
         named = {_first_line(root / pid_file) for root in roots}
-        if any(pid.isdecimal() and Path("/proc", pid).exists() for pid in named):
+        if any(pid.isascii() and pid.isdecimal() and Path("/proc", pid).exists() for pid in named):
             return True
         cgroups = self._places.sys / "fs/cgroup"
         return any((cgroups / each / "system.slice" / unit).is_dir() for each in ("", "systemd", "unified"))
@@ -160,6 +161,6 @@ def _says_something(path: Path) -> bool:
 
 def _first_line(path: Path) -> str:
     try:
-        return path.read_text(encoding="ascii", errors="replace").partition("\n")[0].strip()
+        return value_in(path.read_bytes())
     except OSError:
         return ""

@@ -42,7 +42,7 @@ class Generation(IntEnum):
     @classmethod
     def named(cls, word: str | None) -> Generation:
         """The generation that the driver calls ``word``."""
-        return cls.__members__.get((word or "").strip().upper(), cls.UNKNOWN)
+        return cls.__members__.get((word or "").strip(" ").upper(), cls.UNKNOWN)
 
 
 class Platform(StrEnum):

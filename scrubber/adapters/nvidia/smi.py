@@ -139,7 +139,7 @@ def _judge(status: int, said: str, about: str) -> None:
     """Draw the conclusion of a run that has ended."""
     if status == 0:
         return
-    lines = [line.strip()[:_LONGEST_LINE] for line in said.splitlines() if line.strip()]
+    lines = [text[:_LONGEST_LINE] for line in said.split("\n") if (text := line.strip(" \t\r"))]
     in_use = next((line for line in lines if _IN_USE.search(line)), None)
     if in_use is not None:
         raise Held(f"{about} cannot be reset while somebody uses it: {in_use}")

@@ -13,6 +13,7 @@ from pathlib import Path
 from scrubber.adapters.children.process import Children
 from scrubber.adapters.children.questions import QuestionPool
 from scrubber.adapters.locks import SERVICE_LOCK
+from scrubber.adapters.proc import value_in
 from scrubber.adapters.sim import lease
 from scrubber.adapters.sim.diagnostician import SimDiagnostics
 from scrubber.adapters.sim.erasure import SimEraser
@@ -119,7 +120,7 @@ def _take(path: Path, node: Path) -> int:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode("ascii"), 0)
     except BlockingIOError:
-        owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
+        owner = value_in(os.pread(descriptor, 32, 0)) or "unknown"
         os.close(descriptor)
         raise SecondInstance(
             f"Another scrub service (PID {owner}) works on the simulated node in {node}; stop it first, or give this "

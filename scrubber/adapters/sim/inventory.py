@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from scrubber.adapters.proc import value_in
 from scrubber.adapters.sim.control import boots, driver_absent, read_all
 from scrubber.adapters.sim.layout import SimDevice, SimNode, load, read_node
 from scrubber.domain.device import Device, NodeIdentity
@@ -41,7 +42,7 @@ class SimInventory:
 
     async def identity(self) -> NodeIdentity:
         node = self._asked(read_node)  # first: it refuses a node's file that makes no sense
-        boot, pretended = _BOOT_ID.read_text(encoding="ascii").strip(), boots(self._directory)
+        boot, pretended = value_in(_BOOT_ID.read_bytes()), boots(self._directory)
         return NodeIdentity(node=node.name, boot=f"{boot}-{pretended}" if pretended else boot, driver=node.driver)
 
     def find(self, device: Device) -> SimDevice:

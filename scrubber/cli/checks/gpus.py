@@ -6,8 +6,9 @@ import re
 import stat
 from collections.abc import Iterator
 
+from scrubber.adapters.proc import number_in, value_in
 from scrubber.cli.checks.finding import Check, Level, Node, unseen
-from scrubber.cli.checks.looking import matching, mode_of, present, read_text
+from scrubber.cli.checks.looking import matching, mode_of, present, read_bytes, read_text
 
 __all__ = ["device_nodes", "driver", "driver_version", "persistenced", "scrub_on_free"]
 
@@ -74,7 +75,7 @@ def persistenced(node: Node) -> Iterator[Check]:
         return
     path = node.path("/run/nvidia-persistenced/nvidia-persistenced.pid")
     try:
-        pid = int(read_text(path, 64)) if present(path) else 0
+        pid = number_in(value_in(read_bytes(path, 64)).encode()) if present(path) else 0
     except ValueError:
         pid = 0
     except OSError as error:

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from scrubber.adapters.proc import fields_in, lines_in, number_in, value_in
+
 __all__ = [
     "FileSystem",
     "file_system_of",
@@ -172,16 +174,16 @@ def lock_holder(path: Path, locks: Path) -> int | None:
         OSError: ``path`` or ``locks`` cannot be looked at.
     """
     about = os.lstat(path)
-    here = f"{os.major(about.st_dev):02x}:{os.minor(about.st_dev):02x}:{about.st_ino}"
-    held: dict[int, str] = {}
-    for line in read_text(locks, 8 << 20).splitlines():
-        words = line.split()
+    here = f"{os.major(about.st_dev):02x}:{os.minor(about.st_dev):02x}:{about.st_ino}".encode()
+    held: dict[int, bytes] = {}
+    for line in lines_in(read_bytes(locks, 8 << 20)):
+        words = fields_in(line)
         # 17: FLOCK  ADVISORY  WRITE 4711 fe:00:131099 0 EOF; whoever waits for a lock has an arrow behind the number.
-        if len(words) >= 6 and words[1] == "FLOCK" and words[4].isdigit():
-            held[int(words[4])] = words[5]
+        if len(words) >= 6 and words[1] == b"FLOCK" and words[4].isdigit():
+            held[number_in(words[4])] = words[5]
             if words[5] == here:
-                return int(words[4])
+                return number_in(words[4])
     # On Btrfs and overlays a file's device has two numbers. There the PID that its owner wrote into it decides.
-    inode = f":{about.st_ino}"
+    inode = f":{about.st_ino}".encode()
     candidates = [pid for pid, what in held.items() if what.endswith(inode)]
-    return next((pid for pid in candidates if read_text(path, 64).strip() == str(pid)), None)
+    return next((pid for pid in candidates if value_in(read_bytes(path, 64)) == str(pid)), None)

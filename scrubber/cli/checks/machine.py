@@ -7,8 +7,9 @@ import os
 import socket
 from collections.abc import Iterator
 
+from scrubber.adapters.proc import value_in
 from scrubber.cli.checks.finding import Check, Level, Node, unseen
-from scrubber.cli.checks.looking import read_text
+from scrubber.cli.checks.looking import read_bytes
 
 __all__ = ["clock", "kernel"]
 
@@ -20,7 +21,7 @@ _UPDATE = "Update the kernel and boot: Linux 5.14 or newer, better 6.5."
 def kernel(node: Node) -> Iterator[Check]:
     """The kernel names a process by more than a number that another one gets later. It is tried, not read off a version."""
     try:
-        release = read_text(node.path("/proc/sys/kernel/osrelease")).strip()
+        release = value_in(read_bytes(node.path("/proc/sys/kernel/osrelease")))
     except OSError:
         release = os.uname().release
     try:
@@ -56,7 +57,7 @@ def clock(node: Node) -> Iterator[Check]:
         yield Check("clock", Level.ERROR, sentence, "timedatectl set-ntp true, or set it: date --set TIME")
         return
     try:
-        boot = read_text(node.path("/proc/sys/kernel/random/boot_id")).strip()
+        boot = value_in(read_bytes(node.path("/proc/sys/kernel/random/boot_id")))
     except OSError as error:
         yield unseen("clock", "which boot this is was not seen, and what was proved holds for one boot", error)
         return

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from scrubber.api.sockets import Purpose
 from scrubber.cli.checks.finding import AS_ROOT, Check, Level, Node, unseen
-from scrubber.cli.checks.looking import group_name, lock_holder, mode_of, read_text, user_name
+from scrubber.cli.checks.looking import group_name, lock_holder, mode_of, read_bytes, user_name
 
 __all__ = ["capabilities", "permissions", "service_process", "sockets"]
 
@@ -182,12 +182,12 @@ def capabilities(node: Node) -> Iterator[Check]:
             if node.service.answered:
                 yield Check(name, Level.WARNING, _UNSEEN_SERVICE, remedy)
             return
-        status = read_text(node.path(f"/proc/{pid}/status"))
+        status = read_bytes(node.path(f"/proc/{pid}/status"))
     except OSError as error:
         yield unseen(name, "whether the service may do its work was not seen", error, remedy)
         return
-    has = re.search(r"^CapEff:\s*([0-9a-f]{1,16})$", status, re.MULTILINE)
-    uid = re.search(r"^Uid:\s*\d+\s+(\d+)", status, re.MULTILINE)
+    has = re.search(rb"^CapEff:[ \t]*([0-9a-f]{1,16})$", status, re.MULTILINE)
+    uid = re.search(rb"^Uid:[ \t]*[0-9]+[ \t]+([0-9]+)", status, re.MULTILINE)
     if has is None or uid is None:
         sentence = f"/proc/{pid}/status does not say what the service may do."
         yield Check(name, Level.WARNING, sentence, remedy)

@@ -44,7 +44,7 @@ def policy(node: Node) -> Iterator[Check]:
     try:
         found = load_policy(file)
     except BadConfiguration as error:
-        first, *more = str(error).splitlines()
+        first, *more = str(error).split("\n")
         rest = f" ({len(more)} more)" if more else ""
         yield Check("policy", Level.ERROR, f"{first}{rest} A service that starts now would not come up with it.", mend)
         return
