@@ -47,7 +47,7 @@ from scrubber.config.logging import configure_logging
 from scrubber.config.outlet import Losses
 from scrubber.config.policy_file import signed
 from scrubber.config.policy_source import PolicySource
-from scrubber.config.settings import Backend, ContainerIdentity, ServiceSettings, TraceExport
+from scrubber.config.settings import Backend, ServiceSettings, TraceExport
 from scrubber.domain.assignment import Trust
 from scrubber.domain.device import Device, NodeIdentity
 from scrubber.domain.errors import Away, BadConfiguration, ScrubberError
@@ -405,11 +405,7 @@ def _backend(
 
 
 def _containers(settings: ServiceSettings) -> CgroupContainers | MarkerContainers:
-    by_cgroup = settings.containers is ContainerIdentity.CGROUP or (
-        settings.containers is ContainerIdentity.AUTO
-        and (settings.cgroup_root is not None or settings.backend is not Backend.SIM)
-    )
-    if not by_cgroup:
+    if not settings.uses_cgroups:
         return MarkerContainers()
     root = settings.cgroup_root or discover_root()
     if root is None:

@@ -21,6 +21,7 @@ from plugin.emulator.events import KubeletEvent, Recorder
 from plugin.emulator.pods import Deletion, Pod, PodSpec
 from plugin.emulator.process import KubeletProcess, Node, NodeStatus
 from plugin.emulator.timings import KubeletTimings
+from scrubber.config.settings import EMULATED
 
 
 class Kubelet:
@@ -30,7 +31,7 @@ class Kubelet:
     ``log/pods/<namespace>_<name>_<uid>/`` and ``containers/<uid>/<container>/`` (a container's root and working
     directory). ``cgroup_parent`` is a writable cgroup v2 directory that becomes the kubelet's to use and to remove:
     containers then stand in ``kubepods/pod<uid>/<64 hex>`` below it. Either way each process carries the pod's marker
-    (:mod:`plugin.emulator.markers`).
+    (:mod:`plugin.emulator.markers`). ``<root>/emulated`` says that no real kubelet is here.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Kubelet:
             directory.mkdir(parents=True, exist_ok=True, mode=0o750)
         for directory in (node.pod_logs, node.containers):
             directory.mkdir(parents=True, exist_ok=True)
+        (self.root / EMULATED).write_text("The kubelet of this directory is scrubber's emulator.\n")
         self._process = KubeletProcess(node, restarted=self._lives > 0)
         self._lives += 1
         await self._process.start()

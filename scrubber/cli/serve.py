@@ -126,8 +126,8 @@ def serve(
         ContainerIdentity,
         typer.Option(
             envvar="SCRUBBER_CONTAINERS",
-            help="How a process is known to belong to a pod: by cgroup, or by the marker that the simulated node's "
-            "containers carry. auto: by marker with the sim backend unless --cgroup-root is given, else by cgroup.",
+            help="How a process is known to belong to a pod: by cgroup, or by the marker that the kubelet emulator's "
+            "containers carry. auto: by marker with the sim backend beside the emulator or without a kubelet, else by cgroup.",
         ),
     ] = ContainerIdentity.AUTO,
     log_format: LogFormatOption = LogFormat.AUTO,

@@ -18,6 +18,7 @@ from scrubber.domain.errors import BadConfiguration
 from scrubber.domain.policy import Policy, XidClass
 
 __all__ = [
+    "EMULATED",
     "FROM_KUBELET_DIR",
     "Address",
     "Backend",
@@ -32,6 +33,8 @@ __all__ = [
 
 FROM_KUBELET_DIR = Path()
 """Stands for a PodResources socket that was not given."""
+EMULATED = "emulated"
+"""File that the kubelet emulator writes into its directory; a real kubelet's directory has none."""
 
 
 class Backend(StrEnum):
@@ -44,7 +47,8 @@ class Backend(StrEnum):
 class ContainerIdentity(StrEnum):
     """How a process is known to belong to a pod: by cgroup, or by the environment markers of the emulator.
 
-    ``auto``: by cgroup, except on the ``sim`` backend when no cgroup root is given: there by marker.
+    ``auto``: by cgroup wherever the kubelet is real, whatever the backend. By marker only with the ``sim`` backend, beside
+    the kubelet emulator or without a kubelet, and when no cgroup root is given.
     """
 
     AUTO = "auto"
@@ -254,6 +258,16 @@ class ServiceSettings:
             if group is not None:
                 _check_group(flag, group)
 
+    @property
+    def uses_cgroups(self) -> bool:
+        """Whether processes are assigned to pods by cgroup; where ``auto`` decides, by what kubelet is configured."""
+        if self.containers is not ContainerIdentity.AUTO:
+            return self.containers is ContainerIdentity.CGROUP
+        if self.backend is not Backend.SIM or self.cgroup_root is not None:
+            return True
+        there = _exists(self.kubelet_dir, unreadable=True) or _exists(self.pod_resources_socket, unreadable=True)
+        return there and not _exists(self.kubelet_dir / EMULATED, unreadable=False)
+
     def _check_directories(self) -> None:
         directories = {
             "--sim-dir": self.sim_dir,
@@ -280,6 +294,14 @@ class ServiceSettings:
             )
         if not (math.isfinite(self.list_settle) and self.list_settle >= 0):
             raise BadConfiguration(f"--list-settle cannot be {self.list_settle:g} s; write a time such as 60s.")
+
+
+def _exists(path: Path, *, unreadable: bool) -> bool:
+    """Whether ``path`` exists; ``unreadable`` where this process may not know."""
+    try:
+        return path.exists()
+    except OSError:
+        return unreadable
 
 
 def _check_group(flag: str, name: str) -> None:

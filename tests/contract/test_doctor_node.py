@@ -13,7 +13,8 @@ import pytest
 from scrubber.cli.checks import libraries
 from scrubber.cli.checks.finding import Check, Level, Node, Places
 from scrubber.cli.doctor import examine
-from tests.contract.doctor_stage import found, healthy, levels, serving, write
+from scrubber.config.settings import EMULATED
+from tests.contract.doctor_stage import KUBELET, found, healthy, levels, serving, write
 
 SIM = {"backend": "sim"}
 UNKNOWN = {"backend": "", "refusal": "Nobody answers."}
@@ -235,7 +236,7 @@ def test_pods_in_v1_want_the_freezer(node: Node, freezer: bool) -> None:
     assert ("mount -t cgroup -o freezer" in check.remedy) == (not freezer)
 
 
-@pytest.mark.parametrize(("said", "level"), [({}, Level.ERROR), (UNKNOWN, Level.WARNING), (SIM, Level.OK)])
+@pytest.mark.parametrize(("said", "level"), [({}, Level.ERROR), (UNKNOWN, Level.WARNING)])
 def test_without_cgroups_no_process_is_known_as_a_pods(node: Node, said: dict[str, str], level: Level) -> None:
     (node.root / "sys/fs/cgroup").rename(node.root / "elsewhere")
     assert found(serving(node, **said), "cgroups").level is level
@@ -250,6 +251,30 @@ def test_a_directory_that_is_no_mounted_hierarchy_is_not_believed(node: Node) ->
 def test_a_simulated_node_that_uses_cgroups_has_them_looked_at(node: Node) -> None:
     theirs = serving(node, **SIM, places=Places(cgroups=Path("/sys/fs/cgroup")))
     assert "cgroup v2" in found(theirs, "cgroups").sentence
+
+
+@pytest.mark.parametrize(
+    ("backend", "kubelet", "level", "part"),
+    [
+        ("sim", "real", Level.WARNING, "the kubelet in ROOT/var/lib/kubelet is real: its containers carry no markers"),
+        ("nvidia", "real", Level.ERROR, "the kubelet in ROOT/var/lib/kubelet is real: its containers carry no markers"),
+        ("sim", "emulated", Level.OK, "as the kubelet emulator's containers carry them"),
+        ("sim", "none", Level.OK, "there is no kubelet in ROOT/var/lib/kubelet"),
+    ],
+)
+def test_markers_are_what_the_containers_of_no_real_kubelet_carry(
+    node: Node, backend: str, kubelet: str, level: Level, part: str
+) -> None:
+    match kubelet:
+        case "emulated":
+            write(node.root, f"{KUBELET}/{EMULATED}")
+        case "none":
+            (node.root / KUBELET).rename(node.root / "elsewhere")
+    check = found(serving(node, backend=backend, places=Places(kubelet=Path("/var/lib/kubelet"))), "cgroups")
+    assert check.level is level
+    assert "by environment markers" in check.sentence
+    assert part.replace("ROOT", str(node.root)) in check.sentence
+    assert ("--containers cgroup" in check.remedy) == (kubelet == "real")
 
 
 def test_cgroups_that_cannot_be_written_end_nobody(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from plugin.api import deviceplugin_pb2 as api
 from plugin.emulator import ContainerSpec, ContainerState, Kubelet, Phase, RestartPolicy
+from scrubber.config.settings import ServiceSettings
 from tests.emulation import RESOURCE, SOON, Refusal, TinyPlugin, container, emulated, pod, register, registered, serving
 
 UNTIL_TOLD = "while [ ! -e die ]; do sleep 0.01; done; rm die"
@@ -21,6 +22,10 @@ async def kubelet(short_tmp: Path) -> AsyncIterator[Kubelet]:
 
 async def refuse(_devices: list[str]) -> None:
     raise Refusal("gpu-0 is being scrubbed (scrub 17)")
+
+
+async def test_a_service_beside_the_emulator_and_its_markers_uses_no_cgroups_unless_told_to(kubelet: Kubelet) -> None:
+    assert not ServiceSettings(sim_dir=kubelet.root, kubelet_dir=kubelet.root).uses_cgroups
 
 
 async def test_pre_start_comes_before_every_start_init_main_and_restart(kubelet: Kubelet) -> None:

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from socket import gethostname
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from plugin.main import PluginSettings
 from scrubber.cli.main import main
 from scrubber.config.policy_file import load_policy
 from scrubber.config.settings import (
+    EMULATED,
     Address,
     Backend,
     ContainerIdentity,
@@ -175,6 +177,42 @@ def test_a_flag_wins_over_its_variable(
 def test_the_kubelets_socket_is_looked_for_in_its_directory(tmp_path: Path) -> None:
     settings = ServiceSettings(sim_dir=tmp_path, kubelet_dir=tmp_path / "k")
     assert settings.pod_resources_socket == tmp_path / "k" / "pod-resources" / "kubelet.sock"
+
+
+class TestWhetherCgroupsAreUsed:
+    """``--containers auto`` decides by what kubelet is configured."""
+
+    def uses_cgroups(self, directory: Path, **more: Any) -> bool:
+        return ServiceSettings(sim_dir=directory, kubelet_dir=directory / "k", **more).uses_cgroups
+
+    @pytest.mark.parametrize("backend", Backend)
+    def test_cgroups_are_used_with_every_backend_when_the_kubelet_is_real(
+        self, tmp_path: Path, backend: Backend
+    ) -> None:
+        (tmp_path / "k").mkdir()
+        assert self.uses_cgroups(tmp_path, backend=backend)
+
+    def test_cgroups_are_used_when_only_the_pod_resources_socket_of_a_kubelet_is_there(self, tmp_path: Path) -> None:
+        (tmp_path / "kubelet.sock").touch()
+        assert self.uses_cgroups(tmp_path, pod_resources_socket=tmp_path / "kubelet.sock")
+
+    def test_markers_are_used_on_a_simulated_node_beside_the_emulator_and_without_a_kubelet(
+        self, tmp_path: Path
+    ) -> None:
+        assert not self.uses_cgroups(tmp_path)
+        (tmp_path / "k").mkdir()
+        (tmp_path / "k" / EMULATED).touch()
+        assert not self.uses_cgroups(tmp_path)
+        assert self.uses_cgroups(tmp_path, cgroup_root=tmp_path)
+        assert self.uses_cgroups(tmp_path, backend=Backend.NVIDIA)
+
+    @pytest.mark.parametrize(("said", "used"), [(ContainerIdentity.CGROUP, True), (ContainerIdentity.MARKER, False)])
+    def test_what_is_said_counts_whatever_the_kubelet_is(
+        self, tmp_path: Path, said: ContainerIdentity, used: bool
+    ) -> None:
+        assert self.uses_cgroups(tmp_path, containers=said) is used
+        (tmp_path / "k").mkdir()
+        assert self.uses_cgroups(tmp_path, containers=said) is used
 
 
 def test_settings_outlive_a_change_of_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from scrubber.cli.checks.finding import Check, Level, Node, unseen
-from scrubber.cli.checks.looking import read_bytes
+from scrubber.cli.checks.looking import present, read_bytes
 
 __all__ = ["cgroups"]
 
@@ -20,8 +20,8 @@ _MOUNT_IT = (
 def cgroups(node: Node) -> Iterator[Check]:
     """The hierarchy that holds the pods is mounted, can be written, and can kill or freeze what a pod left behind."""
     said = node.service
-    if said.backend == "sim" and said.places.cgroups is None:
-        yield Check("cgroups", Level.OK, "The simulated node tells its containers apart without cgroups.")
+    if said.places.cgroups is None and (said.backend == "sim" or said.places.kubelet is not None):
+        yield _by_marker(node)
         return
     # Imported here: every other command would wait for what the adapter loads.
     from scrubber.adapters.containers.hierarchy import beside, discover_root, hierarchy_of
@@ -79,6 +79,29 @@ def cgroups(node: Node) -> Iterator[Check]:
         yield Check("cgroups", Level.WARNING, sentence, remedy)
         return
     yield Check("cgroups", Level.OK, f"{found}; {ends}.")
+
+
+def _by_marker(node: Node) -> Check:
+    """Whether environment markers, by which the service assigns processes to pods, are what the pods here carry."""
+    # Imported here: every other command would wait for what the settings load.
+    from scrubber.config.settings import EMULATED
+
+    kubelet = node.path(node.kubelet_dir)
+    try:
+        there, emulated = present(kubelet), present(kubelet / EMULATED)
+    except OSError as error:
+        return unseen("cgroups", "whether the kubelet is the emulator was not seen", error)
+    by = "The service assigns processes to pods by environment markers, not by cgroup"
+    if not there:
+        return Check("cgroups", Level.OK, f"{by}; there is no kubelet in {kubelet}.")
+    if emulated:
+        return Check("cgroups", Level.OK, f"{by}, as the kubelet emulator's containers carry them.")
+    sentence = (
+        f"{by}, and the kubelet in {kubelet} is real: its containers carry no markers, so every hand-over between pods waits "
+        "for a time to pass instead of for the processes."
+    )
+    serious = Level.ERROR if node.service.backend == "nvidia" else Level.WARNING
+    return Check("cgroups", serious, sentence, "Restart the service with --containers cgroup (or auto).")
 
 
 def _what_ends(node: Node, root: Path, version: int) -> str:
