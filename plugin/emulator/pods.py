@@ -99,11 +99,14 @@ class PodSpec:
         return container in self.init_containers and container.restart is not RestartPolicy.ALWAYS
 
     def request(self, resource: str) -> int:
-        """What the scheduler counts: the larger of one init container's and all the others' together."""
-        sidecars = [each for each in self.init_containers if not self.is_ordinary_init(each)]
-        together = sum(each.resources.get(resource, 0) for each in (*sidecars, *self.containers))
-        alone = [each.resources.get(resource, 0) for each in self.init_containers if self.is_ordinary_init(each)]
-        return max([together, *alone])
+        """What the scheduler counts: the larger of one init container's, with the sidecars that run beside it, and all the
+        others' together.
+        """
+        sidecars, most = 0, 0
+        for each in self.init_containers:
+            most = max(most, sidecars + each.resources.get(resource, 0))
+            sidecars += 0 if self.is_ordinary_init(each) else each.resources.get(resource, 0)
+        return max(most, sidecars + sum(each.resources.get(resource, 0) for each in self.containers))
 
 
 @dataclass(frozen=True, slots=True)

@@ -253,17 +253,26 @@ class PodWorker:
         if deletion is not None:
             # A kubelet that was restarted meanwhile goes on with the grace period that began before.
             deadline = deletion.deadline = deletion.deadline if deletion.deadline is not None else deadline
-        for container in running:
-            container.signal(signal.SIGTERM)
-        try:
-            async with asyncio.timeout_at(deadline):
-                for container in running:
-                    await container.exited.wait()
-        except TimeoutError:
-            for container in running:
-                container.signal(signal.SIGKILL)
-        for container in running:
-            await container.exited.wait()
+        for together in self._in_order_of_their_end(running):
+            for container in together:
+                container.signal(signal.SIGTERM)
+            try:
+                async with asyncio.timeout_at(deadline):
+                    for container in together:
+                        await container.exited.wait()
+            except TimeoutError:
+                for container in together:
+                    container.signal(signal.SIGKILL)
+            for container in together:
+                await container.exited.wait()
+
+    def _in_order_of_their_end(self, running: list[Container]) -> list[list[Container]]:
+        """All others at once, and then the sidecars one by one, the last one first."""
+        init = self._pod.spec.init_containers
+        sidecars = [each.name for each in init if not self._pod.spec.is_ordinary_init(each)]
+        others = [container for container in running if container.name not in sidecars]
+        found = {container.name: container for container in running}
+        return [others, *([found[name]] for name in reversed(sidecars) if name in found)]
 
     async def _over(self) -> None:
         pod = self._pod

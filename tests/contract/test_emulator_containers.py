@@ -165,6 +165,34 @@ async def test_a_deleted_pod_is_asked_to_end_before_it_is_made_to(kubelet: Kubel
     assert running.log("main") == "asked\n"
 
 
+async def test_sidecars_are_asked_to_end_after_the_main_containers_and_the_last_one_first(kubelet: Kubelet) -> None:
+    says = "trap 'echo {0} >> {1}/order; exit 0' TERM; touch ready; while true; do sleep 0.01; done"
+    place = kubelet.root
+    init = [container(name, says.format(name, place), gpus=0, restart=RestartPolicy.ALWAYS) for name in ("one", "two")]
+    running = await kubelet.run(pod("p", container("main", says.format("main", place), gpus=0), init=init))
+    roots = [running.container_root(name) for name in ("one", "two", "main")]
+    await kubelet.changed(lambda _node: all((root / "ready").exists() for root in roots), SOON)
+    await kubelet.delete(running, grace=SOON)
+    assert (place / "order").read_text().split() == ["main", "two", "one"]
+
+
+@pytest.mark.parametrize(
+    ("init", "main", "wanted"),
+    [
+        pytest.param([("init", 2)], 1, 2, id="an init container that asks for more"),
+        pytest.param([("sidecar", 1)], 1, 2, id="a sidecar beside the main container"),
+        pytest.param([("sidecar", 1), ("init", 1)], 0, 2, id="an init container beside an earlier sidecar"),
+        pytest.param([("init", 1), ("sidecar", 1)], 0, 1, id="a sidecar after an init container"),
+    ],
+)
+def test_a_pod_asks_for_what_its_containers_have_at_one_time(
+    init: list[tuple[str, int]], main: int, wanted: int
+) -> None:
+    restarts = {"init": RestartPolicy.NEVER, "sidecar": RestartPolicy.ALWAYS}
+    before = [container(f"c{number}", gpus=gpus, restart=restarts[kind]) for number, (kind, gpus) in enumerate(init)]
+    assert pod("p", container("main", gpus=main), init=before).request(RESOURCE) == wanted
+
+
 async def test_a_pod_that_does_not_end_is_killed_after_its_grace_period(kubelet: Kubelet) -> None:
     stubborn = "trap '' TERM; touch ready; while true; do sleep 0.01; done"
     running = await kubelet.run(pod("p", container("main", stubborn, gpus=0)))
