@@ -1,0 +1,32 @@
+"""A share of the matrix of pod shapes: those that once did not start, and others of every kind by seed.
+
+All of it: ``make pod-matrix`` (:mod:`tests.world.shapes`).
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+
+from tests.world.shapes.matrix import KNOWN, sample
+from tests.world.shapes.play import play
+from tests.world.shapes.shape import Script
+
+PLAYS = 480
+PARTS = 8
+
+
+@pytest.mark.parametrize("line", KNOWN)
+def test_a_pod_that_once_did_not_start_does(line: str) -> None:
+    assert play(Script.read(line)).wrong is None
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_pod_of_any_shape_starts_and_only_on_what_was_proved_clean(part: int) -> None:
+    thorough = settings().max_examples > 1_000
+    for script in sample(PLAYS * (20 if thorough else 1), seed=2)[part::PARTS]:
+        outcome = play(script)
+        if outcome.wrong is not None:
+            again = f"python -m tests.world.shapes --play '{script}'"
+            pytest.fail(f"{outcome.wrong}\n    {again}", pytrace=False)
