@@ -111,7 +111,11 @@ class _Draw:
     ) -> ContainerSpec:
         full = f"{self._namespace}/{self._name}/{name}"
         argv = tenant(self._lives.reader, full, seconds or self._lives.stay(self.rng), **words)
-        return ContainerSpec(name, argv, {RESOURCE: gpus}, restart=restart)
+        return ContainerSpec(name, argv, {RESOURCE: gpus} if gpus else {}, restart=restart)
+
+    def plain(self, name: str = "plain", *, restart: RestartPolicy = RestartPolicy.ALWAYS) -> ContainerSpec:
+        """A container without a device that runs as long as its pod."""
+        return self.container(name, gpus=0, seconds="forever", restart=restart)
 
     def pod(self, *containers: ContainerSpec, init: Sequence[ContainerSpec] = (), leave: bool = False) -> PodSpec:
         return PodSpec(self._name, self._namespace, containers, init, leave_children=leave)
@@ -201,6 +205,40 @@ def _sidecar(draw: _Draw, kind: str) -> Life:
     return Life(kind, draw.pod(draw.container(), init=[side]))
 
 
+def _crashes_beside_a_plain_container(draw: _Draw, kind: str) -> Life:
+    """Which is older than every start of the other one but, where it is the second, the first."""
+    how = draw.rng.choice(("3", "kill"))
+    restart = draw.rng.choice((RestartPolicy.ALWAYS, RestartPolicy.ON_FAILURE))
+    both = [draw.container(exit=how, seconds="0.3", restart=restart), draw.plain(restart=restart)]
+    draw.rng.shuffle(both)
+    end = draw.rng.choice((End.DELETED, End.FORCED))
+    dying = draw.rng.uniform(0.1, 1.5)
+    return Life(kind, draw.pod(*both), end, draw.after(), dying_for=dying, restarts=draw.rng.choice((1, 2)))
+
+
+def _killed_beside_a_plain_container(draw: _Draw, kind: str) -> Life:
+    main = draw.container(seconds="forever", restart=RestartPolicy.ALWAYS)
+    return Life(kind, draw.pod(main, draw.plain()), End.KILLED, draw.after(), restarts=1)
+
+
+def _plain_sidecar(draw: _Draw, kind: str) -> Life:
+    """It runs while a device goes from an init container to the main one, and while that one starts again."""
+    init = [draw.container("init"), draw.plain("side")]
+    if draw.rng.random() < 0.3:
+        init.reverse()
+    if draw.rng.random() < 0.5:
+        return Life(kind, draw.pod(draw.container(), init=init))
+    main = draw.container(exit="3", seconds="0.15", restart=RestartPolicy.ALWAYS)
+    return Life(kind, draw.pod(main, init=init), End.DELETED, 0.1, restarts=1)
+
+
+def _sidecar_that_crashes(draw: _Draw, kind: str) -> Life:
+    """It has a device of its own, and starts again while main containers, with one and without, run on."""
+    side = draw.container("side", seconds="0.3", exit=draw.rng.choice(("3", "kill")), restart=RestartPolicy.ALWAYS)
+    mains = [draw.container(seconds="forever", gpus=draw.rng.choice((0, 1))), draw.plain()]
+    return Life(kind, draw.pod(*mains, init=[side]), End.DELETED, draw.after() + 0.5)
+
+
 def _unstarted(draw: _Draw, kind: str) -> Life:
     end = draw.rng.choice((End.UNSTARTED, End.FORCED))
     main = draw.container(seconds="forever")
@@ -224,6 +262,10 @@ _KINDS: dict[str, tuple[int, Callable[[_Draw, str], Life]]] = {
     "several devices": (7, _several_devices),
     "two containers": (4, _two_containers),
     "sidecar": (4, _sidecar),
+    "crashes beside a plain container": (6, _crashes_beside_a_plain_container),
+    "killed beside a plain container": (3, _killed_beside_a_plain_container),
+    "plain sidecar": (6, _plain_sidecar),
+    "sidecar that crashes": (4, _sidecar_that_crashes),
     "deleted before its start": (3, _unstarted),
 }
 """How often each kind comes, in a hundred or so."""
