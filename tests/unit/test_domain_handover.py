@@ -6,7 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from scrubber.domain.assignment import Assignment, Pod, PodAbsence, Reading, Trust, presumed_sandbox, remaining
+from scrubber.domain.assignment import (
+    Assignment,
+    Pod,
+    PodAbsence,
+    Reading,
+    Trust,
+    presumed_sandbox,
+    remaining,
+    started_container,
+    starting_container,
+)
 from scrubber.domain.handover import HandOver, judge
 from tests.world.samples import DEVICE, assignment, pod, process
 
@@ -182,3 +192,25 @@ def test_a_pod_without_processes_has_no_sandbox_to_presume() -> None:
 def test_the_only_process_of_a_pod_is_no_sandbox_while_somebody_holds_the_device() -> None:
     assert presumed_sandbox((process(10),), held=True) == ()
     assert presumed_sandbox((process(10),), held=False) == (process(10),)
+
+
+@pytest.mark.parametrize(
+    ("starts", "expected"),
+    [
+        ({}, "fetch"),  # nothing of the pod was started: an init container comes first
+        ({"fetch": 1}, "prepare"),
+        ({"fetch": 1, "prepare": 3}, "main"),
+        ({"fetch": 1, "prepare": 1, "main": 1}, "main"),
+    ],
+)
+def test_an_init_container_that_was_never_started_is_what_starts_before_the_listed_container(
+    starts: dict[str, int], expected: str
+) -> None:
+    assert starting_container("main", {"prepare", "fetch"}, starts) == expected
+
+
+def test_the_container_that_was_started_is_the_one_whose_starts_grew_and_nobody_when_two_did() -> None:
+    assert started_container({"init": 1}, {"init": 2, "main": 0}) == "init"
+    assert started_container({}, {"main": 1}) == "main"
+    assert started_container({"main": 1}, {"main": 1}) is None
+    assert started_container({}, {"init": 1, "main": 1}) is None
