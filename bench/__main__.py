@@ -118,6 +118,8 @@ class Run:
     async def _starts(self) -> None:
         self.say("the service starts, 16 devices")
         self.timings.append(await starting.service(devices=16, starts=self.extent.starts))
+        self.say("the plugin starts, and one instance follows another")
+        self.timings += await starting.plugin(devices=16, starts=self.extent.starts)
 
     async def _sixteen_devices(self, policy: Path) -> None:
         extent = self.extent

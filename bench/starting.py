@@ -1,4 +1,6 @@
-"""How long it takes to start: the service until it says so to its supervisor, and the command line."""
+"""How long it takes to start: the service until it says so to its supervisor, the plugin until it is registered, and the
+command line; and for how long the kubelet has no plugin while one instance follows another.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,17 @@ from collections.abc import Mapping, Sequence
 
 from bench.figures import Quantiles, Timing
 from bench.node import MEMORY
-from plugin.emulator.stage import Stage
+from plugin.emulator.kubelet import Kubelet
+from plugin.emulator.stage import RESOURCE, Daemon, Stage
 from scrubber.cli.doctor import CHECKS
 from scrubber.cli.exits import Exit
 from scrubber.config.shipped import find_policy
 
-__all__ = ["command_line", "service"]
+__all__ = ["command_line", "plugin", "service"]
 
 _BARE = "bare interpreter"
-_PATIENCE = 30.0
+_GRPC = "import grpc.aio"
+_PATIENCE = 60.0
 
 
 async def service(*, devices: int, starts: int) -> Timing:
@@ -45,6 +49,58 @@ async def service(*, devices: int, starts: int) -> Timing:
     return Timing("start.service", title, Quantiles.of(measured), Quantiles.of(bare), _BARE)
 
 
+async def plugin(*, devices: int, starts: int) -> list[Timing]:
+    """From exec to the kubelet having the plugin's list; and a rolling update, by the kubelet's own clock: from the end of
+    the old instance's stream to the new one's list. An admission in between fails.
+    """
+    measured: list[float] = []
+    reference: list[float] = []
+    gaps: list[float] = []
+    async with Stage(devices=devices, memory=MEMORY) as stage:
+        await stage.start_daemons(_PATIENCE)
+        await stage.all_clean(_PATIENCE)
+        for _ in range(starts):
+            await stage.plugin.stop()
+            await stage.kubelet.changed(lambda kubelet: kubelet.allocatable(RESOURCE) == 0, _PATIENCE)
+            reference.append(await _run("-c", _GRPC))
+            began = time.perf_counter()
+            await stage.plugin.start()
+            await stage.kubelet.changed(lambda kubelet: kubelet.allocatable(RESOURCE) == devices, _PATIENCE)
+            measured.append(time.perf_counter() - began)
+        for number in range(starts):
+            old, stage.plugin = stage.plugin, Daemon(stage.plugin.arguments, stage.directory / f"plugin-{number}.log")
+            await stage.plugin.start()
+            await _stands_by(stage.plugin)
+            before = len(stage.kubelet.events)
+            await old.stop()
+            await stage.kubelet.changed(lambda kubelet, since=before: _gap(kubelet, since) is not None, _PATIENCE)  # type: ignore[misc]
+            gaps.append(_gap(stage.kubelet, before) or 0.0)
+    title = f"start of the plugin until the kubelet has its list, {devices} devices"
+    return [
+        Timing("start.plugin", title, Quantiles.of(measured), Quantiles.of(reference), _GRPC),
+        Timing("rolling-update", "gap of a rolling update of the plugin, by the kubelet", Quantiles.of(gaps)),
+    ]
+
+
+def _gap(kubelet: Kubelet, since: int) -> float | None:
+    """Seconds without a plugin; None while there is none."""
+    ended: float | None = None
+    for event in kubelet.events[since:]:
+        if event.name == "StreamEnded":
+            ended = event.at
+        elif event.name == "ListAndWatch" and ended is not None:
+            return event.at - ended
+    return None
+
+
+async def _stands_by(daemon: Daemon) -> None:
+    async with asyncio.timeout(_PATIENCE):
+        while True:
+            if '"plugin.standing-by"' in daemon.log.read_text():
+                return
+            await asyncio.sleep(0.01)
+
+
 async def command_line(stage: Stage, *, runs: int) -> list[Timing]:
     """Commands from exec to exit, in turn with an interpreter that only loads gRPC: what asks the service cannot be faster."""
     socket_flag = ("--socket", str(stage.sockets))
@@ -65,12 +121,10 @@ async def command_line(stage: Stage, *, runs: int) -> list[Timing]:
         measured: list[float] = []
         reference: list[float] = []
         for _ in range(runs):
-            reference.append(await _run("-c", "import grpc.aio"))
+            reference.append(await _run("-c", _GRPC))
             wanted = verdict if words is doctor else Exit.OK
             measured.append(await _run("-m", "scrubber.cli.main", *words, environment=environment, wanted=wanted))
-        timings.append(
-            Timing(f"command.{name}", title, Quantiles.of(measured), Quantiles.of(reference), "import grpc.aio")
-        )
+        timings.append(Timing(f"command.{name}", title, Quantiles.of(measured), Quantiles.of(reference), _GRPC))
     return timings
 
 

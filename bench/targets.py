@@ -118,6 +118,13 @@ def judge(timings: Sequence[Timing], amounts: Sequence[Amount]) -> tuple[Target,
     for name, words in own.items():
         if name in times:
             add(name, f"{words}, from exec to exit: p99", _ANSWER, 1000 * times[name].measured.p99, "ms")
+    if "start.plugin" in times:
+        start = times["start.plugin"]
+        sentence = f"plugin, from exec to registered: p50, in loads of gRPC {start.ratio_p50 or 0:.1f} times"
+        add("start.plugin", sentence, 300.0, 1000 * start.measured.p50, "ms")
+    if "rolling-update" in times:
+        sentence = "rolling update of the plugin, without one for the kubelet: the longest"
+        add("rolling-update", sentence, 50.0, 1000 * times["rolling-update"].measured.worst, "ms")
     scraped = _sizes(times, "scrape.devices-")
     if scraped:
         most = times[f"scrape.devices-{scraped[-1]}"]

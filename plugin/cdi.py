@@ -20,14 +20,13 @@ from typing import Any
 
 from plugin.availability import Offer
 from plugin.driverfiles import DriverFiles, DriverRoot, Hook, find_driver_files, still_there
-from plugin.injection import Injection
+from plugin.injection import CDI_KIND, Injection
 from plugin.logs import Log
 from scrubber.domain.device import AccessKind
 from scrubber.domain.errors import BadConfiguration
 
-__all__ = ["FILE", "KIND", "Publisher", "qualified_name", "replace_file", "specification"]
+__all__ = ["FILE", "Publisher", "replace_file", "specification"]
 
-KIND = "scrubber.dev/gpu"
 FILE = "scrubber.dev-gpu.json"
 VERSION = "0.5.0"
 
@@ -40,11 +39,6 @@ _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
 
 Edits = dict[str, Any]
 """A ``containerEdits`` object."""
-
-
-def qualified_name(name: str) -> str:
-    """What kubelet and runtime call the device ``name``."""
-    return f"{KIND}={name}"
 
 
 def specification(
@@ -65,7 +59,7 @@ def specification(
         devices[gpu.id] = {"deviceNodes": own}
     return {
         "cdiVersion": VERSION,
-        "kind": KIND,
+        "kind": CDI_KIND,
         "devices": [{"name": name, "containerEdits": edits} for name, edits in sorted(devices.items())],
         "containerEdits": _of_the_driver(files, root, hook)
         | ({"deviceNodes": [node for _, node in sorted(shared.items())]} if shared else {}),

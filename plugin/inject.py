@@ -7,13 +7,11 @@ moment: only paths and ids.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 
 from plugin.api import deviceplugin_pb2 as kubelet
 from plugin.availability import Offer, by_index
-from plugin.cdi import qualified_name
-from plugin.injection import IdStrategy, Injection, ListStrategy
+from plugin.injection import IdStrategy, Injection, ListStrategy, qualified_name
 from scrubber.domain.device import AccessKind
 
 __all__ = ["container_response"]
@@ -95,5 +93,7 @@ def _annotation_key(qualified: Sequence[str], prefix: str) -> str:
 
     The part after the slash may have 63 characters; these are 53.
     """
+    import hashlib  # loads OpenSSL, and few nodes name devices this way
+
     digest = hashlib.sha256("\0".join(qualified).encode()).hexdigest()
     return f"{prefix}{ANNOTATION}_{digest[:32]}"

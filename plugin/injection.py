@@ -14,13 +14,30 @@ from pathlib import PurePosixPath
 
 from scrubber.domain.errors import BadConfiguration
 
-__all__ = ["CDI_PREFIX", "Feature", "IdStrategy", "Injection", "ListStrategy", "list_strategies"]
+__all__ = [
+    "CDI_KIND",
+    "CDI_PREFIX",
+    "Feature",
+    "IdStrategy",
+    "Injection",
+    "ListStrategy",
+    "list_strategies",
+    "qualified_name",
+]
 
+CDI_KIND = "scrubber.dev/gpu"
+"""The kind of our devices in CDI."""
 CDI_PREFIX = "cdi.k8s.io/"
 """How the annotations begin that every runtime with CDI reads."""
 
 
 HOST_ROOT = PurePosixPath("/")
+
+
+def qualified_name(name: str) -> str:
+    """Return what kubelet and runtime call the device ``name`` in CDI."""
+    return f"{CDI_KIND}={name}"
+
 
 _LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _PREFIX = re.compile(rf"{_LABEL}(\.{_LABEL})*/")

@@ -12,8 +12,8 @@ An instance of an earlier version has no lock. The newer one then registers besi
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
+import zlib
 from pathlib import Path
 
 __all__ = ["InstanceLock"]
@@ -28,8 +28,8 @@ class InstanceLock:
 
     def __init__(self, directory: Path, resource: str) -> None:
         base = resource.rpartition("/")[2][:24]
-        digest = hashlib.sha256(resource.encode()).hexdigest()[:8]
-        self.path = directory / f".scrubber-{base}-{digest}.lock"
+        whole = zlib.crc32(resource.encode())  # tells resources of one base name apart
+        self.path = directory / f".scrubber-{base}-{whole:08x}.lock"
         self._file: int | None = None
 
     @property

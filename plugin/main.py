@@ -9,41 +9,41 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import importlib
 import os
 import random
-import secrets
 import signal
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
-
-from prometheus_client import CollectorRegistry
+from typing import TYPE_CHECKING, NoReturn
 
 from plugin.announcements import Announce, Announcements
 from plugin.board import Board
-from plugin.cdi import Publisher
 from plugin.cluster.credentials import settle
-from plugin.cluster.telling import ClosableCluster, ClusterTimes, Telling
 from plugin.gate import Gate, GateTimes
 from plugin.kubelet import KubeletPlaces, Registrar, Registration, RegistrationTimes
 from plugin.logs import Log, logger
-from plugin.metrics import Metrics
 from plugin.nvidia_config import NvidiaSettings, health_check_warning, index_warning
+from plugin.observing import ClusterObserver, Deferred, Nobody
 from plugin.resources import NVIDIA, SIMULATED, Layout, MigStrategy, Resources
 from plugin.server import DevicePlugin
 from plugin.service import ServiceWatch, WatchTimes
-from plugin.upstream.behind import Behind, BehindTimes
-from plugin.upstream.front import Front
 from scrubber import __version__
-from scrubber.api import scraping, tracing
 from scrubber.api.client import PluginClient
+from scrubber.api.listening import Listener, listen_or_warn
 from scrubber.config.outlet import Losses
 from scrubber.config.settings import Address, MetricsTls, TraceExport
 from scrubber.domain.errors import BadConfiguration, ScrubberError
 from scrubber.ports import UNTRACED, Tracer
+
+if TYPE_CHECKING:
+    from plugin.cluster.telling import ClosableCluster, ClusterTimes, Telling
+    from plugin.upstream.behind import Behind, BehindTimes
+    from plugin.upstream.front import Front
+    from scrubber.api.tracing import Traces
 
 __all__ = ["PluginSettings", "PluginTimes", "run"]
 
@@ -54,13 +54,15 @@ _READY_POLL = 0.1
 
 @dataclass(frozen=True, slots=True)
 class PluginTimes:
-    """All durations of the plugin; tests scale them, nobody else needs to."""
+    """All durations of the plugin, for tests to scale. None: the defaults of a part that is loaded on demand."""
 
     gate: GateTimes = field(default_factory=GateTimes)
     registration: RegistrationTimes = field(default_factory=RegistrationTimes)
     watch: WatchTimes = field(default_factory=WatchTimes)
-    behind: BehindTimes = field(default_factory=BehindTimes)
-    cluster: ClusterTimes = field(default_factory=ClusterTimes)
+    behind: BehindTimes | None = None
+    cluster: ClusterTimes | None = None
+    metrics: float = 1.0
+    """Seconds that metrics wait for the registration, which comes first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +125,7 @@ async def _run(settings: PluginSettings, log: Log, losses: Losses, stack: ExitSt
         _places(settings, resource).check()
     listener = _metrics_port(settings, log, stack)
     traces = _traces(settings, log, stack)
-    registry = CollectorRegistry()
-    metrics = Metrics(registry, lambda: resources.boards)
-    losses.counted_by(metrics.line_lost)
+    metrics: Deferred | Nobody = Nobody() if listener is None else Deferred()
     telling = _telling(settings, metrics, log)
     client = PluginClient(settings.socket.absolute(), carried=traces.carried if traces else tuple)
     announcements = Announcements(client, log=log)
@@ -178,7 +178,7 @@ async def _run(settings: PluginSettings, log: Log, losses: Losses, stack: ExitSt
             ),
             board=board,
             times=settings.times.registration,
-            token=lambda: secrets.token_hex(4),
+            token=lambda: os.urandom(4).hex(),
             log=log,
             clock=time.monotonic,
             observer=metrics,
@@ -193,12 +193,7 @@ async def _run(settings: PluginSettings, log: Log, losses: Losses, stack: ExitSt
     if settings.ready_file is not None:
         _remove_ready_file(settings.ready_file)
         stack.callback(settings.ready_file.unlink, missing_ok=True)
-    if listener is not None:
-        _serve_metrics(listener, registry, log, stack)
     stop = _stop_signals()
-    # A full collection looks at everything that was loaded: 24 ms, in the midst of a hand-over.
-    gc.collect()
-    gc.freeze()
     log.info("plugin.started", version=__version__, kubelet=str(settings.kubelet_dir), service=str(settings.socket))
     if telling:
         telling.start()
@@ -210,6 +205,8 @@ async def _run(settings: PluginSettings, log: Log, losses: Losses, stack: ExitSt
             )
             file = settings.ready_file
             others = [tasks.create_task(_make_when(ready, file), name="ready file")] if file else []
+            later = _after_registration(settings, listener, metrics, losses, lambda: resources.boards, log, stack)
+            others.append(tasks.create_task(later, name="metrics"))
             if behind:
                 others.append(tasks.create_task(behind.run(), name="vendors' plugins"))
             await stop.wait()
@@ -300,10 +297,12 @@ def _behind(settings: PluginSettings, announce: Announce, log: Log, tracer: Trac
             "sharing in --config-file says nothing beside --upstream-dir: the vendor's plugin makes the shares. "
             "Write it in the vendor's configuration."
         )
+    from plugin.upstream.behind import Behind, BehindTimes
+
     return Behind(
         settings.upstream_dir.absolute(),
         settings.kubelet_dir.absolute(),
-        times=settings.times.behind,
+        times=settings.times.behind or BehindTimes(),
         injection=settings.nvidia.injection,
         announce=announce,
         log=log,
@@ -312,7 +311,7 @@ def _behind(settings: PluginSettings, announce: Announce, log: Log, tracer: Trac
     )
 
 
-def _metrics_port(settings: PluginSettings, log: Log, stack: ExitStack) -> scraping.Listener | None:
+def _metrics_port(settings: PluginSettings, log: Log, stack: ExitStack) -> Listener | None:
     """Take the port of the metrics before anything is started; None where there is none.
 
     Raises:
@@ -325,26 +324,57 @@ def _metrics_port(settings: PluginSettings, log: Log, stack: ExitStack) -> scrap
     def warn(sentence: str) -> None:
         log.warning("metrics.unavailable", sentence=sentence)
 
-    listener = scraping.listen_or_warn(
-        address.host, address.port, tls=settings.metrics_tls, required=settings.metrics_required, warn=warn
-    )
+    if settings.metrics_tls is not None:
+        from scrubber.api import scraping
+
+        scraping.check(settings.metrics_tls)
+    listener = listen_or_warn(address.host, address.port, required=settings.metrics_required, warn=warn)
     if listener is not None:
         stack.callback(listener.close)
     return listener
 
 
-def _serve_metrics(listener: scraping.Listener, registry: CollectorRegistry, log: Log, stack: ExitStack) -> None:
-    """Until ``stack`` is closed."""
+async def _after_registration(
+    settings: PluginSettings,
+    listener: Listener | None,
+    observer: Deferred | Nobody,
+    losses: Losses,
+    boards: Callable[[], Mapping[str, Board]],
+    log: Log,
+    stack: ExitStack,
+) -> None:
+    """Do what takes a while and can wait until the kubelet has this plugin: load and serve the metrics, tidy up.
 
-    def tell(sentence: str) -> None:
-        log.warning("metrics.refused", sentence=sentence)
+    What was observed until then is counted. The metrics are served until ``stack`` is closed.
+    """
+    if listener is not None and isinstance(observer, Deferred):
+        with suppress(TimeoutError):
+            async with asyncio.timeout(settings.times.metrics):
+                await observer.any_registration.wait()
+        for module in ("plugin.metrics", "scrubber.api.scraping"):
+            await asyncio.to_thread(importlib.import_module, module)
+        from prometheus_client import CollectorRegistry
 
-    served = scraping.serve_on(listener, scraping.page(registry), tell=tell)
-    stack.callback(served.close)
-    log.info("metrics.serving", address=served.address, encrypted=listener.keys is not None)
+        from plugin.metrics import Metrics
+        from scrubber.api import scraping
+
+        registry = CollectorRegistry()
+        metrics = Metrics(registry, boards)
+        observer.pass_on_to(metrics)
+        losses.counted_by(metrics.line_lost)
+
+        def tell(sentence: str) -> None:
+            log.warning("metrics.refused", sentence=sentence)
+
+        served = scraping.serve_on(listener, scraping.page(registry), tell=tell, tls=settings.metrics_tls)
+        stack.callback(served.close)
+        log.info("metrics.serving", address=served.address, encrypted=settings.metrics_tls is not None)
+    # A full collection looks at everything that was loaded: 24 ms, in the midst of a hand-over.
+    gc.collect()
+    gc.freeze()
 
 
-def _traces(settings: PluginSettings, log: Log, stack: ExitStack) -> tracing.Traces | None:
+def _traces(settings: PluginSettings, log: Log, stack: ExitStack) -> Traces | None:
     """None where none are wanted; sent until ``stack`` is closed.
 
     Raises:
@@ -352,12 +382,14 @@ def _traces(settings: PluginSettings, log: Log, stack: ExitStack) -> tracing.Tra
     """
     if settings.traces is TraceExport.OFF:
         return None
+    from scrubber.api import tracing
+
     traces = tracing.otlp("gpu-scrubber-plugin", __version__, settings.node_name, log)
     stack.callback(traces.close)
     return traces
 
 
-def _telling(settings: PluginSettings, metrics: Metrics, log: Log) -> Telling | None:
+def _telling(settings: PluginSettings, metrics: ClusterObserver, log: Log) -> Telling | None:
     """Who tells the cluster of this node; None where that is not wanted, or by no right.
 
     Raises:
@@ -367,7 +399,9 @@ def _telling(settings: PluginSettings, metrics: Metrics, log: Log) -> Telling | 
     if credentials is None:
         log.info("cluster.untold", sentence=reason)
         return None
-    times = settings.times.cluster
+    from plugin.cluster.telling import ClusterTimes, Telling
+
+    times = settings.times.cluster or ClusterTimes()
     found = credentials
 
     def connect() -> ClosableCluster:
@@ -399,6 +433,8 @@ def _resources(settings: PluginSettings, announce: Announce, log: Log) -> Resour
     layout = Layout(nvidia.mig, settings.resource_name, nvidia.sharing)
     if not nvidia.injection.by_cdi:
         return Resources(layout, log=log, announce=announce)
+    from plugin.cdi import Publisher
+
     publisher = Publisher(nvidia.cdi_directory, root=nvidia.root, hook=nvidia.hook, injection=nvidia.injection, log=log)
     publisher.check()
     return Resources(layout, log=log, publish=publisher.publish, announce=announce)

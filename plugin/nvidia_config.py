@@ -12,16 +12,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from plugin.config_file import ConfigFile
 from plugin.driverfiles import DriverRoot, Hook, find_hook
 from plugin.injection import CDI_PREFIX, Feature, IdStrategy, Injection, ListStrategy, list_strategies
 from plugin.resources import NVIDIA, MigStrategy
 from plugin.shares import Preference, Sharing
-from plugin.sharing_config import read_sharing
-from scrubber.config.yaml_lines import Location, Value, file_content, read_yaml
 from scrubber.domain.errors import BadConfiguration
+
+if TYPE_CHECKING:
+    from plugin.config_file import ConfigFile
+    from scrubber.config.yaml_lines import Location, Value
 
 __all__ = [
     "CDI_DIRECTORY",
@@ -208,6 +209,9 @@ def read_config(path: Path) -> Written:
     Raises:
         BadConfiguration: it cannot be read, or asks for what is not done here; the sentence has the line.
     """
+    from plugin.config_file import ConfigFile  # YAML takes a while to load, and most nodes have no such file
+    from scrubber.config.yaml_lines import file_content, read_yaml
+
     try:
         content = file_content(path, "NVIDIA's configuration")
     except (OSError, ValueError) as error:  # ValueError: a path that no file can have
@@ -235,6 +239,8 @@ class _Reader:
         return self._flags(top.get("flags"), top.get("sharing"))
 
     def _flags(self, value: Value, sharing: Value) -> Written:
+        from plugin.sharing_config import read_sharing
+
         at: Location = ("flags",)
         known = {"migStrategy", "failOnInitError", "nvidiaDriverRoot", "nvidiaDevRoot", "plugin"}
         known |= {"gdrcopyEnabled", "gdsEnabled", "mofedEnabled", "deviceDiscoveryStrategy"}

@@ -6,14 +6,18 @@ waits; where none is given, nobody is told.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from typing import Protocol
 
 __all__ = [
     "CallObserver",
     "ClusterObserver",
+    "Deferred",
     "GateObserver",
     "KubeletObserver",
     "Nobody",
+    "Observer",
     "RegistrationObserver",
     "ServiceObserver",
     "StreamObserver",
@@ -72,6 +76,10 @@ class ClusterObserver(Protocol):
         ...
 
 
+class Observer(ServiceObserver, GateObserver, KubeletObserver, ClusterObserver, Protocol):
+    """Everything that the plugin's parts tell."""
+
+
 class Nobody:
     """Observes everything, and makes nothing of it."""
 
@@ -84,3 +92,57 @@ class Nobody:
     def listed(self, resource: str) -> None: ...
     def answered(self, method: str, code: str, seconds: float) -> None: ...
     def wrote(self, what: str, ok: bool) -> None: ...
+
+
+class Deferred:
+    """Keeps what it is told until there is an observer to pass it to, and passes it on from then on.
+
+    Attributes:
+        any_registration: set once the kubelet has had a resource.
+    """
+
+    def __init__(self) -> None:
+        self.any_registration = asyncio.Event()
+        self._observer: Observer | None = None
+        self._kept: list[Callable[[Observer], None]] = []
+
+    def pass_on_to(self, observer: Observer) -> None:
+        """Tell ``observer`` everything that was kept, in its order."""
+        kept, self._kept, self._observer = self._kept, [], observer
+        for fact in kept:
+            fact(observer)
+
+    def _tell(self, fact: Callable[[Observer], None]) -> None:
+        if self._observer is None:
+            self._kept.append(fact)
+        else:
+            fact(self._observer)
+
+    def service(self, up: bool) -> None:
+        self._tell(lambda observer: observer.service(up))
+
+    def refused(self, code: str) -> None:
+        self._tell(lambda observer: observer.refused(code))
+
+    def registered(self, resource: str, now: bool) -> None:
+        if now:
+            self.any_registration.set()
+        self._tell(lambda observer: observer.registered(resource, now))
+
+    def attempted(self, resource: str, way: str, outcome: str) -> None:
+        self._tell(lambda observer: observer.attempted(resource, way, outcome))
+
+    def ended(self, resource: str, why: str) -> None:
+        self._tell(lambda observer: observer.ended(resource, why))
+
+    def stream(self, resource: str, opened: bool) -> None:
+        self._tell(lambda observer: observer.stream(resource, opened))
+
+    def listed(self, resource: str) -> None:
+        self._tell(lambda observer: observer.listed(resource))
+
+    def answered(self, method: str, code: str, seconds: float) -> None:
+        self._tell(lambda observer: observer.answered(method, code, seconds))
+
+    def wrote(self, what: str, ok: bool) -> None:
+        self._tell(lambda observer: observer.wrote(what, ok))

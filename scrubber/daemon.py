@@ -38,7 +38,8 @@ from scrubber.adapters.ledger.sqlite import SqliteLedger
 from scrubber.adapters.nvidia.places import Places
 from scrubber.adapters.nvidia.setting_values import refusals
 from scrubber.adapters.signing.node_key import NodeKey
-from scrubber.api.scraping import Listener, listen_or_warn, serve_on
+from scrubber.api.listening import Listener, listen_or_warn
+from scrubber.api.scraping import check, serve_on
 from scrubber.api.server import ApiServer
 from scrubber.api.sockets import Sockets
 from scrubber.api.tracing import Traces, otlp
@@ -237,7 +238,7 @@ async def _serve(
         stack.push_async_callback(node.drain)
         stack.push_async_callback(server.stop)
         if listener is not None:
-            _serve_metrics(listener, metrics, log, stack)
+            _serve_metrics(listener, settings, metrics, log, stack)
 
         await reconcile(node, devices, state, instruments=instruments)
         # A full collection looks at everything that was loaded: 36 ms with 256 devices, in the midst of a hand-over.
@@ -482,20 +483,24 @@ def _metrics_port(
     def warn(sentence: str) -> None:
         log.warning("metrics.unavailable", sentence=sentence)
 
-    listener = listen_or_warn(
-        address.host, address.port, tls=settings.metrics_tls, required=settings.metrics_required, warn=warn
-    )
+    if settings.metrics_tls is not None:
+        check(settings.metrics_tls)
+    listener = listen_or_warn(address.host, address.port, required=settings.metrics_required, warn=warn)
     if listener is not None:
         stack.callback(listener.close)
     return listener
 
 
 def _serve_metrics(
-    listener: Listener, metrics: Metrics, log: structlog.typing.FilteringBoundLogger, stack: AsyncExitStack
+    listener: Listener,
+    settings: ServiceSettings,
+    metrics: Metrics,
+    log: structlog.typing.FilteringBoundLogger,
+    stack: AsyncExitStack,
 ) -> None:
     def tell(sentence: str) -> None:
         log.warning("metrics.refused", sentence=sentence)
 
-    serving = serve_on(listener, metrics.page, tell=tell)
+    serving = serve_on(listener, metrics.page, tell=tell, tls=settings.metrics_tls)
     stack.callback(serving.close)
-    log.info("metrics.serving", address=serving.address, encrypted=listener.keys is not None)
+    log.info("metrics.serving", address=serving.address, encrypted=settings.metrics_tls is not None)

@@ -25,12 +25,11 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from scrubber.api.listening import MOST_CONNECTIONS, Listener, listen
 from scrubber.domain.errors import BadConfiguration
 
-__all__ = ["App", "Listener", "Scraping", "ScrapingTimes", "Tls", "listen_or_warn", "page", "serve", "serve_on"]
+__all__ = ["App", "Scraping", "ScrapingTimes", "Tls", "check", "page", "serve", "serve_on"]
 
-_AT_ONCE = 32
-"""Connections that are answered at the same time; one more is closed unanswered."""
 _MOST_FORMS = 8
 """Forms of the page (format, compression, choice of metrics) that are made within :attr:`ScrapingTimes.fresh`."""
 _FORM = ("REQUEST_METHOD", "PATH_INFO", "QUERY_STRING", "HTTP_ACCEPT", "HTTP_ACCEPT_ENCODING")
@@ -99,65 +98,13 @@ def page(registry: CollectorRegistry) -> App:
     return make_wsgi_app(_Untimed(registry))
 
 
-@dataclass(frozen=True, slots=True)
-class Listener:
-    """A port that is taken for a page, and the certificates that it will be served with. Clients wait meanwhile."""
-
-    socket: socket.socket
-    address: str
-    keys: _Keys | None
-
-    def close(self) -> None:
-        """Give the port up; nothing to do when it is being served."""
-        self.socket.close()
-
-
-def listen(host: str, port: int, *, tls: Tls | None = None) -> Listener:
-    """Take the port, before anything else is started that a taken one would have to end.
+def check(tls: Tls) -> None:
+    """Refuse certificates that cannot be used, before anything is started.
 
     Raises:
-        BadConfiguration: the certificates cannot be used.
-        PortTaken: the address cannot be listened on.
+        BadConfiguration: they cannot be used.
     """
-    bracketed = f"[{host}]" if ":" in host else host
-    keys = None if tls is None else _Keys(tls)
-    try:
-        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        taken = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            taken.bind(place)
-            taken.listen(_AT_ONCE)
-        except OSError:
-            taken.close()
-            raise
-    except OSError as error:
-        raise PortTaken(f"{bracketed}:{port}", error.strerror or str(error)) from error
-    return Listener(taken, f"{bracketed}:{taken.getsockname()[1]}", keys)
-
-
-class PortTaken(BadConfiguration):
-    """The address of the metrics cannot be listened on."""
-
-    def __init__(self, address: str, why: str) -> None:
-        super().__init__(f"Metrics cannot be served on {address}: {why}. Choose another --metrics-address, or off.")
-
-
-def listen_or_warn(
-    host: str, port: int, *, tls: Tls | None, required: bool, warn: Callable[[str], object]
-) -> Listener | None:
-    """Take the port; where it is not ``required``, a taken one costs a warning and the metrics, and nothing else.
-
-    Raises:
-        BadConfiguration: the certificates cannot be used; the address cannot be listened on although it is required.
-    """
-    try:
-        return listen(host, port, tls=tls)
-    except PortTaken as error:
-        if required:
-            raise
-        warn(str(error))
-        return None
+    _Keys(tls)
 
 
 def serve(
@@ -178,17 +125,29 @@ def serve(
     Raises:
         BadConfiguration: nobody can listen there, or the certificates cannot be used.
     """
-    return serve_on(listen(host, port, tls=tls), page, tell=tell, times=times)
+    if tls is not None:
+        check(tls)
+    return serve_on(listen(host, port), page, tell=tell, tls=tls, times=times)
 
 
 def serve_on(
-    listener: Listener, page: App, *, tell: Callable[[str], object], times: ScrapingTimes | None = None
+    listener: Listener,
+    page: App,
+    *,
+    tell: Callable[[str], object],
+    tls: Tls | None = None,
+    times: ScrapingTimes | None = None,
 ) -> Scraping:
-    """:func:`serve` on a port that was taken before; closing what this returns closes the listener too."""
+    """:func:`serve` on a port that was taken before; closing what this returns closes the listener too.
+
+    Raises:
+        BadConfiguration: the certificates cannot be used.
+    """
+    keys = None if tls is None else _Keys(tls)
     times = times or ScrapingTimes()
     teller = _Teller(tell, times.tell)
     kept = _Kept(_reporting(page, teller), times.fresh)
-    server = _Server(listener.socket, kept, listener.keys, teller, times.deadline)
+    server = _Server(listener.socket, kept, keys, teller, times.deadline)
     return Scraping(server, listener.address)
 
 
@@ -311,7 +270,7 @@ class _Server(ThreadingMixIn, WSGIServer):
     """A thread for each connection, in which it shakes hands, too."""
 
     daemon_threads = True
-    request_queue_size = _AT_ONCE
+    request_queue_size = MOST_CONNECTIONS
 
     def __init__(
         self,
@@ -325,7 +284,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         self._keys = keys
         self._tell = tell
         self._deadline = deadline
-        self._free = threading.BoundedSemaphore(_AT_ONCE)
+        self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
         super().__init__(listening.getsockname()[:2], _Handler, bind_and_activate=False)
         self.socket.close()  # the class above makes one that is not bound
         self.socket = listening
@@ -336,7 +295,7 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._free.acquire(blocking=False):
-            self._tell(f"A connection from {client_address[0]} was closed: {_AT_ONCE} are open already.")
+            self._tell(f"A connection from {client_address[0]} was closed: {MOST_CONNECTIONS} are open already.")
             self.shutdown_request(request)
             return
         try:

@@ -56,6 +56,7 @@ class Entry:
         if own is None:
             together = typer.Typer(rich_markup_mode=None)
             module.add_commands(together)
+            together.registered_commands = [each for each in together.registered_commands if _called(each) == self.name]
             command = typer.main.get_group(together).commands[self.name]
         else:
             command = typer.main.get_group(own)
@@ -64,6 +65,12 @@ class Entry:
         lighten(command)
         _exemplify(command, self.name)
         return command
+
+
+def _called(info: typer.models.CommandInfo) -> str:
+    """Return the name by which Typer makes the command: its own, or that of its function."""
+    assert info.callback is not None
+    return info.name or typer.main.get_command_name(info.callback.__name__)
 
 
 def _exemplify(command: Command, name: str) -> None:

@@ -7,7 +7,9 @@ for ``--help`` waits for a gRPC server to load.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
+import sys
 from enum import StrEnum
 from pathlib import Path
 from socket import gethostname
@@ -69,6 +71,17 @@ def add_commands(app: typer.Typer) -> None:
 def _only_our_lines() -> None:
     """gRPC's core writes lines of its own to standard error, which are no JSON; it reads this when it is loaded."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+
+def _load_logging() -> None:
+    """Load structlog without rich, of which it would use nothing: that takes longer to load than gRPC."""
+    if "rich" in sys.modules or "structlog" in sys.modules:
+        return
+    sys.modules["rich"] = None  # type: ignore[assignment]  # the interpreter's own way to say that there is none
+    try:
+        importlib.import_module("structlog")
+    finally:
+        del sys.modules["rich"]
 
 
 def serve(
@@ -227,6 +240,7 @@ def serve(
         disabled_healthchecks=DisabledHealthchecks.parse(disable_healthchecks),
     )
     _only_our_lines()
+    _load_logging()
     from scrubber import daemon
 
     as_usual()
@@ -297,6 +311,7 @@ def plugin(
 ) -> None:
     """Run the device plugin. It lets the kubelet hand devices over only as the scrub service allows."""
     _only_our_lines()
+    _load_logging()
     from plugin import nvidia_config
     from plugin.injection import Feature
     from plugin.main import PluginSettings, run

@@ -12,10 +12,12 @@ from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from socket import gethostname
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from scrubber.domain.errors import BadConfiguration
-from scrubber.domain.policy import Policy, XidClass
+
+if TYPE_CHECKING:
+    from scrubber.domain.policy import Policy
 
 __all__ = [
     "EMULATED",
@@ -170,6 +172,8 @@ class DisabledHealthchecks:
 
     def applied_to(self, policy: Policy) -> Policy:
         """``policy`` and its overrides, with these XIDs ignored."""
+        from scrubber.domain.policy import XidClass  # the plugin has these settings too, and no use for policies
+
         overrides = tuple(replace(each, policy=self.applied_to(each.policy)) for each in policy.overrides)
         if self.everything:
             return replace(policy, xids={}, unlisted_xid=XidClass.IGNORE, overrides=overrides)

@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 
 from plugin.availability import Offer
-from plugin.cdi import FILE, Publisher, qualified_name, replace_file, specification
+from plugin.cdi import FILE, Publisher, replace_file, specification
 from plugin.driverfiles import DriverRoot, Hook, find_driver_files, find_hook
-from plugin.injection import IdStrategy, Injection, ListStrategy
+from plugin.injection import IdStrategy, Injection, ListStrategy, qualified_name
 from plugin.logs import logger
 from scrubber.domain.errors import BadConfiguration
 from tests.gpus import DRIVER, gpu, install_driver, instance, nodes

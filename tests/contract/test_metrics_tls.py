@@ -34,7 +34,8 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from plugin.emulator.stage import Stage
-from scrubber.api.scraping import Scraping, ScrapingTimes, listen_or_warn, page, serve, serve_on
+from scrubber.api.listening import listen_or_warn
+from scrubber.api.scraping import Scraping, ScrapingTimes, page, serve, serve_on
 from scrubber.config.settings import MetricsTls
 from scrubber.domain.errors import BadConfiguration
 from tests.ports import free_port
@@ -224,15 +225,15 @@ class TestPlain:
     def test_a_taken_port_that_is_not_required_costs_a_warning_that_says_what_to_do(self) -> None:
         warned: list[str] = []
         with served() as scraping:
-            took = listen_or_warn(HOST, scraping.port, tls=None, required=False, warn=warned.append)
+            took = listen_or_warn(HOST, scraping.port, required=False, warn=warned.append)
             assert (took, len(warned)) == (None, 1)
             assert "Choose another --metrics-address, or off." in warned[0]
             with pytest.raises(BadConfiguration):
-                listen_or_warn(HOST, scraping.port, tls=None, required=True, warn=warned.append)
+                listen_or_warn(HOST, scraping.port, required=True, warn=warned.append)
         assert len(warned) == 1
 
     def test_a_port_is_taken_before_its_page_is_served_and_clients_wait_for_it(self) -> None:
-        listener = listen_or_warn(HOST, 0, tls=None, required=True, warn=print)
+        listener = listen_or_warn(HOST, 0, required=True, warn=print)
         assert listener is not None
         with socket.create_connection((HOST, int(listener.address.rpartition(":")[2])), SOON) as client:
             client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")

@@ -203,13 +203,12 @@ async def test_in_front_of_a_vendors_plugin_it_tells_the_same_of_the_vendors_res
         plugin(short_tmp, "--upstream-dir", str(short_tmp / "u")) as process,
     ):
         shows = (await page_of(process)).shows
-        await said(process, "reception.serving")
         vendor = TinyPlugin(("sim-0", "sim-1"))
         await vendor.serve(short_tmp / "u" / "vendor.sock")
         try:
             request = api.RegisterRequest(version="v1beta1", endpoint="vendor.sock", resource_name=VENDORS)
             async with grpc.aio.insecure_channel(f"unix:{short_tmp / 'u' / 'kubelet.sock'}") as channel:
-                await rpc.RegistrationStub(channel).Register(request, timeout=PATIENCE)
+                await rpc.RegistrationStub(channel).Register(request, timeout=PATIENCE, wait_for_ready=True)
             await kubelet.new_registration()
             await shows(1, "scrubber_plugin_registered", resource=VENDORS)
             await shows(1, "scrubber_plugin_lists_sent_total", resource=VENDORS)

@@ -79,6 +79,37 @@ async def test_it_is_not_registered_before_the_first_snapshot_has_come(short_tmp
             assert registered.lists == [{"sim-0": "Unhealthy"}]
 
 
+NOT_NEEDED = {
+    *("lightkube", "opentelemetry", "prometheus_client", "pydantic", "rich.console", "wsgiref", "yaml"),
+    *("plugin.cdi", "plugin.cluster.telling", "plugin.metrics", "plugin.upstream.behind", "scrubber.api.scraping"),
+    *("scrubber.api.tracing", "scrubber.domain.policy", "scrubber.ports.ledger"),
+}
+"""What takes a while to load. A pod that is admitted while the kubelet has no plugin fails for good."""
+
+
+async def test_nothing_is_loaded_before_the_registration_that_it_does_not_need(short_tmp: Path) -> None:
+    words = ["--kubelet-dir", str(short_tmp), "--socket", str(short_tmp / "s"), "--log-format", "json"]
+    async with FakeKubelet(short_tmp), FakeService(short_tmp / "s", snapshot(device(0))):
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-X", "importtime", "-m", "scrubber.cli.main", "plugin", *words),
+            *("--metrics-address", "127.0.0.1:0"),
+            stderr=PIPE,
+        )
+        assert process.stderr is not None
+        loaded: set[str] = set()
+        try:
+            async with asyncio.timeout(PATIENCE):
+                while b'"kubelet.registered"' not in (line := await process.stderr.readline()):
+                    assert line, "the plugin ended"
+                    loaded.add(line.decode().rpartition("|")[2].strip())
+                assert loaded & NOT_NEEDED == set()
+                while b'"metrics.serving"' not in await process.stderr.readline():
+                    pass
+        finally:
+            process.kill()
+            await process.wait()
+
+
 async def there(file: Path) -> None:
     async with asyncio.timeout(PATIENCE):
         while True:

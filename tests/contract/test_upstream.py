@@ -48,22 +48,23 @@ from tests.plugin_collaborators import (
 
 GPU = "vendor.example/gpu"
 NIC = "vendor.example/nic"
+BEHIND = BehindTimes(
+    upstream=UpstreamTimes(grace=PATIENCE, rest=PATIENCE, absent=0.2),
+    vendor=VendorTimes(look=0.05, pause=0.0, heartbeat=60.0, preferred=PATIENCE),
+    reception=ReceptionTimes(poll=0.02, patience=PATIENCE),
+)
 STEADY = PluginTimes(
     gate=GateTimes(absent=0.2, retry=0.02, reserve=PATIENCE),
     registration=RegistrationTimes(stream=PATIENCE),
     watch=WatchTimes(grace=PATIENCE, heartbeat=60.0, retry=0.02),
-    behind=BehindTimes(
-        upstream=UpstreamTimes(grace=PATIENCE, rest=PATIENCE, absent=0.2),
-        vendor=VendorTimes(look=0.05, pause=0.0, heartbeat=60.0, preferred=PATIENCE),
-        reception=ReceptionTimes(poll=0.02, patience=PATIENCE),
-    ),
+    behind=BEHIND,
 )
 """Nothing happens by itself that the test would have to be faster than."""
 
 
 def steady(**changes: Any) -> PluginTimes:
     """As :data:`STEADY`, but for these parts of the times of what stands behind us."""
-    return dataclasses.replace(STEADY, behind=dataclasses.replace(STEADY.behind, **changes))
+    return dataclasses.replace(STEADY, behind=dataclasses.replace(BEHIND, **changes))
 
 
 class Vendor(TinyPlugin):
@@ -338,7 +339,7 @@ async def test_where_the_vendor_prefers_nothing_the_clean_ones_are_preferred(sho
     vendor = Vendor(options=api.DevicePluginOptions(get_preferred_allocation_available=how != "no say"))
     vendor.preferred = ["sim-7"] if how == "nonsense" else None
     vendor.hung = {"GetPreferredAllocation"} if how == "silence" else set()
-    times = steady(vendor=dataclasses.replace(STEADY.behind.vendor, preferred=1.0 if how == "silence" else PATIENCE))
+    times = steady(vendor=dataclasses.replace(BEHIND.vendor, preferred=1.0 if how == "silence" else PATIENCE))
     async with node(short_tmp, snapshot(device(0), device(1, certified=True)), times) as here:
         await here.vendor(vendor)
         registered = await here.registered()
@@ -650,7 +651,7 @@ async def test_nothing_is_registered_before_vendor_and_service_have_both_spoken(
 
 async def test_a_plugin_that_hangs_in_an_allocation_costs_its_own_resource_for_a_while(short_tmp: Path) -> None:
     hanging = Vendor("sim-0")
-    vendors = dataclasses.replace(STEADY.behind.vendor, allocate=1.0)
+    vendors = dataclasses.replace(BEHIND.vendor, allocate=1.0)
     times = steady(upstream=UpstreamTimes(grace=PATIENCE, rest=0.5), vendor=vendors)
     async with node(short_tmp, times=times) as here:
         await here.vendor(hanging)
@@ -670,7 +671,7 @@ async def test_a_plugin_that_hangs_in_an_allocation_costs_its_own_resource_for_a
 async def test_a_plugin_that_says_nothing_and_answers_nothing_is_unhealthy_after_the_grace(short_tmp: Path) -> None:
     vendor = Vendor()
     # Our socket stays: were it made anew meanwhile, the registration below might be cut short with the old one.
-    vendors = dataclasses.replace(STEADY.behind.vendor, heartbeat=0.2, probe=1.0)
+    vendors = dataclasses.replace(BEHIND.vendor, heartbeat=0.2, probe=1.0)
     times = steady(upstream=UpstreamTimes(grace=0.3), vendor=vendors)
     async with node(short_tmp, times=times) as here:
         await here.vendor(vendor)
@@ -872,7 +873,7 @@ async def receiving(directory: Path) -> AsyncIterator[tuple[Told, asyncio.Task[N
     behind = Behind(
         directory / "u",
         directory,
-        times=STEADY.behind,
+        times=BEHIND,
         injection=Injection(),
         announce=to_nobody,
         log=log,
