@@ -12,6 +12,7 @@ import yaml
 
 from plugin.main import PluginSettings
 from scrubber.api.scraping import Tls
+from scrubber.cli import metrics_flags
 from scrubber.config.settings import Address, MetricsTls, ServiceSettings
 from tests.dashboards.prometheus import POSSIBLE, promtool
 from tests.deployed import (
@@ -84,7 +85,9 @@ def test_the_address_is_one_that_the_program_takes(name: str, monkeypatch: pytes
     assert Address.parse(values["metrics_address"]) == Address("0.0.0.0", PORTS[name])
     # Without the component it is the pod's own loopback, which nobody reaches.
     _, values = parsed(container["args"], monkeypatch, {})
-    assert Address.parse(values["metrics_address"]) == Address("127.0.0.1", PORTS[name])
+    assert values["metrics_address"] is None
+    default = {"serve": metrics_flags.SERVICE_ADDRESS, "plugin": metrics_flags.PLUGIN_ADDRESS}[command]
+    assert Address.parse(default) == Address("127.0.0.1", PORTS[name])
 
 
 def test_prometheus_gets_in_and_nobody_else() -> None:
