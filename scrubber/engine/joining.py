@@ -67,6 +67,10 @@ async def company_of(
         keeper.policy.sharing,
         sound=record.hygiene is Hygiene.IN_USE and record.health is Health.HEALTHY and not record.tainted,
     )
+    living = [grant for grant, where in others if where.state is PodState.LIVING]
+    if verdict.answer is Beside.WAIT and asking is not None and all(grant.pod == asking for grant in living):
+        # Nobody else is there to wait for: it is proved clean anew, unless a container of the pod holds it.
+        verdict = SharingVerdict(Beside.ALONE)
     over = (
         grant.sequence
         for grant, where in others
