@@ -40,6 +40,10 @@ def gpu(nvml: Console, world: World, number: int = 0) -> Handle:
     return handle
 
 
+POLL = 7
+"""The number of the system call ``poll`` on x86-64."""
+
+
 def refused(code: int) -> "pytest.RaisesExc[Refused]":
     return pytest.raises(Refused, check=lambda error: error.code == code)
 
@@ -280,6 +284,21 @@ def test_links_say_where_they_lead(world: World, nvml: Console) -> None:
     assert nvml.call("nvmlDeviceGetNvLinkErrorCounter", handle, 0, 0) == 0
     with refused(pynvml.NVML_ERROR_INVALID_ARGUMENT):
         nvml.call("nvmlDeviceGetNvLinkState", handle, pynvml.NVML_NVLINK_MAX_LINKS)
+
+
+def test_two_gpus_meet_where_the_world_says_else_by_their_numa_nodes(world: World, nvml: Console) -> None:
+    first, second = gpu(nvml, world, 0), gpu(nvml, world, 1)
+
+    def level(one: Handle, other: Handle) -> object:
+        return nvml.call("nvmlDeviceGetTopologyCommonAncestor", one, other)
+
+    world.gpus[0].set("numa_node", 0)
+    world.gpus[1].set("numa_node", 1)
+    assert (level(first, first), level(first, second)) == (pynvml.NVML_TOPOLOGY_INTERNAL, pynvml.NVML_TOPOLOGY_SYSTEM)
+    world.gpus[1].set("numa_node", 0)
+    assert level(first, second) == pynvml.NVML_TOPOLOGY_NODE
+    world.gpus[0].place_near(world.gpus[1], pynvml.NVML_TOPOLOGY_SINGLE)
+    assert [level(first, second), level(second, first)] == [pynvml.NVML_TOPOLOGY_SINGLE] * 2
 
 
 def test_retired_pages_come_in_a_buffer_that_is_large_enough(world: World, nvml: Console) -> None:
@@ -552,6 +571,45 @@ def test_an_event_names_the_instance_that_it_concerns(split: World, split_nvml: 
     split.gpus[0].raise_xid(43, split.gpus[0].instances[1])
     event = nvml.call("nvmlEventSetWait_v2", events, 10_000)
     assert (event.gpuInstanceId, event.computeInstanceId) == (2, 0)
+
+
+def asleep_in_one_wait(pid: int) -> bool:
+    """Whether the process sleeps in one ``poll`` of at least a minute."""
+    called, *arguments = Path(f"/proc/{pid}/syscall").read_text().split()
+    return called == str(POLL) and int(arguments[2], 16) >= 60_000
+
+
+def test_a_wait_for_events_sleeps_until_one_comes_whichever_process_writes_it(world: World, nvml: Console) -> None:
+    handle, there = gpu(nvml, world), world.gpus[0]
+    events = nvml.call("nvmlEventSetCreate")
+    nvml.call("nvmlDeviceRegisterEvents", handle, pynvml.nvmlEventTypeXidCriticalError, events)
+    nvml.ask("nvmlEventSetWait_v2", events, 600_000)
+    while not asleep_in_one_wait(nvml.pid):
+        os.sched_yield()
+    subprocess.run(["sh", "-c", 'echo "8 95" >> "$0"', there.directory / "events"], check=True)
+    assert nvml.answer().eventData == 95
+
+
+def test_waits_of_several_processes_all_hear_an_event(world: World) -> None:
+    with console(world.environment) as one, console(world.environment) as other:
+        for nvml in (one, other):
+            nvml.call("nvmlInitWithFlags", pynvml.NVML_INIT_FLAG_NO_GPUS)
+            events = nvml.call("nvmlEventSetCreate")
+            nvml.call("nvmlDeviceRegisterEvents", gpu(nvml, world), pynvml.nvmlEventTypeXidCriticalError, events)
+            nvml.ask("nvmlEventSetWait_v2", events, 60_000)
+        world.gpus[0].raise_xid(79)
+        assert [nvml.answer().eventData for nvml in (one, other)] == [79, 79]
+
+
+def test_an_error_that_is_first_of_its_kind_ends_a_wait(world: World, nvml: Console) -> None:
+    events = nvml.call("nvmlEventSetCreate")
+    nvml.call("nvmlDeviceRegisterEvents", gpu(nvml, world), pynvml.nvmlEventTypeXidCriticalError, events)
+    nvml.ask("nvmlEventSetWait_v2", events, 600_000)
+    while not asleep_in_one_wait(nvml.pid):
+        os.sched_yield()
+    world.gpus[0].fail("nvmlEventSetWait_v2", 999)
+    with refused(999):
+        nvml.answer()
 
 
 def test_waiting_for_events_of_a_lost_gpu_says_so(world: World, nvml: Console) -> None:

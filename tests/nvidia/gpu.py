@@ -263,6 +263,11 @@ class Gpu(Subject):
         address, kind = (remote, 2) if isinstance(remote, str) else (remote.text("pci"), 0)
         self.set(f"nvlink/{number}", f"{int(active)} {address} {kind} 0 0 0 0 0")
 
+    def place_near(self, other: Gpu, level: int) -> None:
+        """Have the two GPUs meet on the PCI bus at ``level``, one of NVML's ``NVML_TOPOLOGY_…``."""
+        self.set(f"topology/{other.index}", level)
+        other.set(f"topology/{self.index}", level)
+
     # --- MIG
 
     def split(self, *profiles: str) -> tuple[Instance, ...]:

@@ -19,6 +19,7 @@ An attribute that is not there is one that the device does not support. What a t
         stubborn/<attribute>                     setters say that they did it and change nothing
         uuid name pci minor total reserved used  and so on, see ``HEALTHY`` in gpu.py
         retired_pages/<cause> fields/<id>[.<scope>] nvlink/<link> clock_offsets/<type>.<pstate> api_restriction/<type>
+        topology/<m>                             where it meets GPU <m>: a level of NVML's; else by numa_node
         processes/<list>                         lines ``PID BYTES [GI CI]``; lists: compute graphics mps
         processes/<list>.d/<pid>                 ``BYTES [GI CI]``, counts while somebody holds a lock on it
         events                                   lines ``TYPE DATA [GI CI]``, appended

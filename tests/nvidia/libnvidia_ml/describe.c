@@ -227,6 +227,23 @@ static int get_link(const struct handle *device, unsigned number, struct link *l
     return words >= 2 ? SUCCESS : UNKNOWN;
 }
 
+/* How near two GPUs are on the PCI bus. Where nothing is written they are of one NUMA node, or only of one machine. */
+API int nvmlDeviceGetTopologyCommonAncestor(const struct handle *device, const struct handle *other, unsigned *level)
+{
+    enum level { INTERNAL = 0, NODE = 40, SYSTEM = 50 };
+    DEVICE(device, GPU_ONLY);
+    DEVICE(other, GPU_ONLY);
+    char attribute[NAME_MAX];
+    unsigned here, there;
+    if (level == NULL) return INVALID_ARGUMENT;
+    snprintf(attribute, sizeof attribute, "topology/%u", other->gpu);
+    int result = get_unsigned(device, attribute, level);
+    if (result != NOT_SUPPORTED) return result;
+    bool known = get_unsigned(device, "numa_node", &here) == SUCCESS && get_unsigned(other, "numa_node", &there) == SUCCESS;
+    *level = device == other ? INTERNAL : known && here == there ? NODE : SYSTEM;
+    return SUCCESS;
+}
+
 API int nvmlDeviceGetNvLinkState(const struct handle *device, unsigned number, unsigned *active)
 {
     DEVICE(device, GPU_ONLY);

@@ -1,21 +1,25 @@
 /*
- * Events: a set hears what is appended to the files of its GPUs after it registered, `TYPE DATA [GI CI]` a line.
+ * Events: a set gets what is appended to the files of its GPUs after it registered, `TYPE DATA [GI CI]` a line.
  *
- * Waiting looks at the files every few milliseconds, as nobody could interrupt a real wait either.
+ * A wait sleeps until the kernel reports a change of the world (inotify), whichever process made it. Only where the user has
+ * no inotify instance left does it look at the files again and again.
  */
 #define _GNU_SOURCE
 #include "driver.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/inotify.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
 #define MOST_REGISTRATIONS 64
-#define POLL_MILLISECONDS 2
+#define MILLISECONDS_WITHOUT_INOTIFY 20
+#define CHANGES (IN_CREATE | IN_DELETE | IN_MODIFY | IN_MOVE | IN_DELETE_SELF | IN_MOVE_SELF)
 #define NO_INSTANCE 0xFFFFFFFFu
 
 struct event {
@@ -31,6 +35,7 @@ struct registration {
 };
 
 struct event_set {
+    int changes; /* the inotify instance; -1 when there is none */
     unsigned count;
     struct registration registrations[MOST_REGISTRATIONS];
 };
@@ -40,13 +45,16 @@ API int nvmlEventSetCreate(struct event_set **set)
     NODE();
     if (set == NULL) return INVALID_ARGUMENT;
     *set = calloc(1, sizeof **set);
-    return *set != NULL ? SUCCESS : OUT_OF_MEMORY;
+    if (*set == NULL) return OUT_OF_MEMORY;
+    (*set)->changes = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
+    return SUCCESS;
 }
 
 API int nvmlEventSetFree(struct event_set *set)
 {
     NODE();
     if (set == NULL) return INVALID_ARGUMENT;
+    if (set->changes >= 0) close(set->changes);
     free(set);
     return SUCCESS;
 }
@@ -104,18 +112,44 @@ static long long milliseconds(void)
     return now.tv_sec * 1000LL + now.tv_nsec / 1000000;
 }
 
+/* Has the set hear of whatever could change what next_event answers. Directories that are not there yet appear in those
+ * that are, and then this is called again. */
+static void watch(const struct event_set *set)
+{
+    static const char *const below[] = {".", "errors", "hangs"};
+    char path[PATH_MAX];
+    for (unsigned part = 0; set->changes >= 0 && part < sizeof below / sizeof below[0]; part++) {
+        if (node_path(below[part], path)) inotify_add_watch(set->changes, path, CHANGES);
+        for (unsigned i = 0; i < set->count; i++)
+            if (attribute_path(set->registrations[i].device, below[part], path))
+                inotify_add_watch(set->changes, path, CHANGES);
+    }
+}
+
+/* Sleeps until something changed after watch(), or `left` milliseconds are over. */
+static void sleep_until_a_change(const struct event_set *set, long long left)
+{
+    struct pollfd changed = {.fd = set->changes, .events = POLLIN};
+    char ignored[4096];
+    if (left > INT_MAX) left = INT_MAX;
+    if (set->changes < 0 && left > MILLISECONDS_WITHOUT_INOTIFY) left = MILLISECONDS_WITHOUT_INOTIFY;
+    poll(&changed, 1, (int)left);
+    while (set->changes >= 0 && read(set->changes, ignored, sizeof ignored) > 0) continue;
+}
+
 static int wait_for_event(struct event_set *set, struct event *event, unsigned timeout, const char *function)
 {
-    const struct timespec pause = {.tv_nsec = POLL_MILLISECONDS * 1000000L};
     long long until = milliseconds() + timeout;
     if (set == NULL || event == NULL) return INVALID_ARGUMENT;
     for (;;) {
+        watch(set); /* before the files are read, so that no change falls between */
         for (unsigned i = 0; i < set->count; i++) {
             int result = next_event(&set->registrations[i], function, event);
             if (result != TIMEOUT) return result;
         }
-        if (milliseconds() >= until) return TIMEOUT;
-        nanosleep(&pause, NULL);
+        long long left = until - milliseconds();
+        if (left <= 0) return TIMEOUT;
+        sleep_until_a_change(set, left);
     }
 }
 
