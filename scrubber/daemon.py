@@ -14,6 +14,7 @@ from collections.abc import Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
+from random import SystemRandom
 from secrets import token_hex
 from typing import Any
 
@@ -54,6 +55,7 @@ from scrubber.domain.device import Device, NodeIdentity
 from scrubber.domain.errors import Away, BadConfiguration, ScrubberError
 from scrubber.domain.policy import Policy
 from scrubber.domain.resources import Meaning
+from scrubber.domain.using import LONGEST_UNSEEN
 from scrubber.engine.breaker import watch_breaker
 from scrubber.engine.instruments import Instruments
 from scrubber.engine.node import Node
@@ -74,7 +76,7 @@ __all__ = ["run"]
 _HEALTH_EVERY = 5
 """Watch intervals between two comparisons of health snapshots."""
 _USE_EVERY = 0.5
-"""Seconds between two looks at who uses the devices, at least: on a simulated node each is a walk over ``/proc``."""
+"""The longest pause between two looks at who uses the devices, in seconds, is at least this, however short others are."""
 _DRIVER_EVERY = 5.0
 """Seconds between two looks at the driver itself."""
 _EXAMINE_EVERY = 3600.0
@@ -283,7 +285,9 @@ async def _run_tasks(
         group.create_task(watch_health(node, instruments=instruments, interval=interval * _HEALTH_EVERY), name="health")
         group.create_task(watch_pods(node, instruments=instruments, interval=interval), name="pods")
         group.create_task(watching, name="inventory")
-        group.create_task(watch_use(node, instruments=instruments, interval=max(interval, _USE_EVERY)), name="use")
+        between_looks = min(max(interval, _USE_EVERY), LONGEST_UNSEEN)
+        looking = watch_use(node, instruments=instruments, interval=between_looks, draw=SystemRandom().random)
+        group.create_task(looking, name="use")
         group.create_task(tend_all(node, instruments=instruments), name="tending")
         group.create_task(_watch_driver(backend, instruments, log), name="driver")
         group.create_task(watch_breaker(node.fuse, instruments=instruments), name="breaker")

@@ -172,7 +172,7 @@ def serve(
             envvar="SCRUBBER_WATCH_INTERVAL",
             metavar="TIME",
             parser=seconds,
-            help="Pause between two looks at who holds what.",
+            help="Pause between two looks at who holds what. Who uses a device is looked for at random moments, at most 1s apart.",
             show_default="1s",
         ),
     ] = 1.0,

@@ -204,7 +204,7 @@ class ServiceSettings:
         reflection: whether the sockets answer gRPC reflection.
         admin_group: its members may use the admin and read sockets; None: root only.
         read_group: its members may use the read socket, in the place of the admin group; None: that one.
-        watch_interval: seconds between two looks at who holds what.
+        watch_interval: seconds between two looks at who holds what; those at who uses a device are at most 1 s apart.
         nvidia_driver_root: where NVIDIA's driver is installed: its libraries, its programs, its device nodes.
         fail_on_init_error: whether a driver that is not there at the start ends the service; else it waits for one.
         disabled_healthchecks: what ``DP_DISABLE_HEALTHCHECKS`` says: XIDs that count for nothing.

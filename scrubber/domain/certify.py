@@ -8,6 +8,7 @@ from scrubber.domain.device import NodeIdentity
 from scrubber.domain.evidence import Certificate, Path, ScrubRecord, Severity, Step, StepResult, Verdict
 from scrubber.domain.policy import Policy
 from scrubber.domain.record import BREAK_GLASS, OBSERVED, UNJUDGED, DeviceRecord
+from scrubber.domain.using import LONGEST_UNSEEN
 
 __all__ = ["certify"]
 
@@ -91,6 +92,7 @@ def certify(
         elif step is Step.MEMORY and exception is not None:
             why = f"left as it was, {_LET_GO.get(exception, f'as the policy lets {exception}')}"
         missing.append(f"{step.value}: {why}")
+    missing.append(f"use: a process that used the device for less than {LONGEST_UNSEEN:g} s may not have been seen")
     return Certificate(
         id=certificate_id,
         node=identity.node,

@@ -8,7 +8,10 @@ from enum import StrEnum
 from scrubber.domain.assignment import Reading, Trust
 from scrubber.domain.record import Grant
 
-__all__ = ["Use", "judge_use", "may_be_ended"]
+__all__ = ["LONGEST_UNSEEN", "Use", "judge_use", "may_be_ended"]
+
+LONGEST_UNSEEN = 1.0
+"""Seconds between two looks at who uses a device, at most. A shorter use can go unseen; certificates say so."""
 
 
 class Use(StrEnum):

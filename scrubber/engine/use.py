@@ -7,7 +7,7 @@ opening one, so what cannot be prevented is noticed: the certificate is void, an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -33,6 +33,9 @@ _LOOK_AGAIN = 0.1
 _MOST_SHOWN = 8
 """Strangers of one device that are shown: there may be any number."""
 
+_SHORTEST = 0.1
+"""The shortest pause between two looks, as a share of the longest."""
+
 Identity = tuple[int, int]
 
 
@@ -54,8 +57,14 @@ class _User:
         return f"PID {self.holder.pid} ({self.holder.command or 'unknown'}) of {who} uses it without a grant."
 
 
-async def watch_use(node: Node, *, instruments: Instruments, interval: float) -> None:
-    """Look every ``interval`` seconds at who uses each device. It waits for no kubelet."""
+async def watch_use(node: Node, *, instruments: Instruments, interval: float, draw: Callable[[], float]) -> None:
+    """Look at who uses each device, at random moments at most ``interval`` seconds apart. It waits for no kubelet.
+
+    At regular moments a process could use a device between two looks for as long as it wants and never be seen.
+
+    Args:
+        draw: returns a random number from 0 to 1, which no process of a tenant can predict.
+    """
     looking: dict[str, asyncio.Task[None]] = {}
     async with asyncio.TaskGroup() as group:
         while True:
@@ -66,7 +75,7 @@ async def watch_use(node: Node, *, instruments: Instruments, interval: float) ->
                 if device not in looking:
                     look = quietly(keeper, partial(look_at_use, keeper, instruments=instruments))
                     looking[device] = group.create_task(look, name=f"use {device}")
-            await instruments.clock.sleep(interval)
+            await instruments.clock.sleep(interval * (_SHORTEST + (1.0 - _SHORTEST) * draw()))
 
 
 async def look_at_use(keeper: Keeper, *, instruments: Instruments) -> None:

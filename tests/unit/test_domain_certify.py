@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from scrubber.domain.certify import certify
 from scrubber.domain.evidence import Certificate, Path, Step, StepResult, Verdict
 from scrubber.domain.hygiene import Hygiene
@@ -35,8 +37,14 @@ def named(lines: tuple[str, ...]) -> set[str]:
 def test_every_step_is_claimed_or_left_out_and_none_is_both() -> None:
     for length in range(len(ALL) + 1):
         issued = certified(Path.SLOW, *ALL[:length])
-        assert named(issued.covered) | named(issued.not_covered) == {step.value for step in Step}
+        assert named(issued.covered) | named(issued.not_covered) == {"use", *(step.value for step in Step)}
         assert not named(issued.covered) & named(issued.not_covered)
+
+
+@pytest.mark.parametrize("path", Path)
+def test_every_certificate_says_that_a_short_use_can_go_unseen(path: Path) -> None:
+    line = "use: a process that used the device for less than 1 s may not have been seen"
+    assert line in certified(path, *ALL).not_covered
 
 
 def test_the_memory_claim_is_what_was_measured() -> None:

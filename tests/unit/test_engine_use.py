@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
+from random import Random
 
 import pytest
 
@@ -19,6 +21,7 @@ from scrubber.engine.neighbourhood import Neighbourhood
 from scrubber.ports import Event, Holders
 from tests.world.kubelet import Tenant
 from tests.world.matter import Proc
+from tests.world.service import Pace
 from tests.world.sharing import RESOURCE, a_shared_world
 from tests.world.timeline import in_virtual_time
 from tests.world.world import DEFAULT, World, a_world
@@ -48,6 +51,29 @@ def intruder(world: World, pod: str | None = None, device: int = 0) -> Proc:
 def told(world: World, name: str = "use.ungranted") -> list[Event]:
     assert world.journal is not None
     return [event for event in world.journal.events if event.name == name]
+
+
+# -- looks -------------------------------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_use_that_is_timed_between_regular_looks_is_seen_within_a_minute() -> None:
+    """Ten devices, each used for all but a tenth of a second of every second: another tenth for each."""
+    async with a_world(10, pace=Pace(draw=Random(12).random)) as world:
+
+        async def use_between_looks(number: int) -> None:
+            gpu = world.gpu(number).id
+            proc = world.matter.start(None, f"host/miner#{number}", f"x/{number}", mounted=frozenset({gpu}))
+            await world.run(number / 10)
+            while not any(event.device == gpu for event in told(world, "device.touched")):
+                world.matter.open(proc, gpu)
+                await world.run(0.9)
+                proc.holds.clear()
+                await world.run(0.1)
+
+        async with asyncio.timeout(60.0), asyncio.TaskGroup() as group:
+            for number in range(10):
+                group.create_task(use_between_looks(number))
 
 
 # -- strangers ---------------------------------------------------------------------------------------------------------

@@ -37,10 +37,12 @@ class Pace:
     Attributes:
         watch: at pods and at use.
         health: at what the driver says.
+        draw: which share of ``watch`` passes between two looks at use, from 0 to 1; regular unless a test is about that.
     """
 
     watch: float = WATCH_EVERY
     health: float = HEALTH_EVERY
+    draw: Callable[[], float] = lambda: 1.0
 
 
 class Service:
@@ -112,7 +114,7 @@ class Service:
         async with asyncio.TaskGroup() as group:
             group.create_task(tend_all(self.node, instruments=tools), name="tending")
             group.create_task(watch_pods(self.node, instruments=tools, interval=pace.watch), name="pods")
-            group.create_task(watch_use(self.node, instruments=tools, interval=pace.watch), name="use")
+            group.create_task(watch_use(self.node, instruments=tools, interval=pace.watch, draw=pace.draw), name="use")
             group.create_task(watch_health(self.node, instruments=tools, interval=pace.health), name="health")
             group.create_task(follow_signals(self.node, instruments=tools), name="signals")
             group.create_task(watch_breaker(self.node.fuse, instruments=tools), name="breaker")
