@@ -14,6 +14,7 @@ from scrubber.domain.device import Device
 from scrubber.domain.errors import InvalidRequest, LedgerFailure
 from scrubber.domain.policy import Enforcement, Policy
 from scrubber.domain.record import DeviceRecord, Glass
+from scrubber.engine.disturbance import Disturbances
 from scrubber.engine.finish import to_the_end
 from scrubber.engine.instruments import Instruments
 from scrubber.engine.lookout import Lookout
@@ -40,6 +41,7 @@ class Custody:
         self._changed = around.changed
         self._lock = asyncio.Lock()
         self._lookout = Lookout(instruments.clock)
+        self._disturbances = Disturbances(instruments.clock)
         # Not durable: after a restart nobody knows whether the kubelet allocated the device meanwhile.
         self._allocations, self._allocations_granted = 1, 0
         self._waiting: Pod | None = None
@@ -122,6 +124,7 @@ class Custody:
         self._allocations_granted = allocations
         self._waiting = None
         self._lookout.granted()
+        self._disturbances.forget()
         self.believe(record)
 
     async def _commit(self, change: Change, record: DeviceRecord) -> None:
@@ -129,11 +132,14 @@ class Custody:
             raise InvalidRequest(f"Device {self.device.id} is no longer on this node.")
 
         async def store_and_believe() -> None:
+            # Only the audit trail is bounded: log and metrics are told of everything.
+            rows = self._disturbances.coalesced(change.events)
             try:
-                await self._instruments.ledger.commit(change | Change(records=(record,)))
+                await self._instruments.ledger.commit(replace(change, events=rows) | Change(records=(record,)))
             except LedgerFailure:
                 self._changed()
                 raise
+            self._disturbances.stored(change.events, rows)
             self.believe(record)
             self._instruments.journal.tell(change.events)
 

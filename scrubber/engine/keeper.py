@@ -25,6 +25,7 @@ from scrubber.domain.recovery import after_scrub, spent
 from scrubber.domain.tally import Attempt
 from scrubber.domain.tending import Act, next_need
 from scrubber.engine import narrate, scrub
+from scrubber.engine.disturbance import was_disturbed
 from scrubber.engine.finish import to_the_end
 from scrubber.engine.holdup import HoldUp, earlier_pod_lives
 from scrubber.engine.instruments import Instruments
@@ -312,6 +313,8 @@ class Keeper(Possession):
             else:
                 hygiene = self._record.scrub_ended()
             self._hold_up = HoldUp.after(finished, self._hold_up, instruments.clock.monotonic())
+            if was_disturbed(finished):
+                self._disturbances.note(self.allocations)
             hygiene = hygiene.listing_xids(()) if result.was_reset else hygiene
             if self._record.health is Health.PROBATION and result.reset_tried:
                 hygiene = hygiene.attempting(Attempt(now, reset=True, ordered=job.ordered))

@@ -125,8 +125,14 @@ class Possession(Vitals):
             if not standing or self._job is not None:
                 return False
             event = Event("device.touched", self._instruments.clock.wall(), self.device.id)
+            self._disturbances.note(self.allocations)
             await self._commit_seen(Change(events=(event,)), self._record.touched())
             return True
+
+    @property
+    def scrub_put_off(self) -> float:
+        """Seconds for which a scrub that no start waits for is still put off: the device is used again and again ungranted."""
+        return self._disturbances.pause(self.allocations)
 
     async def _commit_seen(self, change: Change, record: DeviceRecord) -> None:
         """Commit what takes trust away. If that fails, it is not forgotten: the next look takes it away."""

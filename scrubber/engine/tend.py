@@ -67,6 +67,9 @@ async def tend(keeper: Keeper, *, instruments: Instruments, occasion: Occasion) 
         if need.due is not None and 0 < need.due - now <= _longest(keeper.policy):
             await _sleep(keeper, instruments, need.due - now)
             continue
+        if need.act is Act.SCRUB and keeper.scrub_put_off > 0:
+            await _sleep(keeper, instruments, keeper.scrub_put_off)
+            continue
         if need.act is Act.VERIFY and keeper.maintenance.locked():
             await _sleep(keeper, instruments, _PAUSE_LAST)
             continue

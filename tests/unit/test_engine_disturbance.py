@@ -1,0 +1,168 @@
+"""A device that is used again and again without a grant: its scrubs and rows are bounded, and no start waits for that."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from scrubber.adapters.clock import SystemClock
+from scrubber.domain.hygiene import Hygiene
+from scrubber.engine.disturbance import Disturbances
+from scrubber.ports import Event
+from tests.world.matter import Proc
+from tests.world.timeline import in_virtual_time
+from tests.world.world import World, a_world
+
+MINUTE = 60.0
+
+
+def rows(world: World) -> list[Event]:
+    """What the audit trail has of the first device."""
+    return [each for each in world.vault.events if each.device == world.gpu().id]
+
+
+@asynccontextmanager
+async def touched(world: World, *, scrubs_too: bool = False) -> AsyncIterator[Proc]:
+    """Inside, a process opens the first device as soon as it is clean, for as long as it takes to be seen.
+
+    Args:
+        scrubs_too: also in the midst of each scrub, which that holds up.
+    """
+    gpu = world.gpu().id
+    proc = world.matter.start(None, "host/miner#1", "x/miner", mounted=frozenset({gpu}))
+    wanted = {Hygiene.CLEAN, *([Hygiene.SCRUBBING] if scrubs_too else [])}
+
+    async def touch() -> None:
+        while True:
+            if world.record().hygiene not in wanted:
+                proc.holds.clear()
+            elif gpu not in proc.holds:
+                world.matter.open(proc, gpu)
+            await asyncio.sleep(0.5 if world.record().hygiene is Hygiene.DIRTY else 0.05)
+
+    touching = asyncio.create_task(touch())
+    try:
+        yield proc
+    finally:
+        touching.cancel()
+        proc.holds.clear()
+
+
+class Now(SystemClock):
+    def __init__(self) -> None:
+        self.seconds = 5_000.0
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+
+def test_the_pause_before_a_scrub_doubles_with_each_touch_up_to_ten_minutes() -> None:
+    disturbances = Disturbances(Now())
+    pauses = []
+    for _ in range(13):
+        disturbances.note(1)
+        pauses.append(disturbances.pause(1))
+    assert pauses == [0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 600, 600]
+
+
+def test_the_pause_passes_and_a_device_that_was_left_alone_begins_anew() -> None:
+    disturbances = Disturbances(now := Now())
+    for _ in range(5):
+        disturbances.note(1)
+    now.seconds += 6.0
+    assert disturbances.pause(1) == 2.0
+    now.seconds += 3_600.0
+    assert disturbances.pause(1) == 0.0
+    disturbances.note(1)
+    assert disturbances.pause(1) == 0.0
+
+
+def test_an_allocation_and_a_grant_end_the_pause() -> None:
+    disturbances = Disturbances(Now())
+    for _ in range(9):
+        disturbances.note(1)
+    assert disturbances.pause(1) > 0
+    assert disturbances.pause(2) == 0.0
+    disturbances.forget()
+    assert disturbances.pause(1) == 0.0
+
+
+def event(name: str, actor: str = "service", **fields: str) -> Event:
+    return Event(name, 1.0, "GPU-a", actor=actor, fields=fields)
+
+
+def stored(disturbances: Disturbances, *events: Event) -> list[tuple[str, object]]:
+    """What of ``events`` gets a row, and how many each row stands for."""
+    rows = disturbances.coalesced(events)
+    disturbances.stored(events, rows)
+    return [(row.name, row.fields.get("times", 1)) for row in rows]
+
+
+def test_events_of_one_kind_share_a_row_a_minute_which_counts_those_before_it() -> None:
+    disturbances = Disturbances(now := Now())
+    touch = event("device.touched")
+    made = []
+    for _ in range(180):
+        disturbances.note(1)
+        made += stored(disturbances, touch)
+        now.seconds += 1.0
+    assert made == [("device.touched", 1), ("device.touched", 60), ("device.touched", 60)]
+
+
+def test_another_cause_another_event_and_what_a_person_ordered_have_rows_of_their_own() -> None:
+    disturbances = Disturbances(Now())
+    for _ in range(2):
+        disturbances.note(1)
+    events = [
+        event("use.ungranted", pod_uid="a"),
+        event("use.ungranted", pod_uid="b"),
+        event("scrub.finished", outcome="passed"),
+        event("scrub.finished", outcome="held-up"),
+        event("scrub.finished", outcome="passed", actor="uid:0"),
+        event("health.quarantined"),
+    ]
+    assert len(stored(disturbances, *events)) == 6
+    assert stored(disturbances, *events) == [("scrub.finished", 1), ("health.quarantined", 1)]
+
+
+def test_every_event_has_its_row_until_a_device_was_disturbed_twice() -> None:
+    disturbances = Disturbances(Now())
+    disturbances.note(1)
+    assert [len(stored(disturbances, event("scrub.finished"))) for _ in range(3)] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("scrubs_too", [False, True])
+@in_virtual_time
+async def test_twenty_minutes_of_touches_make_less_than_a_hundred_rows(scrubs_too: bool) -> None:
+    async with a_world(1) as world:
+        before = len(rows(world))
+        async with touched(world, scrubs_too=scrubs_too):
+            await world.run(20 * MINUTE)
+        assert 10 < len(rows(world)) - before < 100
+
+
+@in_virtual_time
+async def test_a_start_does_not_wait_for_the_pause_that_touches_have_made() -> None:
+    async with a_world(1) as world:
+        async with touched(world):
+            await world.run(20 * MINUTE)
+            await world.until(lambda: world.keeper().scrub_put_off > 5 * MINUTE, 20 * MINUTE)
+        assert world.record().hygiene is Hygiene.DIRTY
+        tenant = await world.admit("acme", "train-0", (0,))
+        assert tenant is not None
+        await world.until(lambda: tenant.running, MINUTE)
+
+
+@in_virtual_time
+async def test_log_and_metrics_are_told_of_every_touch() -> None:
+    async with a_world(1) as world:
+        assert world.journal is not None
+        async with touched(world):
+            await world.run(5 * MINUTE)
+        told = Counter(each.name for each in world.journal.events)
+        assert told["device.touched"] > 1
+        assert told["device.touched"] == told["certificate.issued"]
