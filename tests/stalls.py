@@ -1,0 +1,106 @@
+"""Run tests while their processes are stopped at random, to find those that fail by chance on a busy machine.
+
+``python -m tests.stalls [options] -- COMMAND...`` runs the command, and for as long as it lives stops a part of its
+process tree with SIGSTOP for ``--seconds``, ``--every`` so many seconds on average, and lets it go on. It uses hardly any
+processor, so that a long hunt disturbs nobody. It exits as the command did:
+
+    python -m tests.stalls --seed 1 -- .venv/bin/python -m pytest --timeout 900 tests/contract/test_children.py
+
+``--who`` says what is stopped: ``first``, the command itself (pytest, and with it every event loop of a test); ``one`` of
+the processes that it started, a daemon say; ``all``, the whole tree, as when a virtual machine is not scheduled. A test
+that fails under stalls of a second needs something to happen within a second, or mistakes a stall for a fault.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from contextlib import suppress
+
+
+def tree(root: int) -> list[int]:
+    """``root`` and every process below it, each before its children."""
+    children = defaultdict[int, list[int]](list)
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (found := stat(int(name))) is not None:
+            children[found[1]].append(int(name))
+    found_below = [root]
+    for each in found_below:
+        found_below += children[each]
+    return found_below
+
+
+def stat(pid: int) -> tuple[str, int] | None:
+    """State and parent of a process; None when it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            state, parent, *_ = file.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return state, int(parent)
+
+
+def running(pid: int) -> bool:
+    """Whether a process is there and not stopped already: what a test has stopped, it lets go on itself."""
+    found = stat(pid)
+    return found is not None and found[0] not in "TtZX"
+
+
+def chosen(who: str, root: int, draw: random.Random) -> list[int]:
+    """Return the processes to stop now."""
+    if who == "first":
+        return [root]
+    everybody = tree(root)
+    if who == "all":
+        return everybody
+    below = everybody[1:]
+    return [draw.choice(below)] if below else []
+
+
+def stall(pids: list[int], seconds: float) -> None:
+    """Stop ``pids`` for ``seconds``."""
+    stopped = [pid for pid in pids if running(pid)]
+    try:
+        for pid in stopped:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+        time.sleep(seconds)
+    finally:
+        for pid in reversed(stopped):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.stalls", description="Run a command that is stopped at random."
+    )
+    parser.add_argument("--who", choices=("first", "one", "all"), default="first", help="what is stopped")
+    parser.add_argument("--seconds", type=float, default=1.2, help="how long each stall lasts")
+    parser.add_argument("--every", type=float, default=0.7, help="seconds between two stalls, on average")
+    parser.add_argument("--after", type=float, default=3.0, help="seconds before the first one")
+    parser.add_argument("--seed", type=int, default=0, help="of what is drawn at random")
+    parser.add_argument("command", nargs="+")
+    options = parser.parse_args(arguments)
+    draw, stalls = random.Random(options.seed), 0
+    with subprocess.Popen(options.command) as process:
+        pause = options.after
+        while True:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(pause)
+                break
+            stall(chosen(options.who, process.pid, draw), options.seconds)
+            stalls += 1
+            pause = draw.expovariate(1 / options.every)
+    print(f"{stalls} stalls")
+    return process.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,38 @@
+"""The tool that stops tests at random stops what it says, lets all of it go on, and exits as the command did."""
+
+import subprocess
+import sys
+
+import pytest
+
+STOPPED = "import signal, sys, time; signal.signal(signal.SIGCONT, lambda *_: sys.exit(7)); print('.'); time.sleep(60)"
+"""Ends with 7 as soon as it goes on after having been stopped."""
+PARENT = f"import subprocess, sys; sys.exit(10 + subprocess.call([sys.executable, '-c', {STOPPED!r}]))"
+
+
+@pytest.mark.parametrize(
+    ("who", "program", "status"),
+    [("first", STOPPED, 7), ("one", PARENT, 17), ("all", PARENT, 17)],
+)
+def test_what_is_to_be_stopped_is_stopped_and_goes_on(who: str, program: str, status: int) -> None:
+    often = ["--seconds", "0.05", "--every", "0.05", "--after", "0"]
+    command = [sys.executable, "-m", "tests.stalls", "--who", who, *often, "--", sys.executable, "-c", program]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == status, ended.stderr
+    assert ended.stdout.endswith(" stalls\n")
+
+
+def test_a_command_that_ends_at_once_is_not_waited_for() -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "tests.stalls",
+        "--after",
+        "3600",
+        "--",
+        sys.executable,
+        "-c",
+        "raise SystemExit(3)",
+    ]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (ended.returncode, ended.stdout) == (3, "0 stalls\n")
