@@ -107,5 +107,6 @@ class Disturbances:
 
 
 def _kind(event: Event) -> _Kind:
-    """What events have in common that share a row: their name and their cause."""
-    return (event.name, *(str(event.fields.get(each)) for each in ("outcome", "use", "pod_uid", "path")))
+    """What events have in common that share a row: their name and their cause. Found residue is never left out."""
+    found = event.scrub if event.fields.get("residue_bytes") or event.fields.get("leftovers") else None
+    return (event.name, str(found), *(str(event.fields.get(each)) for each in ("outcome", "use", "pod_uid", "path")))

@@ -91,8 +91,8 @@ def test_an_allocation_and_a_grant_end_the_pause() -> None:
     assert disturbances.pause(1) == 0.0
 
 
-def event(name: str, actor: str = "service", **fields: str) -> Event:
-    return Event(name, 1.0, "GPU-a", actor=actor, fields=fields)
+def event(name: str, actor: str = "service", scrub: str | None = None, **fields: str | int) -> Event:
+    return Event(name, 1.0, "GPU-a", scrub, actor, fields)
 
 
 def stored(disturbances: Disturbances, *events: Event) -> list[tuple[str, object]]:
@@ -127,6 +127,15 @@ def test_another_cause_another_event_and_what_a_person_ordered_have_rows_of_thei
     ]
     assert len(stored(disturbances, *events)) == 6
     assert stored(disturbances, *events) == [("scrub.finished", 1), ("health.quarantined", 1)]
+
+
+def test_every_scrub_that_found_residue_has_a_row() -> None:
+    disturbances = Disturbances(Now())
+    for _ in range(2):
+        disturbances.note(1)
+    for number in range(3):
+        found = event("scrub.finished", scrub=f"scrub-{number}", outcome="passed", residue_bytes=8)
+        assert stored(disturbances, found) == [("scrub.finished", 1)]
 
 
 def test_every_event_has_its_row_until_a_device_was_disturbed_twice() -> None:
