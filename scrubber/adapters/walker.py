@@ -6,20 +6,24 @@ kind (``python -m scrubber.adapters.walker``) that loads no vendor's library, ha
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from scrubber.adapters.children import child
 from scrubber.adapters.children.child import Fault
 from scrubber.adapters.children.message import Message
-from scrubber.adapters.walk import Budget, File, Found, Nodes, Target, Unfinished, walk
+from scrubber.adapters.walk import Budget, File, Found, Nodes, Progress, Relay, Target, Unfinished, Walk, walk
 from scrubber.domain.errors import Away
+from scrubber.domain.telemetry import Uninspected
 
-__all__ = ["WALKER_MODULE", "Answer", "about", "budget_within", "read_walk"]
+__all__ = ["WALKER_MODULE", "Answer", "Walker", "about", "budget_within", "read_walk", "uninspected"]
 
 WALKER_MODULE = "scrubber.adapters.walker"
 
 _MILLISECONDS = 1000
+_OF_A_POD = 0.125
+_MOST_TARGETS = 1024
+"""For which a child remembers what is unfinished: more devices than a node has."""
 
 
 class Answer(NamedTuple):
@@ -29,43 +33,74 @@ class Answer(NamedTuple):
         holders: see :class:`scrubber.adapters.walk.Walk`.
         unfinished: who could not be looked through, so that whether they hold anything is not known.
         not_covered: what could not be looked at, in sentences for a certificate.
+        more: how many more holders there are, of the groups of those that are told.
+        relays: groups whose processes come and go faster than they can be looked at.
     """
 
     holders: tuple[Found, ...]
     unfinished: tuple[Unfinished, ...]
     not_covered: tuple[str, ...]
+    more: int = 0
+    relays: tuple[Relay, ...] = ()
 
 
 def budget_within(deadline: float, each: float | None = None) -> Budget:
     """How long a walk may take that is to be answered within ``deadline`` seconds; ``each``: for one process."""
     whole = deadline * 0.8
-    return Budget(whole / 2 if each is None else min(each, whole), whole)
+    each = whole / 2 if each is None else min(each, whole)
+    return Budget(each, whole, min(each, whole * _OF_A_POD))
 
 
 def about(
-    target: Target, *, excluded: Iterable[int] = (), named: Iterable[int] = (), budget: Budget | None = None
+    target: Target,
+    *,
+    excluded: Iterable[int] = (),
+    named: Iterable[int] = (),
+    budget: Budget | None = None,
+    first: Iterable[str] = (),
 ) -> Message:
     """The question who holds ``target``; see :func:`scrubber.adapters.walk.walk`."""
-    each, whole = budget or Budget()
     wanted: Message = {
         "excluded": sorted(excluded),
         "named": sorted(named),
-        "milliseconds": [int(each * _MILLISECONDS), int(whole * _MILLISECONDS)],
+        "milliseconds": [int(each * _MILLISECONDS) for each in budget or Budget()],
+        "first": sorted(first),
     }
     if isinstance(target, File):
         return {"file": [target.device, target.inode], **wanted}
     return {"nodes": sorted(target.numbers), **wanted}
 
 
-def answer(question: Message) -> Message:
-    """The child's answer to a question that :func:`about` made."""
-    found = walk(_target(question), _numbers(question, "excluded"), _numbers(question, "named"), _budget(question))
-    return {
-        "holders": [list(holder) for holder in found.holders],
-        "unreadable": [list(row) for row in found.unreadable],
-        "unfinished": [list(row) for row in found.unfinished],
-        "untold": found.untold,
-    }
+class Walker:
+    """Answers questions that :func:`about` made; one child's.
+
+    What a walk left unfinished goes on in the next one for the same target. A child that is replaced begins anew.
+    """
+
+    def __init__(self, walk: Callable[..., Walk] = walk) -> None:
+        self._walk = walk
+        self._progress: dict[Target, Progress] = {}
+
+    def answer(self, question: Message) -> Message:
+        """The child's answer."""
+        target = _target(question)
+        if target not in self._progress and len(self._progress) >= _MOST_TARGETS:
+            self._progress.clear()
+        found = self._walk(
+            target,
+            _numbers(question, "excluded"),
+            _numbers(question, "named"),
+            _budget(question),
+            first=_texts(question, "first"),
+            progress=self._progress.setdefault(target, Progress()),
+        )
+        return {
+            "holders": [list(holder) for holder in found.holders],
+            "unreadable": [list(row) for row in found.unreadable],
+            "unfinished": [list(row) for row in found.unfinished],
+            "relays": [list(row) for row in found.relays],
+            "counts": [found.untold, found.more, found.missed, found.pieces],
+        }
 
 
 def read_walk(message: Message) -> Answer:
@@ -74,24 +109,65 @@ def read_walk(message: Message) -> Answer:
     Raises:
         Away: it makes no sense, which is no fault of the device's.
     """
-    rows, unreadable, unfinished = (message.get(key) for key in ("holders", "unreadable", "unfinished"))
-    untold = message.get("untold")
-    if not (isinstance(rows, list) and isinstance(unreadable, list) and isinstance(unfinished, list)):
+    rows, unreadable, unfinished, relayed, counts = (
+        message.get(key) for key in ("holders", "unreadable", "unfinished", "relays", "counts")
+    )
+    if not (
+        isinstance(rows, list)
+        and isinstance(unreadable, list)
+        and isinstance(unfinished, list)
+        and isinstance(relayed, list)
+        and isinstance(counts, list)
+    ):
         raise Away("The walk over /proc answered no list of holders.")
     try:
         holding = tuple(_found(*row) for row in rows)
         cut_short = tuple(_unfinished(*row) for row in unfinished)
+        relays = tuple(_relay(*row) for row in relayed)
         closed = {int(uid): int(count) for uid, count in unreadable}
-        (more,) = _whole(untold)
+        untold, more, missed, pieces = _whole(*counts)
     except (TypeError, ValueError) as error:
         raise Away("The walk over /proc answered something that makes no sense.") from error
     sentences: list[str] = []
     if closed:
         users = ", ".join(str(uid) for uid in sorted(closed))
         sentences.append(f"holders: {sum(closed.values())} process(es) of uid {users} could not be looked into")
-    if more:
-        sentences.append(f"holders: {more} more process(es) than are named could not be looked through")
-    return Answer(holding, cut_short, tuple(sentences))
+    if untold:
+        sentences.append(f"holders: {untold} more process(es) than are named could not be looked through")
+    if missed and not relays:
+        sentences.append(f"holders: {missed} short-lived process(es) ended before they could be looked at")
+    if pieces:
+        sentences.append(
+            f"holders: {pieces} process(es) were looked through in pieces, over several walks; descriptors moved meanwhile are "
+            "not seen"
+        )
+    return Answer(holding, cut_short, tuple(sentences), more, relays)
+
+
+def uninspected(unfinished: Iterable[Unfinished], relays: Iterable[Relay]) -> tuple[Uninspected, ...]:
+    """What a walk could not look through, as a report of holders has it."""
+    of_processes = (
+        Uninspected(
+            each.pid,
+            each.started,
+            f"{each.name} of uid {each.uid}: {each.why}",
+            confined=each.confined,
+            walks=each.walks,
+        )
+        for each in unfinished
+    )
+    of_groups = (
+        Uninspected(
+            0,
+            0,
+            f"processes of {f'pod {each.pod}' if each.pod else each.group or 'an unknown control group'} come and go "
+            "faster than they can be looked at",
+            pod=each.pod,
+            confined=each.pod is not None,
+        )
+        for each in relays
+    )
+    return (*of_processes, *of_groups)
 
 
 def _found(pid: object, started: object, command: object, hung: object, parts: Iterable[object]) -> Found:
@@ -102,12 +178,25 @@ def _found(pid: object, started: object, command: object, hung: object, parts: I
 
 
 def _unfinished(
-    pid: object, started: object, name: object, uid: object, why: object, parts: Iterable[object]
+    pid: object,
+    started: object,
+    name: object,
+    uid: object,
+    why: object,
+    parts: Iterable[object],
+    confined: object,
+    walks: object,
 ) -> Unfinished:
     if not isinstance(name, str) or not isinstance(why, str):
         raise TypeError("A process has a name, and a reason why it was not looked through.")
-    pid_, started_, uid_ = _whole(pid, started, uid)
-    return Unfinished(pid_, started_, name, uid_, why, _whole(*parts))
+    pid_, started_, uid_, confined_, walks_ = _whole(pid, started, uid, confined, walks)
+    return Unfinished(pid_, started_, name, uid_, why, _whole(*parts), bool(confined_), walks_)
+
+
+def _relay(group: object, pod: object) -> Relay:
+    if not isinstance(group, str) or not (pod is None or isinstance(pod, str)):
+        raise TypeError("A group is a text, and so is a pod.")
+    return Relay(group, pod)
 
 
 def _whole(*numbers: object) -> tuple[int, ...]:
@@ -127,10 +216,10 @@ def _target(question: Message) -> Target:
 
 def _budget(question: Message) -> Budget:
     try:
-        each, whole = _numbers(question, "milliseconds")
+        each, whole, pod = _numbers(question, "milliseconds")
     except ValueError as error:
-        raise Fault("unreadable", "A budget is two numbers: for a process, and for the walk.") from error
-    return Budget(each / _MILLISECONDS, whole / _MILLISECONDS)
+        raise Fault("unreadable", "A budget is three numbers: for a process, for the walk, and for a pod.") from error
+    return Budget(each / _MILLISECONDS, whole / _MILLISECONDS, pod / _MILLISECONDS)
 
 
 def _numbers(question: Message, key: str) -> list[int]:
@@ -140,8 +229,15 @@ def _numbers(question: Message, key: str) -> list[int]:
     return found
 
 
+def _texts(question: Message, key: str) -> list[str]:
+    found = question.get(key)
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        raise Fault("unreadable", f"A question about holders has a list of texts under {key!r}.")
+    return found
+
+
 def main() -> None:
-    child.serve(child.inherit(), answer)
+    child.serve(child.inherit(), Walker().answer)
 
 
 if __name__ == "__main__":

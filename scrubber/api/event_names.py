@@ -44,6 +44,7 @@ EVENTS = (
     "operator.reset",
     "policy.accepted",
     "policy.rejected",
+    "process.uninspected",
     "reset.finished",
     "residue.unexplained",
     "scrub.finished",
@@ -51,6 +52,7 @@ EVENTS = (
     "service.started",
     "stranger.ended",
     "tenant.blamed",
+    "uninspected.ended",
     "use.ungranted",
 )
 """In alphabetical order."""

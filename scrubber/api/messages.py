@@ -258,6 +258,7 @@ def device_message(view: DeviceView) -> pb.Device:
         failures=record.failures,
         waits=_text(view.waits),
         strangers=[_text(each) for each in view.strangers],
+        uninspected=[_text(each) for each in view.uninspected],
         tenancies=[_tenancy(each) for each in record.open_grants],
         lasting=[pb.Lasting(code=_text(each.code), since=each.since) for each in record.lasting],
         lifetime=dict(record.lifetime),

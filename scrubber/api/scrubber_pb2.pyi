@@ -211,7 +211,7 @@ class Certificate(_message.Message):
     def __init__(self, id: _Optional[str] = ..., node: _Optional[str] = ..., boot: _Optional[str] = ..., driver: _Optional[str] = ..., device: _Optional[str] = ..., sequence: _Optional[int] = ..., previous_grant: _Optional[int] = ..., next_grant: _Optional[int] = ..., path: _Optional[str] = ..., scrub: _Optional[str] = ..., covered: _Optional[_Iterable[str]] = ..., not_covered: _Optional[_Iterable[str]] = ..., policy: _Optional[str] = ..., policy_digest: _Optional[str] = ..., issued_at: _Optional[float] = ..., rests_on: _Optional[str] = ..., key_id: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Device(_message.Message):
-    __slots__ = ("id", "index", "model", "memory_bytes", "state", "hygiene", "health", "cause", "certificate", "tenant_namespace", "pod", "container", "grants", "scrub", "parent", "numa_node", "retry_at", "kind", "profile", "peers", "traits", "offered", "policy", "enforcement", "glass", "failures", "waits", "tenancies", "lasting", "lifetime", "must_reset", "clean_scrubs", "strikes", "attempts", "baseline", "strangers")
+    __slots__ = ("id", "index", "model", "memory_bytes", "state", "hygiene", "health", "cause", "certificate", "tenant_namespace", "pod", "container", "grants", "scrub", "parent", "numa_node", "retry_at", "kind", "profile", "peers", "traits", "offered", "policy", "enforcement", "glass", "failures", "waits", "tenancies", "lasting", "lifetime", "must_reset", "clean_scrubs", "strikes", "attempts", "baseline", "strangers", "uninspected")
     class TraitsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -262,6 +262,7 @@ class Device(_message.Message):
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     BASELINE_FIELD_NUMBER: _ClassVar[int]
     STRANGERS_FIELD_NUMBER: _ClassVar[int]
+    UNINSPECTED_FIELD_NUMBER: _ClassVar[int]
     id: str
     index: str
     model: str
@@ -298,7 +299,8 @@ class Device(_message.Message):
     attempts: _containers.RepeatedCompositeFieldContainer[Attempt]
     baseline: Baseline
     strangers: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, id: _Optional[str] = ..., index: _Optional[str] = ..., model: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., state: _Optional[str] = ..., hygiene: _Optional[str] = ..., health: _Optional[str] = ..., cause: _Optional[_Union[Cause, _Mapping]] = ..., certificate: _Optional[_Union[Certificate, _Mapping]] = ..., tenant_namespace: _Optional[str] = ..., pod: _Optional[str] = ..., container: _Optional[str] = ..., grants: _Optional[int] = ..., scrub: _Optional[str] = ..., parent: _Optional[str] = ..., numa_node: _Optional[int] = ..., retry_at: _Optional[float] = ..., kind: _Optional[str] = ..., profile: _Optional[str] = ..., peers: _Optional[_Iterable[str]] = ..., traits: _Optional[_Mapping[str, str]] = ..., offered: _Optional[bool] = ..., policy: _Optional[str] = ..., enforcement: _Optional[str] = ..., glass: _Optional[_Union[Glass, _Mapping]] = ..., failures: _Optional[int] = ..., waits: _Optional[str] = ..., tenancies: _Optional[_Iterable[_Union[Tenancy, _Mapping]]] = ..., lasting: _Optional[_Iterable[_Union[Lasting, _Mapping]]] = ..., lifetime: _Optional[_Mapping[str, int]] = ..., must_reset: _Optional[bool] = ..., clean_scrubs: _Optional[int] = ..., strikes: _Optional[_Iterable[_Union[Strike, _Mapping]]] = ..., attempts: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., baseline: _Optional[_Union[Baseline, _Mapping]] = ..., strangers: _Optional[_Iterable[str]] = ...) -> None: ...
+    uninspected: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, id: _Optional[str] = ..., index: _Optional[str] = ..., model: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., state: _Optional[str] = ..., hygiene: _Optional[str] = ..., health: _Optional[str] = ..., cause: _Optional[_Union[Cause, _Mapping]] = ..., certificate: _Optional[_Union[Certificate, _Mapping]] = ..., tenant_namespace: _Optional[str] = ..., pod: _Optional[str] = ..., container: _Optional[str] = ..., grants: _Optional[int] = ..., scrub: _Optional[str] = ..., parent: _Optional[str] = ..., numa_node: _Optional[int] = ..., retry_at: _Optional[float] = ..., kind: _Optional[str] = ..., profile: _Optional[str] = ..., peers: _Optional[_Iterable[str]] = ..., traits: _Optional[_Mapping[str, str]] = ..., offered: _Optional[bool] = ..., policy: _Optional[str] = ..., enforcement: _Optional[str] = ..., glass: _Optional[_Union[Glass, _Mapping]] = ..., failures: _Optional[int] = ..., waits: _Optional[str] = ..., tenancies: _Optional[_Iterable[_Union[Tenancy, _Mapping]]] = ..., lasting: _Optional[_Iterable[_Union[Lasting, _Mapping]]] = ..., lifetime: _Optional[_Mapping[str, int]] = ..., must_reset: _Optional[bool] = ..., clean_scrubs: _Optional[int] = ..., strikes: _Optional[_Iterable[_Union[Strike, _Mapping]]] = ..., attempts: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., baseline: _Optional[_Union[Baseline, _Mapping]] = ..., strangers: _Optional[_Iterable[str]] = ..., uninspected: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Tenancy(_message.Message):
     __slots__ = ("grant", "tenant_namespace", "pod", "uid", "container", "kind", "at", "certificate", "exception")

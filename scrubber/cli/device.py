@@ -89,6 +89,11 @@ def answer(found: pb.Device, entries: Sequence[pb.HistoryEntry], *, now: float) 
             Section("State", (), list(_state(found, now))),
             *_tenancies(found, now),
             *([Section("Used without a grant", (), [(each,) for each in found.strangers])] if found.strangers else ()),
+            *(
+                [Section("Not looked through", (), [(each,) for each in found.uninspected])]
+                if found.uninspected
+                else ()
+            ),
             Section("Certificate", (), list(_certificate(found, now))),
             Section("Warnings that stand", ("CODE", "SINCE"), [(w.code, _when(w.since, now)) for w in found.lasting]),
             Section("Counted over its life", (), [(name, str(n)) for name, n in sorted(found.lifetime.items())]),

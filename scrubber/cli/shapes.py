@@ -73,6 +73,7 @@ def device(message: pb.Device) -> dict[str, Any]:
         "failures": message.failures,
         "waits": message.waits or None,
         "strangers": list(message.strangers),
+        "uninspected": list(message.uninspected),
         "tenancies": [_tenancy(each) for each in tenancies(message)],
         "had_last": [_tenancy(each) for each in had_last(message)],
         "lasting": [{"code": each.code, "since": each.since} for each in message.lasting],

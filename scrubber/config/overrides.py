@@ -22,7 +22,7 @@ from scrubber.config.proof_sections import (
     MemorySection,
 )
 from scrubber.config.section import Section
-from scrubber.domain.policy import Enforcement, Policy, ResetUse, Sharing, Ungranted
+from scrubber.domain.policy import Enforcement, Policy, ResetUse, Sharing, Ungranted, Uninspectable
 
 __all__ = ["OverrideSection", "reachable"]
 
@@ -71,6 +71,9 @@ class OverrideSection(Section):
     )
     ungranted: Annotated[Ungranted, choice(Ungranted)] = Field(
         _POLICY.ungranted, description="What follows when the device is used without a grant."
+    )
+    uninspectable: Annotated[Uninspectable, choice(Uninspectable)] = Field(
+        _POLICY.uninspectable, description="What follows when a process of a pod cannot be looked through."
     )
     limits: OverrideLimitsSection = Field(default_factory=OverrideLimitsSection)
     memory: MemorySection = Field(default_factory=MemorySection)

@@ -31,6 +31,7 @@ DECIDES_NO_PROOF: Mapping[str, frozenset[str] | None] = {
     "enforcement": None,  # what is proved is the same, whether it is acted on or not
     "recovery": None,
     "breaker": None,
+    "uninspectable": None,
     "stuck": None,
     "health": frozenset({"news", "blame"}),
     "maintenance": frozenset({"every", "between"}),

@@ -31,7 +31,7 @@ from scrubber.config.proof_sections import (
     MemorySection,
 )
 from scrubber.config.section import Section
-from scrubber.domain.policy import Enforcement, Override, Policy, ResetUse, Sharing, Ungranted
+from scrubber.domain.policy import Enforcement, Override, Policy, ResetUse, Sharing, Ungranted, Uninspectable
 
 __all__ = ["PolicyFile", "policy_schema"]
 
@@ -56,6 +56,11 @@ class PolicyFile(Section):
         _POLICY.ungranted,
         description="What follows when a device is used without a grant: it is handed to nobody meanwhile, or is out of "
         "service until it was scrubbed, or processes of pods that do it are ended after dying-grace.",
+    )
+    uninspectable: Annotated[Uninspectable, choice(Uninspectable)] = Field(
+        _POLICY.uninspectable,
+        description="What follows when a process of a pod cannot be looked through in several walks over /proc: it is "
+        "reported, or it is ended. Processes of the node never are.",
     )
     limits: Annotated[LimitsSection, AfterValidator(LimitsSection.checked)] = Field(default_factory=LimitsSection)
     memory: MemorySection = Field(default_factory=MemorySection)
@@ -111,6 +116,7 @@ class PolicyFile(Section):
             sharing=self.sharing,
             enforcement=self.enforcement,
             ungranted=self.ungranted,
+            uninspectable=self.uninspectable,
             limits=self.limits.rule(),
             memory=self.memory.rule(),
             health=self.health.rule(),

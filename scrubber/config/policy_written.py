@@ -60,6 +60,7 @@ def _values(policy: Policy) -> _Written:
         "sharing": policy.sharing.value,
         "enforcement": policy.enforcement.value,
         "ungranted": policy.ungranted.value,
+        "uninspectable": policy.uninspectable.value,
         "limits": _limits(policy),
         "memory": _memory(policy.memory),
         "diagnostics": _diagnostics(policy.diagnostics),

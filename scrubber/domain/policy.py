@@ -30,6 +30,7 @@ __all__ = [
     "Sharing",
     "StuckRule",
     "Ungranted",
+    "Uninspectable",
     "XidClass",
 ]
 
@@ -63,6 +64,15 @@ class Ungranted(StrEnum):
     """The device is out of service at once, until it was scrubbed."""
     END = "end"
     """Once it has lasted for the dying grace, processes of pods that do it are ended; those of the node never are."""
+
+
+class Uninspectable(StrEnum):
+    """What follows when a process cannot be looked through in several walks. It is recorded and reported in any case."""
+
+    REPORT = "report"
+    """Nothing more. It keeps a device from being scrubbed only if it may have the device by itself."""
+    END = "end"
+    """A pod's process is ended; a process of the node, of infrastructure, or of a pod that has the device never is."""
 
 
 class Enforcement(StrEnum):
@@ -298,6 +308,7 @@ class Policy:
     sharing: Sharing = Sharing.SAME_TENANT
     enforcement: Enforcement = Enforcement.ENFORCE
     ungranted: Ungranted = Ungranted.REFUSE
+    uninspectable: Uninspectable = Uninspectable.REPORT
     limits: Limits = field(default_factory=Limits)
     memory: MemoryRule = field(default_factory=MemoryRule)
     health: HealthRule = field(default_factory=HealthRule)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-__all__ = ["Holder", "HolderKind", "HolderReport", "Signal", "Snapshot"]
+__all__ = ["Holder", "HolderKind", "HolderReport", "Signal", "Snapshot", "Uninspected"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +81,36 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
+class Uninspected:
+    """A process that could not be looked through, so that whether it holds a device is not known.
+
+    Attributes:
+        pid: 0 for a whole control group whose processes come and go faster than they can be looked at.
+        started: start time in clock ticks since boot.
+        command: its name and what went wrong, for the operator only.
+        pod: UID of the pod that the control group is; only where there is no PID to ask about.
+        confined: it has no power of its own to get at a device: it can only have been handed a descriptor.
+        walks: how many walks in a row did not get through it and its neighbours; each goes on where the last one stopped.
+    """
+
+    pid: int
+    started: int
+    command: str = ""
+    pod: str | None = None
+    confined: bool = False
+    walks: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class HolderReport:
-    """Everybody who holds a device, and what could not be looked at (processes of other users, say).
+    """All processes that hold a device, and what could not be looked at (processes of other users, say).
 
     Attributes:
         unfinished: processes that could not be looked through in the time that one process gets: they may hold it.
+        more: how many more holders there are than ``holders`` lists. Of each pod and each unit at least one is listed.
     """
 
     holders: tuple[Holder, ...] = ()
     not_covered: tuple[str, ...] = ()
-    unfinished: tuple[Holder, ...] = ()
+    unfinished: tuple[Uninspected, ...] = ()
+    more: int = 0

@@ -8,7 +8,7 @@ from enum import StrEnum
 from scrubber.domain.assignment import Reading, Trust
 from scrubber.domain.record import Grant
 
-__all__ = ["LONGEST_UNSEEN", "Use", "judge_use", "may_be_ended"]
+__all__ = ["LONGEST_UNSEEN", "Use", "judge_use", "may_be_ended", "may_hold_unseen"]
 
 LONGEST_UNSEEN = 1.0
 """Seconds between two looks at who uses a device, at most. A shorter use can go unseen; certificates say so."""
@@ -55,6 +55,24 @@ def may_be_ended(uid: str | None, device: str, grants: Iterable[Grant], reading:
     if any(pod.uid in (uid, None) for pod in reading.unexplained):
         return False
     return judge_use(uid, device, grants, reading) is Use.STRANGER
+
+
+def may_hold_unseen(uid: str | None, device: str, grants: Iterable[Grant], reading: Reading, *, confined: bool) -> bool:
+    """Whether a process of pod ``uid`` that could not be looked through keeps the device from being scrubbed.
+
+    It does not if it can only have been handed a descriptor by another process: it is confined, and its pod was never
+    given the device, by a list that is trusted. Otherwise any pod could keep every device of its node out of use, by being
+    slow to look through. A descriptor alone shows nothing of what was on the device, and to use it opens a context, which
+    the driver lists.
+
+    Args:
+        confined: as :attr:`~scrubber.domain.telemetry.Uninspected.confined`.
+    """
+    if uid is None or not confined or reading.trust is not Trust.TRUSTED or _unproved(uid, reading):
+        return True
+    if any(pod.uid in (uid, None) for pod in reading.unexplained):
+        return True
+    return judge_use(uid, device, grants, reading) is not Use.STRANGER
 
 
 def _unproved(uid: str | None, reading: Reading) -> bool:

@@ -55,6 +55,7 @@ class Keeper(Possession):
         # The last scrub, when the ledger failed at its end.
         self._unrecorded: ScrubRecord | None = None
         self._hold_up: HoldUp | None = None
+        self._uninspected: tuple[str, ...] = ()
         # The breaker is open, and this device has no way to be reset: it is scrubbed all the same.
         self._no_reset = False
 
@@ -65,7 +66,14 @@ class Keeper(Possession):
         owed = record.health in (Health.QUARANTINED, Health.PROBATION) and record.must_reset
         waits = self._around.fuse.state.resets if owed and self._reset_stopped_until is not None else ""
         return DeviceView(
-            self.device, record, scrub, offered=self.offered, policy=self.policy, waits=waits, strangers=self._strangers
+            self.device,
+            record,
+            scrub,
+            offered=self.offered,
+            policy=self.policy,
+            waits=waits,
+            strangers=self._strangers,
+            uninspected=self._uninspected,
         )
 
     @property
@@ -312,6 +320,9 @@ class Keeper(Possession):
                 hygiene = self._record.scrub_passed(certificate, was_reset=result.was_reset, starting=work.asking)
             else:
                 hygiene = self._record.scrub_ended()
+            if any(step.step is Step.HOLDERS for step in finished.steps):
+                lasting = (each for each in finished.findings if each.code == "walk-unfinished")
+                self._uninspected = tuple(each.sentence for each in lasting if "news" in each.evidence)
             self._hold_up = HoldUp.after(finished, self._hold_up, instruments.clock.monotonic())
             if was_disturbed(finished):
                 self._disturbances.note(self.allocations)

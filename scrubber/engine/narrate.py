@@ -27,7 +27,11 @@ _HEALTH_EVENTS = {
 }
 
 
-_ENDED = {"stranger-ended": "stranger.ended", "pod-ended": "leftover.pod-ended"}
+_ENDED = {
+    "stranger-ended": "stranger.ended",
+    "pod-ended": "leftover.pod-ended",
+    "uninspected-ended": "uninspected.ended",
+}
 """Findings of a scrub that ended somebody: acts that have an audit row of their own."""
 
 
@@ -79,9 +83,13 @@ def scrub_finished(scrub: ScrubRecord, certificate: Certificate | None, tenant: 
                 events += [
                     Event("leftover.ended", now, scrub.device, scrub.id, fields={"pid": int(pid)}) for pid in pids
                 ]
+            if finding.code == "walk-unfinished" and finding.evidence.get("news"):
+                fields = {**finding.evidence, "sentence": finding.sentence, "tenant_namespace": None}
+                del fields["news"]
+                events.append(Event("process.uninspected", now, scrub.device, scrub.id, fields=fields))
             if finding.code in _ENDED:
                 # A stranger is nobody's who had the device; of a pod that had it, the scrub's tenant is the pod's.
-                nobodys = {"tenant_namespace": None} if finding.code == "stranger-ended" else {}
+                nobodys = {} if finding.code == "pod-ended" else {"tenant_namespace": None}
                 acts = {**finding.evidence, **nobodys}
                 events.append(Event(_ENDED[finding.code], now, scrub.device, scrub.id, fields=acts))
             if finding.code in ("orphaned-eraser", "eraser-unkillable"):

@@ -60,6 +60,11 @@ class Strangers:
         told[owner] = now
         return True
 
+    def of(self, device: str) -> frozenset[str]:
+        """UIDs of the pods that were seen to use ``device`` without a grant not long ago."""
+        seen = self._devices.get(device)
+        return frozenset() if seen is None else frozenset(seen.first)
+
     async def meet(
         self, device: str, holder: Holder, uid: str | None, grants: Iterable[Grant], *, reading: Reading, policy: Policy
     ) -> bool:

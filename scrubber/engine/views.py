@@ -43,6 +43,7 @@ class DeviceView:
         policy: this device's.
         waits: why its way back stands still, beyond its cause; empty otherwise.
         strangers: who uses it without a grant, by the last look: a sentence each.
+        uninspected: processes that several walks of its last scrub did not get through: a sentence each.
     """
 
     device: Device
@@ -52,6 +53,7 @@ class DeviceView:
     policy: Policy = field(default_factory=Policy)
     waits: str = ""
     strangers: tuple[str, ...] = ()
+    uninspected: tuple[str, ...] = ()
 
     @property
     def refusal(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Protocol
 
 from scrubber.domain.device import Device
@@ -20,11 +21,15 @@ class Holders(Protocol):
         Our own processes count too: do not ask while an eraser is at work.
         """
 
-    async def holders(self, device: Device) -> HolderReport:
-        """Everybody who holds ``device``; may walk ``/proc``. Our own children are not among them.
+    async def holders(self, device: Device, had: Collection[str] = ()) -> HolderReport:
+        """All processes that hold ``device``; may walk ``/proc``. Our own children are not among them.
 
         Infrastructure that the policy names is in the report, as such. When :meth:`held` says yes and nobody is found
-        or left unfinished, the report holds one ``GHOST``.
+        or left unfinished, the report holds one ``GHOST``. What was left unfinished goes on with the next call.
+
+        Args:
+            had: UIDs of pods that have, or had, the device: their processes are looked at before those of other pods,
+                which share what time is left, each pod within a budget.
 
         Raises:
             Away: the walk gave no answer, which is no fault of the device: it may be asked again.

@@ -7,7 +7,7 @@ import os
 import signal
 import stat
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,7 @@ class Seen:
     def not_asked(self, device: Device) -> tuple[str, ...]:
         return ()
 
-    async def holders(self, device: Device) -> HolderReport:
+    async def holders(self, device: Device, had: Collection[str] = ()) -> HolderReport:
         looks = self.looks.get(device.id, [()])
         look = looks.pop(0) if len(looks) > 1 else looks[0]
         if isinstance(look, Exception):

@@ -17,7 +17,7 @@ import pytest
 
 from scrubber.adapters.children.child import Fault
 from scrubber.adapters.walk import File, Found, Nodes, has_open, living_since, look, seeing, start_time, walk
-from scrubber.adapters.walker import about, answer, read_walk
+from scrubber.adapters.walker import Walker, about, read_walk
 from scrubber.domain.errors import Away
 from tests import relay
 from tests.contract.sim_rig import Tenant
@@ -441,7 +441,7 @@ def test_a_file_system_that_never_answers_is_not_asked(run: Run, tmp_path: Path)
 
 @pytest.mark.parametrize("target", [nodes(ONE, ZERO), File(259, 42)])
 def test_a_question_reaches_the_child_as_it_was_asked(target: File | Nodes) -> None:
-    found = read_walk(answer(about(target, named=[os.getpid()])))
+    found = read_walk(Walker().answer(about(target, named=[os.getpid()])))
     assert [holder.pid for holder in found.holders if holder.pid == os.getpid()] == [os.getpid()]
     assert all(isinstance(holder, Found) for holder in found.holders)
     assert found.unfinished == ()
@@ -449,21 +449,36 @@ def test_a_question_reaches_the_child_as_it_was_asked(target: File | Nodes) -> N
 
 @pytest.mark.parametrize(
     "question",
-    [{}, {"file": [1]}, {"nodes": "all"}, {"nodes": [1], "excluded": [None]}, {"nodes": [1], "milliseconds": [1]}],
+    [
+        {},
+        {"file": [1]},
+        {"nodes": "all"},
+        {"nodes": [1], "excluded": [None]},
+        {"nodes": [1], "milliseconds": [1, 2]},
+        {"nodes": [1], "first": [1]},
+    ],
 )
 def test_a_question_that_makes_no_sense_is_refused(question: dict[str, object]) -> None:
     with pytest.raises(Fault):
-        answer({"excluded": [], "named": [], "milliseconds": [1, 2], **question})
+        Walker().answer({"excluded": [], "named": [], "milliseconds": [1, 2, 3], "first": [], **question})
 
 
-NOTHING: dict[str, object] = {"holders": [], "unreadable": [], "unfinished": [], "untold": 0}
+NOTHING: dict[str, object] = {
+    "holders": [],
+    "unreadable": [],
+    "unfinished": [],
+    "relays": [],
+    "counts": [0, 0, 0, 0],
+}
 
 
 def test_processes_that_could_not_be_looked_at_are_counted_by_user() -> None:
-    said = read_walk({**NOTHING, "unreadable": [[0, 40], [33, 2]], "untold": 3}).not_covered
+    said = read_walk({**NOTHING, "unreadable": [[0, 40], [33, 2]], "counts": [3, 0, 4, 5]}).not_covered
     assert said == (
         "holders: 42 process(es) of uid 0, 33 could not be looked into",
         "holders: 3 more process(es) than are named could not be looked through",
+        "holders: 4 short-lived process(es) ended before they could be looked at",
+        "holders: 5 process(es) were looked through in pieces, over several walks; descriptors moved meanwhile are not seen",
     )
 
 
@@ -473,9 +488,11 @@ def test_processes_that_could_not_be_looked_at_are_counted_by_user() -> None:
         {"holders": None},
         {"holders": [[1]]},
         {"holders": [[1, 2, 3, 4, []]]},
-        {"unfinished": [[1, 2, "a", 0, None, []]]},
-        {"unfinished": [[1, 2, "a", 0, "why", ["part"]]]},
-        {"untold": None},
+        {"unfinished": [[1, 2, "a", 0, None, [], True, 1]]},
+        {"unfinished": [[1, 2, "a", 0, "why", ["part"], True, 1]]},
+        {"unfinished": [[1, 2, "a", 0, "why", [], "yes", 1]]},
+        {"relays": [[1, None]]},
+        {"counts": [0]},
     ],
 )
 def test_an_answer_that_makes_no_sense_is_no_answer_and_no_fault_of_a_device(message: dict[str, object]) -> None:

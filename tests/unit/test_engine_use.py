@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from dataclasses import replace
 from random import Random
 
@@ -464,8 +465,8 @@ class Blinkered:
     async def held(self, device: Device) -> bool:
         return await self._holders.held(device)
 
-    async def holders(self, device: Device) -> HolderReport:
-        return await self._holders.holders(device)
+    async def holders(self, device: Device, had: Collection[str] = ()) -> HolderReport:
+        return await self._holders.holders(device, had)
 
     async def users(self, device: Device) -> tuple[Holder, ...]:
         return await self._holders.users(device)

@@ -31,7 +31,7 @@ from scrubber.config.shipped import find_policy, shipped_policies
 from scrubber.config.xid_file import load_xids
 from scrubber.config.yaml_lines import read_yaml
 from scrubber.domain.diagnosis import CHECKS, Level
-from scrubber.domain.policy import Enforcement, News, Policy, ResetUse, Sharing, Ungranted, XidClass
+from scrubber.domain.policy import Enforcement, News, Policy, ResetUse, Sharing, Ungranted, Uninspectable, XidClass
 from scrubber.domain.signals import SOFT
 
 ROWS = load_xids()
@@ -88,6 +88,7 @@ OF_DEVICES: dict[str, st.SearchStrategy[Any]] = {
     "sharing": one_of(Sharing),
     "enforcement": one_of(Enforcement),
     "ungranted": one_of(Ungranted),
+    "uninspectable": one_of(Uninspectable),
     "memory": some(audit=st.booleans(), pattern=st.booleans(), on_chip=st.booleans(), max_uncovered=SIZES),
     "diagnostics": some(slow_path=one_of(Level), recovery=one_of(Level), floors=FLOORS),
     "recovery": some(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 
 from scrubber.domain.assignment import Pod, Process, Reading
@@ -105,7 +105,7 @@ class HoldersOfLife:
             erasing.fence_broken = True  # to ask is to open the device, and an eraser cannot tell who does
         return bool(gpu.ghost or self._matter.holders(device.id) or erasing is not None)
 
-    async def holders(self, device: Device) -> HolderReport:
+    async def holders(self, device: Device, had: Collection[str] = ()) -> HolderReport:
         held = await self.held(device)
         found = tuple(
             Holder(

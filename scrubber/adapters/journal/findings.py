@@ -17,8 +17,10 @@ _NOTE, _DIRTY, _FAULT = Severity.NOTE, Severity.DIRTY, Severity.FAULT
 
 _STEPS: Final = {
     Step.HOLDERS: {
-        _NOTE: "ghost holders-unreadable infrastructure leftovers orphaned-eraser pod-ended stranger-ended",
-        _DIRTY: "earlier-pod-lives held held-by-own-pod leftovers-observed leftovers-unreadable unknown-holder walk-unfinished",
+        _NOTE: "ghost holders-unreadable infrastructure leftovers orphaned-eraser pod-ended stranger-ended "
+        "uninspected-ended walk-unfinished",
+        _DIRTY: "earlier-pod-lives held held-by-own-pod leftovers-observed leftovers-unreadable more-holders unknown-holder "
+        "walk-unfinished",
         _FAULT: "eraser-unkillable ghost ungranted-use unkillable",
     },
     Step.RESET: {_NOTE: "reset-unavailable", _DIRTY: "held", _FAULT: "reset-failed reset-unavailable"},

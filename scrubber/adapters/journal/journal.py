@@ -45,9 +45,11 @@ _LEVELS: Final[Mapping[str, int]] = {
     "operator.quarantined": logging.WARNING,
     "operator.reset": logging.WARNING,
     "policy.rejected": logging.ERROR,
+    "process.uninspected": logging.WARNING,
     "residue.unexplained": logging.ERROR,
     "stranger.ended": logging.WARNING,
     "tenant.blamed": logging.ERROR,
+    "uninspected.ended": logging.WARNING,
     "use.ungranted": logging.WARNING,
 }
 """What is louder than a note. Every other event, one with an unknown name included, is told at INFO."""

@@ -12,7 +12,7 @@ import asyncio
 import os
 import re
 import stat
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,8 +22,8 @@ from scrubber.adapters.children.questions import QuestionPool
 from scrubber.adapters.nvidia.places import Places
 from scrubber.adapters.nvidia.question import about, count, gpu_of
 from scrubber.adapters.proc import fields_in, lines_in, number_in
-from scrubber.adapters.walk import Found, Nodes, Unfinished, living_since, name_of, start_time
-from scrubber.adapters.walker import WALKER_MODULE, budget_within, read_walk
+from scrubber.adapters.walk import Found, Nodes, Relay, Unfinished, living_since, name_of, start_time
+from scrubber.adapters.walker import WALKER_MODULE, budget_within, read_walk, uninspected
 from scrubber.adapters.walker import about as about_walk
 from scrubber.domain.device import Access, AccessKind, Device
 from scrubber.domain.errors import Away, Unreadable
@@ -102,6 +102,8 @@ class _Look:
         gone: PIDs that the driver lists and the kernel does not have.
         orphaned: bytes in use that none of ``members`` explains; 0 while anybody is unfinished, who may be their owner.
         unfinished: who may hold it as well, and is neither one of ``members`` nor infrastructure.
+        relays: groups whose processes come and go, which may hold it as well.
+        more: how many more of them there are than ``members``.
     """
 
     members: tuple[Found, ...]
@@ -110,6 +112,8 @@ class _Look:
     orphaned: int
     not_covered: tuple[str, ...]
     unfinished: tuple[Unfinished, ...]
+    relays: tuple[Relay, ...]
+    more: int
 
     @property
     def hung(self) -> frozenset[tuple[int, int]]:
@@ -164,18 +168,21 @@ class NvidiaHolders:
         names = await self._names(usage.processes)
         return len(names) < len(usage.processes) or self._orphaned(device, usage, names) > 0
 
-    async def holders(self, device: Device) -> HolderReport:
-        look = await self._look(device)
+    async def holders(self, device: Device, had: Collection[str] = ()) -> HolderReport:
+        look = await self._look(device, had)
         gone, hung, orphaned = look.gone, look.hung, look.orphaned
         loop = asyncio.get_running_loop()
         end = loop.time() + self._settle
         while (gone or hung or orphaned) and loop.time() < end:
             await asyncio.sleep(min(_LOOK_AGAIN, end - loop.time()))
-            look = await self._look(device)
+            look = await self._look(device, had)
             gone, hung, orphaned = gone & look.gone, hung & look.hung, min(orphaned, look.orphaned)
         report = [_holder(each, look.names.get(each.pid), hung) for each in look.members]
         return HolderReport(
-            (*report, *_ghosts(gone, orphaned)), look.not_covered, tuple(_left_out(each) for each in look.unfinished)
+            (*report, *_ghosts(gone, orphaned)),
+            look.not_covered,
+            uninspected(look.unfinished, look.relays),
+            look.more,
         )
 
     async def users(self, device: Device) -> tuple[Holder, ...]:
@@ -223,11 +230,14 @@ class NvidiaHolders:
 
     # --- looking
 
-    async def _look(self, device: Device) -> _Look:
+    async def _look(self, device: Device, had: Collection[str]) -> _Look:
         usage = await self._usage(device)
         own, beside, not_covered = _nodes(device, self._kernel_s_devices)
-        question = about_walk(Nodes(own | beside), excluded=self._ours(), named=usage.processes, budget=self._budget)
-        found, cut_short, unseen = read_walk(await self._walks.ask(device.id, question))
+        question = about_walk(
+            Nodes(own | beside), excluded=self._ours(), named=usage.processes, budget=self._budget, first=had
+        )
+        walk = read_walk(await self._walks.ask(device.id, question))
+        found, cut_short = walk.holders, walk.unfinished
         members = tuple(each for each in found if each.pid in usage.processes or not own.isdisjoint(each.parts))
         passing = len(found) - len(members)
         if passing:
@@ -239,14 +249,16 @@ class NvidiaHolders:
         names = await self._names(known, started=True)
         holding = {each.pid for each in members}
         unfinished = tuple(each for each in cut_short if each.pid not in holding and each.pid not in names)
-        explained = unfinished or any(pid not in names for pid in holding)
+        explained = unfinished or walk.relays or any(pid not in names for pid in holding)
         return _Look(
             members,
             names,
-            frozenset(usage.processes) - known.keys(),
+            frozenset() if walk.more else frozenset(usage.processes) - known.keys(),
             0 if explained else self._orphaned(device, usage, names),
-            (*not_covered, *unseen, _UNSEEN_BY_A_WALK),
+            (*not_covered, *walk.not_covered, _UNSEEN_BY_A_WALK),
             unfinished,
+            walk.relays,
+            walk.more,
         )
 
     async def _ask(self, device: Device) -> Message:
@@ -354,10 +366,6 @@ def _number_of(node: Access) -> int:
     if not stat.S_ISCHR(found.st_mode):
         raise Unreadable(f"{node.host_path} is no device node, so who has the device open is not known.")
     return found.st_rdev
-
-
-def _left_out(each: Unfinished) -> Holder:
-    return Holder(each.pid, each.started, HolderKind.PROCESS, f"{each.name} of uid {each.uid}: {each.why}")
 
 
 def _holder(found: Found, name: str | None, hung: frozenset[tuple[int, int]]) -> Holder:

@@ -103,7 +103,12 @@ class ResetSurvey:
             report = await self._holders.holders(device)
         except (Lost, Unreadable):
             return None
-        return (*report.holders, *report.unfinished)  # whoever was not looked through may hold it
+        # What was not looked through may hold it; if it can only have been handed a descriptor, the driver says so itself:
+        # it resets nothing that a process has open.
+        unseen = (
+            Holder(each.pid, each.started, command=each.command) for each in report.unfinished if not each.confined
+        )
+        return (*report.holders, *unseen)
 
     async def _is_persistent(self, device: Device) -> bool:
         try:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Collection
 
 from scrubber.adapters.children.process import Children
 from scrubber.adapters.children.questions import QuestionPool
 from scrubber.adapters.sim import control, lease
 from scrubber.adapters.sim.inventory import SimInventory
 from scrubber.adapters.sim.layout import SimDevice
-from scrubber.adapters.walk import Budget, File, Found, Unfinished
-from scrubber.adapters.walker import Answer, about, read_walk
+from scrubber.adapters.walk import Budget, File, Found
+from scrubber.adapters.walker import Answer, about, read_walk, uninspected
 from scrubber.domain.device import Device
 from scrubber.domain.errors import Lost
 from scrubber.domain.telemetry import Holder, HolderKind, HolderReport
@@ -51,21 +52,21 @@ class SimHolders:
         found = self._inventory.find(device)
         return control.read_all(found.control_directories).ghost or lease.held(found.memory, found.inode)
 
-    async def holders(self, device: Device) -> HolderReport:
+    async def holders(self, device: Device, had: Collection[str] = ()) -> HolderReport:
         found = self._inventory.find(device)
-        look = await self._walk(device, found)
+        look = await self._walk(device, found, had)
         hung = _hung(look)
         if hung or not look.holders:
             await asyncio.sleep(self._settle)
-            look = await self._walk(device, found)
+            look = await self._walk(device, found, had)
             hung &= _hung(look)
-        unfinished = tuple(_left_out(each) for each in look.unfinished if not each.parts)
+        unfinished = uninspected((each for each in look.unfinished if not each.parts), look.relays)
         if not look.holders:
             ghosts = (_GHOST,) if not unfinished and await self.held(device) else ()
             return HolderReport(ghosts, look.not_covered if ghosts or unfinished else (), unfinished)
         unkillable = control.read_all(found.control_directories).unkillable
         holding = tuple(_holder(each, stays=unkillable or (each.pid, each.started) in hung) for each in look.holders)
-        return HolderReport(holding, look.not_covered, unfinished)
+        return HolderReport(holding, look.not_covered, unfinished, look.more)
 
     async def users(self, device: Device) -> tuple[Holder, ...]:
         look = await self._walk(device, self._inventory.find(device))
@@ -75,7 +76,7 @@ class SimHolders:
         """Nothing: the lease sees descriptors and mappings wherever they are."""
         return ()
 
-    async def _walk(self, device: Device, found: SimDevice) -> Answer:
+    async def _walk(self, device: Device, found: SimDevice, had: Collection[str] = ()) -> Answer:
         """Who holds the file, and what could not be looked at; nobody and nothing when the kernel says "free"."""
         if not lease.held(found.memory, found.inode):
             return _NOBODY
@@ -84,7 +85,7 @@ class SimHolders:
         except FileNotFoundError as error:
             raise Lost(f"{found.memory} is gone.") from error
         ours = {os.getpid(), *self._children.pids()}
-        question = about(File(target.st_dev, target.st_ino), excluded=ours, budget=self._budget)
+        question = about(File(target.st_dev, target.st_ino), excluded=ours, budget=self._budget, first=had)
         return read_walk(await self._walks.ask(device.id, question))
 
 
@@ -95,7 +96,3 @@ def _hung(look: Answer) -> set[tuple[int, int]]:
 def _holder(found: Found, *, stays: bool) -> Holder:
     kind = HolderKind.UNKILLABLE if stays else HolderKind.PROCESS
     return Holder(found.pid, found.started, kind, found.command)
-
-
-def _left_out(each: Unfinished) -> Holder:
-    return Holder(each.pid, each.started, HolderKind.PROCESS, f"{each.name} of uid {each.uid}: {each.why}")

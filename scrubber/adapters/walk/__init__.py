@@ -8,7 +8,7 @@ A descriptor in flight over a socket, or registered with io_uring and closed, is
 """
 
 from scrubber.adapters.walk.look import Found, has_open, living_since, name_of, start_time
-from scrubber.adapters.walk.rounds import Budget, Unfinished, Walk, walk
+from scrubber.adapters.walk.rounds import Budget, Progress, Relay, Unfinished, Walk, walk
 from scrubber.adapters.walk.seeing import File, Nodes, Target
 
 __all__ = [
@@ -16,6 +16,8 @@ __all__ = [
     "File",
     "Found",
     "Nodes",
+    "Progress",
+    "Relay",
     "Target",
     "Unfinished",
     "Walk",

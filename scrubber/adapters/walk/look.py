@@ -25,6 +25,7 @@ from scrubber.adapters.walk.seeing import Eye, File, Target, map_name, told
 __all__ = [
     "Found",
     "Look",
+    "Position",
     "command_of",
     "has_open",
     "living_since",
@@ -39,6 +40,8 @@ _STAT_LENGTH = 4096
 _MAPS_CHUNK = 1 << 16
 _EVERY = 256
 """Entries between two looks at the clock; each costs some microseconds."""
+_DOTS = 2
+"""A descriptor's place in the kernel's list is its number, behind ``.`` and ``..``."""
 _MOST_SETTLED = 100_000
 _MOST_LISTS = 16  # of one process's threads, in one look
 
@@ -71,6 +74,26 @@ class Found(NamedTuple):
     parts: tuple[int, ...] = ()
 
 
+class Position(NamedTuple):
+    """How far a look has come that had no time left, so that a later one goes on there.
+
+    Attributes:
+        started: the process's start time; another process of the same PID is looked at from the beginning.
+        parts: what of the target was found.
+        tables: threads whose descriptors were all looked at, each with its start time; one for each table.
+        thread: the thread whose descriptors were being looked at (0: none), and its start time.
+        descriptor: the first of its descriptors that was not looked at.
+        address: mappings below it were looked at; None while there are descriptors left.
+    """
+
+    started: int = 0
+    parts: frozenset[int] = frozenset()
+    tables: tuple[tuple[int, int], ...] = ()
+    thread: tuple[int, int] = (0, 0)
+    descriptor: int = 0
+    address: int | None = None
+
+
 class _Late(Exception):
     """The time for this process is over."""
 
@@ -84,23 +107,48 @@ class Look:
         at: what it is looking at now: ``threads``, ``descriptors``, ``mappings``.
         started: its start time in clock ticks since boot; None until that is known.
         parts: what of the target was found until now.
+        gone: it had ended, or was about to, before it was looked through; whoever it left its descriptors to has another
+            PID.
 
     Args:
         settled: shared by all looks of a walk.
         late: whether the time for this process is over.
+        start: where to go on; :attr:`position` of an earlier look at this very process.
     """
 
-    def __init__(self, pid: int, target: Target, settled: Settled, late: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self,
+        pid: int,
+        target: Target,
+        settled: Settled,
+        late: Callable[[], bool] = lambda: False,
+        start: Position | None = None,
+    ) -> None:
         self.pid = pid
         self.closed = False
         self.cut: str | None = None
         self.started: int | None = None
         self.parts: set[int] = set()
         self.at = "state"
+        self.gone = False
         self._target = target
         self._settled = settled
         self._late = late
         self._eye = Eye()
+        self._go_on_at(start or Position())
+
+    def _go_on_at(self, start: Position) -> None:
+        self._tables = dict(start.tables)
+        self._thread, self._descriptor, self._address = start.thread, start.descriptor, start.address
+        self._start = start
+        self.parts.update(start.parts)
+
+    @property
+    def position(self) -> Position:
+        """Where to go on, once this look was cut."""
+        tables = tuple(self._tables.items())
+        found = frozenset(self.parts)
+        return Position(self.started or 0, found, tables, self._thread, self._descriptor, self._address)
 
     def run(self, *, always: bool = False) -> Found | None:
         """Look. The answer is None when nothing is found, unless the process lives and ``always`` is set.
@@ -110,18 +158,25 @@ class Look:
         """
         stat = read_stat(f"/proc/{self.pid}/stat")
         if stat is None or stat.kernel_thread:
+            self.gone = stat is None
             return None
         self.started = stat.started
+        if self._start.started != stat.started:
+            self.parts.clear()
+            self._go_on_at(Position())
         try:
             self._look(stat.threads)
         except PermissionError:
             self.closed = True
         except _Late:
             self.cut = self.at
-        if not (self.parts or always):
-            return None
         now = read_stat(f"/proc/{self.pid}/stat")
         if now is None or now.over:
+            self.gone, self.cut = True, None
+            return None
+        # One that ends has closed its descriptors, and may have forked before: it was looked at too late.
+        self.gone = not self.parts and now.exiting and now.threads <= 1
+        if not (self.parts or always):
             return None
         if now.started != stat.started:  # its PID is another process's, which nobody has looked at
             self.cut, self.parts = "state", set()
@@ -131,21 +186,34 @@ class Look:
 
     def _look(self, threads: int) -> None:
         """Look through everything. ``threads``: how many there were a moment ago."""
-        known: set[int] = set()
-        tables: list[int] = []
-        if threads == 1:  # as most have: no need to list them
-            known.add(self.pid)
-            self._look_at(known, tables)
-        if not (self._target.all_in(self.parts) or (known and self._is_whole([self.pid]))):
-            self._look_at_all(known, tables)
+        if self._address is None:
+            known: set[int] = set()
+            tables = self._looked_at()
+            if threads == 1:  # as most have: no need to list them
+                known.add(self.pid)
+                self._look_at(known, tables)
+            if not (self._target.all_in(self.parts) or (known and self._is_whole([self.pid]))):
+                self._look_at_all(known, tables)
+            self._address = 0
         if not self._target.all_in(self.parts):
             self._mapped()
+
+    def _looked_at(self) -> list[int]:
+        """Threads, in the kernel's order of their tables, whose descriptors an earlier look has looked at."""
+        for thread, started in self._start.tables:
+            now = read_stat(f"/proc/{self.pid}/task/{thread}/stat")
+            if now is None or now.dead or now.started != started:
+                del self._tables[thread]
+        tables: list[int] = []
+        for _ in own_tables(self._tables, self._check, tables):
+            pass
+        return tables
 
     def _look_at_all(self, known: set[int], tables: list[int]) -> None:
         for _ in range(_MOST_LISTS):
             self.at = "threads"
             threads = _threads(self.pid)
-            fresh = sorted(set(threads) - known)
+            fresh = sorted(set(threads) - known, key=lambda thread: (thread != self._thread[0], thread))
             known.update(fresh)
             any_own = self._look_at(fresh, tables)
             if self._target.all_in(self.parts):
@@ -164,13 +232,28 @@ class Look:
         """Look at those of ``threads`` that share their descriptors with none of ``tables``; whether there were any."""
         any_own = False
         for thread in own_tables(threads, self._check, tables):
+            if thread in self._tables:  # where tables cannot be compared
+                continue
             any_own = True
             self.at = "descriptors"
-            self._open(f"/proc/{self.pid}/task/{thread}")
+            place = f"/proc/{self.pid}/task/{thread}"
+            here = (thread, self._started(thread))
+            if here != self._thread:
+                self._thread, self._descriptor = here, 0
+            self._open(place, self._descriptor)
             if self._target.all_in(self.parts):
                 break
+            self._tables[thread] = here[1]
+            self._thread, self._descriptor = (0, 0), 0
             self.at = "threads"
         return any_own
+
+    def _started(self, thread: int) -> int:
+        """When ``thread`` was; 0 when it is gone."""
+        if thread == self.pid and self.started is not None:
+            return self.started
+        now = read_stat(f"/proc/{self.pid}/task/{thread}/stat")
+        return 0 if now is None else now.started
 
     def _check(self) -> None:
         if self._late():
@@ -178,8 +261,8 @@ class Look:
 
     # --- descriptors
 
-    def _open(self, place: str) -> None:
-        """Add what of the target is open in ``place``: ``/proc/PID``, or one of its threads."""
+    def _open(self, place: str, first: int = 0) -> None:
+        """Add what of the target is open in ``place``: ``/proc/PID``, or one of its threads; from descriptor ``first`` on."""
         try:
             directory = os.open(f"{place}/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except (FileNotFoundError, ProcessLookupError):
@@ -187,9 +270,12 @@ class Look:
         target, see = self._target, self._eye.see
         filtered = isinstance(target, File) and not self._eye.quiet
         try:
+            if first:
+                os.lseek(directory, first + _DOTS, os.SEEK_SET)
             with os.scandir(directory) as entries:
                 for number, entry in enumerate(entries):
                     if not number % _EVERY:
+                        self._descriptor = int(entry.name)
                         self._check()
                     if filtered and not self._may_be(place, entry.name):
                         continue
@@ -258,8 +344,8 @@ class Look:
                 for addresses, file in _FILE_MAPPED.findall(lines):
                     if file not in self._settled:
                         self._mapping(addresses, file)
-                if self.parts and self._target.all_in(self.parts):
-                    return True
+                        if self.parts and self._target.all_in(self.parts):
+                            return True
                 self._check()
         except ProcessLookupError:
             return any_lines  # it ended meanwhile
@@ -282,9 +368,12 @@ class Look:
             if device == map_name(target.device):
                 self.parts.add(target.inode)
                 return
-        start, _, end = addresses.partition(b"-")
+        start, end = (int(each, 16) for each in addresses.split(b"-"))
+        if start < (self._address or 0):
+            return
+        self._address = start
         try:
-            seen = self._eye.see(f"/proc/{self.pid}/map_files/{int(start, 16):x}-{int(end, 16):x}")
+            seen = self._eye.see(f"/proc/{self.pid}/map_files/{start:x}-{end:x}")
         except FileNotFoundError:
             return  # unmapped meanwhile
         except OSError as error:

@@ -1,9 +1,21 @@
-"""Everybody in ``/proc``, in rounds: whoever is quickly looked through comes first, and nobody takes all of the time.
+"""All processes in ``/proc``, in rounds: those that are quickly looked through come first, and none takes all of the time.
 
 A tenant can make any look at one of its processes long (descriptors, mappings, threads) or never ending (a memory map
 that somebody keeps locked). So each process gets a moment first, and those that need more are looked at again, with more
-time each, once everybody had theirs. A look that does not come back at all is left behind with its thread. Whoever was
-not looked through is in the answer by PID: that is never the same as holding nothing.
+time each, once all had theirs: first those that a caller asked for, those of the pods that had the device and those of the
+node; then the other pods, each within a budget of its own. A look that does not come back at all is left behind with its
+thread. A process that was not looked through is in the answer by PID: that is never the same as holding nothing.
+
+What was cut goes on in the next walk for the same target (:class:`Progress`), where it stopped. What that proves: every
+table of descriptors that a process had was looked at once, place by place, and every mapping. The quick processes are
+looked at again by each walk. Those of a group that no single walk gets through are looked at in pieces, over seconds, so
+that a descriptor which is moved from a place that was not looked at to one that was, or passed on between two processes of
+such a group, is not seen. The answer says how many processes that concerns.
+
+Processes that come and go: a list of ``/proc`` is true for the moment in which it is read. A process that ends before it is
+looked at may have left its descriptors to a child, which is in the next list. So lists are read until they have no new
+process that ended before it was looked at. Where each of many lists has such a one, and the same group produced one of
+them each time, that is a relay: it may carry the target along, and the answer names the group.
 """
 
 from __future__ import annotations
@@ -11,31 +23,57 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from scrubber.adapters.walk.look import Found, Look, Settled, name_of, start_of_user_process
+from scrubber.adapters.walk.group import Group, group_of, is_confined
+from scrubber.adapters.walk.look import (
+    Found,
+    Look,
+    Position,
+    Settled,
+    living_since,
+    name_of,
+    start_of_user_process,
+    start_time,
+)
 from scrubber.adapters.walk.seeing import Target
 
-__all__ = ["Budget", "Unfinished", "Walk", "walk"]
+__all__ = ["Budget", "Progress", "Relay", "Unfinished", "Walk", "walk"]
 
 _MOMENT = 0.002
 """Seconds for each process in the first round; in those that follow, an equal share of what is left of the walk."""
+_FIRST_SHARE = 0.1
+"""Of what a pod may take of a walk: what its processes may take of the first round."""
+_LATE_SHARE = 0.25
+"""Of the walk: what processes of pods that did not have the device may take of the first round, all of them together."""
 _HANGS = 1.0
 """Seconds after the end of its time in which a look comes back, unless it waits in the kernel."""
 _WATCH = 0.1
 _MOST_HANGING = 16
 _MOST_LISTS = 16
-_MOST_TOLD = 1000
+_COMPLETE = 2
+_NEVER = -1
+_SAMPLES = 32
+"""How often the newest process is looked for after a list in which one was missed, to learn whose it is."""
+_OFTEN = 4
+"""One list in so many has to name a group before those that name none are taken to be its, too."""
+_MOST_PASSES = 4
+_MOST_TOLD = 400
+_MOST_NAMED = 2000
+_MOST_COMMANDS, _SHORT = 64, 16
+"""Of so many holders the whole command is told, and so many characters of the others': an answer is a megabyte at most."""
+_LOADAVG_LENGTH = 256
 
 
 class Budget(NamedTuple):
-    """Seconds: for one process, and for the whole walk."""
+    """Seconds: for one process, for the whole walk, and for all processes of a pod that did not have the device."""
 
     each: float = 4.0
     whole: float = 8.0
+    pod: float = 1.0
 
 
 class Unfinished(NamedTuple):
@@ -45,6 +83,8 @@ class Unfinished(NamedTuple):
         started: clock ticks since boot; 0 when this user may not know.
         name: the short one that the kernel keeps.
         why: a sentence's end for the operator, as in "its descriptors were not looked through within 4 s".
+        confined: it has no power of its own to get at a device (:func:`scrubber.adapters.walk.group.is_confined`).
+        walks: how many walks in a row did not get through its group, this one included.
     """
 
     pid: int
@@ -53,6 +93,20 @@ class Unfinished(NamedTuple):
     uid: int
     why: str
     parts: tuple[int, ...] = ()
+    confined: bool = False
+    walks: int = 1
+
+
+class Relay(NamedTuple):
+    """A group whose processes come and go so fast that every list had one that ended before it was looked at.
+
+    Attributes:
+        group: path of its control group, or the pod's UID; empty when it could not be told.
+        pod: the UID, if it is a pod.
+    """
+
+    group: str
+    pod: str | None
 
 
 class Walk(NamedTuple):
@@ -62,13 +116,45 @@ class Walk(NamedTuple):
         holders: who has a part of the target, and those who were asked for by PID.
         unreadable: how many processes (by user) it was not allowed to look into, or not all of.
         unfinished: who was not looked through. Who was found to hold the target all the same is among the holders too.
-        untold: how many more there are of those.
+        untold: how many more there are of those. At least one of each group is told, those of the node first.
+        more: how many more holders there are. At least one of each group is told, and all that were asked for.
+        relays: groups that could not be looked through because their processes come and go.
+        missed: how many processes ended before they were looked at, where no list was without one.
+        pieces: how many processes were looked through in pieces, by several walks.
     """
 
     holders: tuple[Found, ...]
     unreadable: tuple[tuple[int, int], ...]
     unfinished: tuple[Unfinished, ...] = ()
     untold: int = 0
+    more: int = 0
+    relays: tuple[Relay, ...] = ()
+    missed: int = 0
+    pieces: int = 0
+
+
+@dataclass(slots=True)
+class _Series:
+    """Walks in a row that did not get through one group.
+
+    Attributes:
+        walks: how many.
+        done: who was looked through and found to hold nothing, by PID, with the start time.
+        at: how far the look at a process has come.
+        pieces: who was looked through by more than one walk.
+    """
+
+    walks: int = 0
+    done: dict[int, int] = field(default_factory=dict)
+    at: dict[int, Position] = field(default_factory=dict)
+    pieces: set[int] = field(default_factory=set)
+
+
+class Progress:
+    """How far walks for one target have come with the groups that take long. Pass it to one walk after the other."""
+
+    def __init__(self) -> None:
+        self.series: dict[str, _Series] = {}
 
 
 _DEFAULT = Budget()
@@ -80,6 +166,10 @@ def walk(
     named: Iterable[int] = (),
     budget: Budget = _DEFAULT,
     clock: Callable[[], float] = time.monotonic,
+    *,
+    first: Iterable[str] = (),
+    progress: Progress | None = None,
+    group: Callable[[int], Group | None] = group_of,
 ) -> Walk:
     """Every process but ``excluded`` that has the target open or mapped, in any of its threads.
 
@@ -87,8 +177,20 @@ def walk(
         named: PIDs that are described as well when they hold nothing that a walk can see. Those that are gone, or
             zombies without a living thread, are not in the answer.
         clock: seconds.
+        first: UIDs of pods that had the device: no budget of their own, and looked at before all other pods.
+        progress: of the walk for the same target before.
+        group: which group a process belongs to; None when it is gone.
     """
-    rounds = _Rounds(target, frozenset(excluded), frozenset(named), budget, clock)
+    rounds = _Rounds(
+        target,
+        frozenset(excluded),
+        frozenset(named),
+        budget,
+        clock,
+        frozenset(first),
+        progress or Progress(),
+        group,
+    )
     rounds.walk()
     return rounds.answer()
 
@@ -109,6 +211,9 @@ class _Rounds:
         named: frozenset[int],
         budget: Budget,
         clock: Callable[[], float],
+        first: frozenset[str],
+        progress: Progress,
+        group: Callable[[int], Group | None],
     ) -> None:
         self._target = target
         self._named = named - excluded
@@ -116,9 +221,25 @@ class _Rounds:
         self._budget = budget
         self._clock = clock
         self._end = clock() + budget.whole
+        self._first = first
+        self._series = progress.series
+        self._group = group
+        self._groups: dict[int, Group] = {}
+        self._spent: defaultdict[str | None, float] = defaultdict(float)
+        """Seconds that each pod has had."""
+        self._spent_late = 0.0
+        self._gone: set[int] = set()
+        """Who ended before it was looked through, since that was last asked."""
+        self._over: dict[int, int] = {}
+        """Start times of those who have ended, and may stay in lists until their parents have noticed."""
+        self._relays: tuple[Relay, ...] = ()
+        self._missed = 0
         self._settled: Settled = set()
         self._found: dict[int, Found] = {}
         self._closed_by: dict[int, int] = {}
+        self._through: dict[int, int] = {}
+        """Start times of those who were looked through and have nothing."""
+        self._at: dict[int, Position] = {pid: at for each in self._series.values() for pid, at in each.at.items()}
         self._again: list[int] = []
         self._cut: dict[int, tuple[str, tuple[int, ...]]] = {}
         """Why a process was not looked through until now, and what was found of it."""
@@ -127,6 +248,7 @@ class _Rounds:
         """Held for what follows, and by whoever notes something."""
         self._looker: threading.Thread | None = None
         self._look: Look | None = None
+        self._began = 0.0
         self._look_returns_by = 0.0
         self._watched = 0.0
         """When somebody last saw whether the look has come back."""
@@ -140,38 +262,184 @@ class _Rounds:
             raise self._error
 
     def answer(self) -> Walk:
-        unfinished = [row for row in map(self._unfinished, self._cut) if row is not None]
-        unfinished.sort(key=lambda row: row.pid not in self._named)
-        told = max(_MOST_TOLD, len(self._named))
+        """What was found; to be asked for once."""
+        rows = [row for row in map(self._unfinished, self._cut) if row is not None]
+        rows, pieces = self._remember(rows)
+        rows.sort(key=lambda row: (row.pid not in self._named, self._pod_of(row.pid) is not None, row.pid))
+        told = self._some([row.pid for row in rows])
+        holders = self._some(sorted(self._found))
         return Walk(
-            tuple(sorted(self._found.values())),
+            tuple(self._short(pid, number) for number, pid in enumerate(sorted(holders))),
             tuple(sorted(Counter(self._closed_by.values()).items())),
-            tuple(unfinished[:told]),
-            len(unfinished[told:]),
+            tuple(row for row in rows if row.pid in told),
+            len(rows) - len(told),
+            len(self._found) - len(holders),
+            self._relays,
+            self._missed,
+            pieces,
         )
 
-    def _fresh(self) -> Iterator[int]:
-        """Whoever was not known yet, also those that were forked meanwhile: one that forks and ends is never there when
-        it is looked at, but its child is in the next list. A busy node always has new ones, so the lists come to an end.
-        """
-        for _ in range(_MOST_LISTS):
-            fresh = [pid for name in os.listdir("/proc") if name.isdigit() and (pid := int(name)) not in self._known]
-            if not fresh:
-                return
-            self._known.update(fresh)
-            yield from fresh
+    def _some(self, pids: Sequence[int]) -> set[int]:
+        """So many of ``pids`` as are told: of each group one, then of each another one; those asked for in any case."""
+        turns: Counter[tuple[str, tuple[int, ...]]] = Counter()
+        ranked: list[tuple[int, int, int]] = []
+        for number, pid in enumerate(pids):
+            group, found = self._groups.get(pid), self._found.get(pid)
+            key = ("" if group is None else group.key, () if found is None else found.parts)
+            turns[key] += pid not in self._named
+            ranked.append((turns[key] if pid not in self._named else 0, number, pid))
+        most = max(_MOST_TOLD, sum(pid in self._named for pid in pids))
+        return {pid for _, _, pid in sorted(ranked)[: min(most, _MOST_NAMED)]}
+
+    def _short(self, pid: int, number: int) -> Found:
+        found = self._found[pid]
+        return found if number < _MOST_COMMANDS else found._replace(command=found.command[:_SHORT])
+
+    def _remember(self, rows: list[Unfinished]) -> tuple[list[Unfinished], int]:
+        """Those of ``rows`` whom no walk of their group's series got through, and how many were looked at in pieces."""
+        pieces, left = 0, list[Unfinished]()
+        of_groups: dict[str, list[Unfinished]] = {}
+        for row in rows:
+            group = self._groups.get(row.pid)
+            series = None if group is None else self._series.get(group.key)
+            if series is not None and series.done.get(row.pid) == row.started:
+                series.pieces.add(row.pid)
+            elif group is not None:
+                of_groups.setdefault(group.key, []).append(row)
+        for key in self._series.keys() - of_groups.keys():
+            pieces += len(self._series.pop(key).pieces)
+        for key, unfinished in of_groups.items():
+            series = self._series.setdefault(key, _Series())
+            series.walks += 1
+            series.at = {row.pid: self._at[row.pid] for row in unfinished if row.pid in self._at}
+            left += [row._replace(walks=series.walks) for row in unfinished]
+        for pid, started in self._through.items():
+            group = self._groups.get(pid)
+            if group is not None and group.key in of_groups:
+                self._series[group.key].done[pid] = started
+        return left, pieces
+
+    # --- whom to look at
+
+    def _fresh(self) -> list[int]:
+        """Who was in no list before; those that come first are in front. PIDs of those that have ended may come again."""
+        listed = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+        fresh = [
+            pid for pid in listed if pid not in self._known or self._over.get(pid, _NEVER) not in (_NEVER, _at(pid))
+        ]
+        self._known.update(fresh)
+        for pid in reversed(fresh):  # the newest may be the first to end
+            self._place(pid)
+        return sorted(fresh, key=self._rank)
+
+    def _place(self, pid: int) -> None:
+        found = self._group(pid)
+        if found is not None:
+            self._groups[pid] = found
+
+    def _pod_of(self, pid: int) -> str | None:
+        found = self._groups.get(pid)
+        return None if found is None else found.pod
+
+    def _is_late(self, pid: int) -> bool:
+        """Whether it is of a pod that did not have the device: these share what is left of the walk."""
+        pod = self._pod_of(pid)
+        return pod is not None and pod not in self._first and pid not in self._named
+
+    def _rank(self, pid: int) -> tuple[bool, str, bool, int]:
+        group = self._groups.get(pid)
+        series = None if group is None else self._series.get(group.key)
+        late = self._is_late(pid)
+        return (late, self._pod_of(pid) or "" if late else "", series is not None and pid in series.done, pid)
 
     def _schedule(self) -> Iterator[tuple[int, float]]:
         """Whom to look at next, and for how many seconds."""
-        queue, moment = sorted(self._named), min(_MOMENT, self._budget.each)
-        while True:
-            for pid in chain(queue, self._fresh()):
+        moment = min(_MOMENT, self._budget.each)
+        for pid in sorted(self._named):
+            self._place(pid)
+            yield pid, moment
+        because: set[Group | None] = {None}
+        for _ in range(_MOST_PASSES):
+            yield from self._in_lists(moment, because)
+            self._gone.clear()
+            yield from self._longer(moment)
+            # Who ended and had been looked at in part, or not at all, may have left its descriptors to a child: list again.
+            gone = self._gone | self._ended(self._cut)
+            because = {self._groups.get(pid) for pid in gone}
+            for pid in gone:
+                self._cut.pop(pid, None)
+            if all(self._is_late(pid) for pid in gone):
+                break
+        self._relayed(map(_relay, because))
+
+    def _in_lists(self, moment: float, because: Iterable[Group | None]) -> Iterator[tuple[int, float]]:
+        """All processes in a list of ``/proc``, until two in a row have no new one that ended before it was looked at.
+
+        Two, because a list has the processes by PID, and one that comes behind what was read already is in none: where the
+        kernel begins again with low PIDs.
+
+        Args:
+            because: for whom the lists are read: who is named when there is no time left to read them to the end.
+        """
+        missed: list[Counter[Group | None]] = []
+        complete = 0
+        for number in range(_MOST_LISTS):
+            fresh = self._fresh()
+            self._gone.clear()
+            for pid in fresh:
+                yield pid, min(moment, self._first_share(pid)) if self._is_late(pid) else moment
+            self._gone |= self._ended(pid for pid in fresh if pid in self._cut)
+            if not number:  # who ended during the first list, which takes long, has left its children to the second
+                continue
+            if fresh and self._clock() >= self._end:
+                self._relayed(map(_relay, because))
+                return
+            complete = 0 if self._gone else complete + 1
+            if complete == _COMPLETE:
+                return
+            if self._gone:
+                missed.append(self._whose(self._gone))
+        self._missed += sum(sum(each.values()) for each in missed)
+        self._relayed(_relays(missed))
+
+    def _ended(self, pids: Iterable[int]) -> set[int]:
+        return {pid for pid in pids if not _lives(pid)}
+
+    def _relayed(self, found: Iterable[Relay]) -> None:
+        self._relays = tuple(sorted({*self._relays, *found}, key=lambda each: each.group))
+
+    def _first_share(self, pid: int) -> float:
+        """Seconds of the first round that are left to a process of a pod that did not have the device."""
+        of_pod = self._budget.pod * _FIRST_SHARE - self._spent[self._pod_of(pid)]
+        return min(of_pod, self._budget.whole * _LATE_SHARE - self._spent_late)
+
+    def _longer(self, moment: float) -> Iterator[tuple[int, float]]:
+        late = [pid for pid in self._again if self._is_late(pid)]
+        queue, self._again = [pid for pid in self._again if not self._is_late(pid)], []
+        while queue:
+            share = min(self._budget.each, (self._end - self._clock()) / len(queue))
+            if share <= moment:
+                break
+            moment = share
+            for pid in queue:
                 yield pid, moment
             queue, self._again = self._again, []
-            share = min(self._budget.each, (self._end - self._clock()) / max(1, len(queue)))
-            if not queue or share <= moment:
-                return
-            moment = share
+        share = min(self._budget.pod, (self._end - self._clock()) / max(1, len({self._pod_of(pid) for pid in late})))
+        for pid in sorted(late, key=self._rank):
+            yield pid, min(self._budget.each, share - self._spent[self._pod_of(pid)])
+        self._again = []
+
+    def _whose(self, gone: Iterable[int]) -> Counter[Group | None]:
+        """Groups of those who were missed in a list; None: of one that cannot be told.
+
+        Who has gone cannot be asked. So the newest process is asked for again and again: of a group that makes one after
+        the other some are caught.
+        """
+        groups = Counter(self._groups.get(pid) for pid in gone)
+        if None in groups:
+            caught = {pid: self._group(pid) for _ in range(_SAMPLES) if (pid := _newest()) not in self._known}
+            groups += Counter({group for pid, group in caught.items() if group and not _lives(pid)})
+        return groups
 
     # --- looking
 
@@ -232,11 +500,16 @@ class _Rounds:
                 self._cut.setdefault(
                     pid, (f"it was not reached before the walk's {self._budget.whole:g} s were over", ())
                 )
+            elif moment <= 0 and self._is_late(pid):
+                self._cut.setdefault(pid, ("its pod's share of the walk was used up before it was reached", ()))
+                self._again.append(pid)
             elif _still_hangs(pid):
                 self._cut[pid] = ("a look at it that was begun earlier has not come back from the kernel", ())
             else:
                 self._look_returns_by = time.monotonic() + moment + _HANGS
-                return Look(pid, self._target, self._settled, _alarm(self._clock, min(now + moment, self._end)))
+                self._began = now
+                late = _alarm(self._clock, min(now + moment, self._end))
+                return Look(pid, self._target, self._settled, late, self._at.get(pid))
         return None
 
     def _note(self, me: threading.Thread, look: Look, found: Found | None) -> None:
@@ -249,15 +522,43 @@ class _Rounds:
             self._keep(look, found)
 
     def _keep(self, look: Look, found: Found | None) -> None:
+        pid = look.pid
+        before = self._at.pop(pid, None)
         for earlier in (self._found, self._cut, self._closed_by):
-            earlier.pop(look.pid, None)
+            earlier.pop(pid, None)
+        spent = self._clock() - self._began
+        self._spent[self._pod_of(pid)] += spent
+        self._spent_late += spent if self._is_late(pid) else 0.0
         if found is not None:
-            self._found[look.pid] = found
-        if look.cut is not None:
-            self._cut[look.pid] = (f"there was no time to look through its {look.cut}", tuple(look.parts))
-            self._again.append(look.pid)
+            self._found[pid] = found
+        if look.gone:
+            self._gone.add(pid)
+            if look.started is None:
+                self._known.discard(pid)
+            else:
+                self._over[pid] = look.started
+        elif look.cut is not None:
+            self._at[pid] = look.position
+            self._cut[pid] = (f"there was no time to look through its {look.cut}", tuple(look.parts))
+            if not self._is_done(look):
+                self._again.append(pid)
+        elif not look.parts and look.started is not None:
+            self._through[pid] = look.started
+            self._note_pieces(pid, before)
         if look.closed and not look.parts and (uid := _uid_of(look.pid)) is not None:
             self._closed_by[look.pid] = uid
+
+    def _is_done(self, look: Look) -> bool:
+        """Whether an earlier walk of its group's series has looked through it."""
+        group = self._groups.get(look.pid)
+        series = None if group is None else self._series.get(group.key)
+        return series is not None and series.done.get(look.pid) == look.started
+
+    def _note_pieces(self, pid: int, before: Position | None) -> None:
+        group = self._groups.get(pid)
+        series = None if group is None else self._series.get(group.key)
+        if series is not None and before is not None and series.at.get(pid, before).started == before.started:
+            series.pieces.add(pid)
 
     def _unfinished(self, pid: int) -> Unfinished | None:
         """None for one that is over meanwhile, or of the kernel."""
@@ -269,7 +570,50 @@ class _Rounds:
         if started is None or uid is None:
             return None
         why, parts = self._cut[pid]
-        return Unfinished(pid, started, name_of(pid), uid, why, tuple(sorted(parts)))
+        return Unfinished(pid, started, name_of(pid), uid, why, tuple(sorted(parts)), is_confined(pid))
+
+
+def _relays(missed: Sequence[Counter[Group | None]]) -> tuple[Relay, ...]:
+    """Groups that had a process in every list that ended before it was looked at.
+
+    If none is known to have had one in every list, those count that may have had: who was missed is not always told.
+    """
+    groups = {group for each in missed for group in each if group is not None}
+    always = {group for group in groups if all(group in each for each in missed)}
+    maybe = {
+        group
+        for group in groups
+        if sum(group in each for each in missed) * _OFTEN >= len(missed)
+        and all(group in each or None in each for each in missed)
+    }
+    named = always or maybe
+    if not named and missed and all(None in each for each in missed):
+        return (_relay(None),)
+    return tuple(map(_relay, named))
+
+
+def _relay(group: Group | None) -> Relay:
+    return Relay("", None) if group is None else Relay(*group)
+
+
+def _newest() -> int:
+    """PID of the process, or thread, that was made last on this node."""
+    with open("/proc/loadavg", "rb") as file:
+        return int(file.read(_LOADAVG_LENGTH).split()[-1])
+
+
+def _at(pid: int) -> int | None:
+    try:
+        return start_time(pid)
+    except PermissionError:
+        return None
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return living_since(pid) is not None
+    except PermissionError:
+        return True
 
 
 def _alarm(clock: Callable[[], float], end: float) -> Callable[[], bool]:

@@ -92,6 +92,7 @@ def _device(said: pb.Device) -> DeviceSaid:
         enforcement=said.enforcement,
         policy=said.policy,
         strangers=len(said.strangers),
+        uninspected=len(said.uninspected),
         glass_until=said.glass.until if broken else None,
         glass=f"{said.glass.actor} broke the glass ({said.glass.reason})" if broken else "",
     )

@@ -60,6 +60,7 @@ class DeviceSaid:
 
     Attributes:
         strangers: how many processes use it that nobody granted it.
+        uninspected: how many findings of its last scrub name processes that could not be looked through.
         glass_until: seconds since the epoch; None while the glass is whole.
     """
 
@@ -70,6 +71,7 @@ class DeviceSaid:
     enforcement: str = "enforce"
     policy: str = "default"
     strangers: int = 0
+    uninspected: int = 0
     glass_until: float | None = None
     glass: str = ""
 

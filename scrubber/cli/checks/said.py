@@ -100,6 +100,14 @@ def devices(node: Node) -> Iterator[Check]:
         sentence = f"Processes that nobody granted a device use {_names(used)}."
         remedy = f"scrubber device {used[0].index or used[0].id} names them; docs/runbooks/ScrubberUngrantedUse.md says what to do."
         yield Check("devices", Level.WARNING, sentence, remedy)
+    unseen = [each for each in said.devices if each.uninspected]
+    if unseen:
+        sentence = f"Walks over /proc do not get through some processes, by the last scrub of {_names(unseen)}."
+        remedy = (
+            f"scrubber device {unseen[0].index or unseen[0].id} names them. Ask their owner why they have so much open; "
+            f"uninspectable: end in {_policy_file(said)} has such processes of pods ended."
+        )
+        yield Check("devices", Level.WARNING, sentence, remedy)
     out = [each for each in said.devices if not each.offered]
     if out:
         states = ", ".join(sorted({each.state or "unknown" for each in out}))

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from scrubber.domain.assignment import Pod
+from collections import Counter
+from collections.abc import Sequence
+
+from scrubber.domain.assignment import Pod, Process
 from scrubber.domain.errors import DeviceFault, Unreadable
 from scrubber.domain.evidence import Finding, Severity, Step, StepResult, Verdict
 from scrubber.domain.leftover import PodState
-from scrubber.domain.policy import Enforcement
-from scrubber.domain.telemetry import Holder, HolderKind
+from scrubber.domain.policy import Enforcement, Uninspectable
+from scrubber.domain.telemetry import Holder, HolderKind, HolderReport, Uninspected
+from scrubber.domain.using import may_be_ended, may_hold_unseen
 from scrubber.engine.steps.work import Work
 
 __all__ = ["check_holders", "clear_holders"]
 
 _OTHER_CONTAINERS = "holders: mappings of the pod's other containers, which run while the device is cleared"
+_SEVERAL = 4
+"""Walks, each of which goes on where the last one stopped, after which a process counts as one that cannot be finished."""
+_MOST_NAMED = 32
+"""Holders that are named one by one in the record of a scrub."""
 
 
 async def check_holders(work: Work) -> StepResult:
@@ -152,20 +160,80 @@ def _still_there(pod: object, processes: int) -> str:
 
 
 async def _holders_left(work: Work, uncovered: list[str]) -> list[Finding]:
-    """Whoever holds the device once every earlier pod is over: nobody of them may be ended.
+    """Findings about the processes that hold the device once every earlier pod is over: none of them may be ended.
 
-    They are looked for even if the quick question says that there is nobody: who has a device open and does nothing
-    with it yet may show up in a walk only.
+    They are looked for even if the quick question says that there are none: a process that has a device open and does
+    nothing with it yet may show up in a walk only.
     """
-    report = await work.instruments.holders.holders(work.device)
+    report, owners = await _walks(work)
     uncovered += report.not_covered
-    found = [await _about(work, holder) for holder in report.holders]
-    found += [await _unfinished(work, holder) for holder in report.unfinished]
+    named = _spread(report.holders)
+    found = [await _about(work, holder) for holder in named]
+    more = report.more + len(report.holders) - len(named)
+    if more:
+        sentence = f"{more} more process(es) of the same pods and units hold the device."
+        only_infrastructure = all(each.kind is HolderKind.INFRASTRUCTURE for each in report.holders)
+        severity = Severity.NOTE if only_infrastructure else Severity.DIRTY
+        found.append(Finding(Step.HOLDERS, "more-holders", severity, sentence, {"more": more}))
+    for owner, processes in sorted(owners.items(), key=lambda each: str(each[0])):
+        found += await _unfinished(work, owner, processes)
+    outside = [each for (_, blocks), processes in owners.items() if not blocks for each in processes]
+    if outside:
+        pods = len({uid for uid, blocks in owners if not blocks})
+        uncovered.append(
+            f"holders: {len(outside)} process(es) of {pods} pod(s) that were never given the device could not be looked "
+            "through; they can have it only by a descriptor that another process handed them"
+        )
     if not any(holder.kind is not HolderKind.INFRASTRUCTURE for holder in report.holders) and (
         await work.instruments.holders.held(work.device)
     ):
         found.append(work.dirty(Step.HOLDERS, "held", "Somebody has just opened the device; it is looked at again."))
     return found
+
+
+Owner = tuple[str | None, bool]
+"""The UID of a pod, None for the node; and whether what it has keeps the device from being scrubbed."""
+
+
+async def _walks(work: Work) -> tuple[HolderReport, dict[Owner, list[Uninspected]]]:
+    """Walk until all have been looked through that may have the device by themselves, or several walks were not enough."""
+    instruments, device = work.instruments, work.device
+    grants = work.record.open_grants
+    had = {grant.pod.uid for grant in grants if grant.pod is not None and grant.pod.uid is not None}
+    had |= {each.pod.uid for each in instruments.pods.reading.naming(device.id) if each.pod.uid is not None}
+    had |= instruments.strangers.of(device.id)
+    walks = 0
+    while True:
+        report = await instruments.holders.holders(device, had)
+        owners: dict[Owner, list[Uninspected]] = {}
+        for each in report.unfinished:
+            uid = await _pod_of(work, each)
+            blocks = uid in had or may_hold_unseen(
+                uid, device.id, grants, instruments.pods.reading, confined=each.confined
+            )
+            owners.setdefault((uid, blocks), []).append(each)
+        walks += 1
+        if walks == _SEVERAL or not any(blocks for _, blocks in owners):
+            return report, owners
+
+
+async def _pod_of(work: Work, each: Uninspected) -> str | None:
+    if not each.pid:
+        return each.pod
+    try:
+        return await work.instruments.containers.pod_uid_of(each.pid)
+    except Unreadable:
+        return None
+
+
+def _spread(holders: Sequence[Holder]) -> list[Holder]:
+    """So many of ``holders`` as are named one by one: of each kind some, so that the worst is among them."""
+    turns: Counter[HolderKind] = Counter()
+    ranked: list[tuple[int, int, Holder]] = []
+    for number, holder in enumerate(holders):
+        turns[holder.kind] += 1
+        ranked.append((turns[holder.kind], number, holder))
+    return [holder for _, _, holder in sorted(ranked, key=lambda each: each[:2])[:_MOST_NAMED]]
 
 
 async def _about(work: Work, holder: Holder) -> Finding:
@@ -194,11 +262,48 @@ async def _about(work: Work, holder: Holder) -> Finding:
     return work.dirty(Step.HOLDERS, "unknown-holder", f"{who} holds the device without a grant.")
 
 
-async def _unfinished(work: Work, holder: Holder) -> Finding:
-    """Whoever cannot be looked through may hold the device; that blames him, and not the device."""
-    uid = await work.instruments.containers.pod_uid_of(holder.pid)
-    sentence = f"{_who(holder, uid)} has more open than can be looked through in time; it may hold the device."
-    return work.dirty(Step.HOLDERS, "walk-unfinished", sentence)
+async def _unfinished(work: Work, owner: Owner, processes: Sequence[Uninspected]) -> list[Finding]:
+    """Findings about processes of one pod, or of the node, that were not looked through. They are no fault of the device."""
+    uid, blocks = owner
+    worst = max(processes, key=lambda each: each.walks)
+    lasts = worst.walks >= _SEVERAL or not worst.pid
+    many = f" and {len(processes) - 1} more process(es)" if len(processes) > 1 else ""
+    who = "A control group" if not worst.pid else f"PID {worst.pid}" + (f" of pod {uid}" if uid is not None else "")
+    what = "may hold the device" if blocks else "was never given the device, which is scrubbed all the same"
+    sentence = f"{who}{many} could not be looked through in {worst.walks} walk(s) ({worst.command}); it {what}."
+    evidence: dict[str, str | int | float | bool | None] = {
+        "pid": worst.pid,
+        "pod_uid": uid,
+        "processes": len(processes),
+        "walks": worst.walks,
+        "blocks": blocks,
+    }
+    if lasts:
+        evidence["news"] = work.instruments.strangers.is_news(work.device.id, f"uninspected {uid or 'node'}")
+    severity = Severity.DIRTY if blocks else Severity.NOTE
+    found = [Finding(Step.HOLDERS, "walk-unfinished", severity, sentence, evidence)]
+    if lasts and uid is not None:
+        found += [finding for each in processes if (finding := await _ended(work, uid, each)) is not None]
+    return found
+
+
+async def _ended(work: Work, uid: str, each: Uninspected) -> Finding | None:
+    """End a process of a pod that several walks did not get through, where the policy says so; None when it was not."""
+    policy, instruments = work.policy, work.instruments
+    if policy.uninspectable is not Uninspectable.END or policy.enforcement is not Enforcement.ENFORCE or not each.pid:
+        return None
+    if each.walks < _SEVERAL:
+        return None
+    if not may_be_ended(uid, work.device.id, work.record.open_grants, instruments.pods.reading):
+        return None
+    process = Process(each.pid, each.started)
+    try:
+        if await instruments.containers.end(Pod("", "", uid), (process,), policy.limits.question * 5):
+            return None
+    except Unreadable:
+        return None  # whether it is still the same process cannot be told
+    sentence = f"PID {each.pid} of pod {uid} could not be looked through in {each.walks} walks and was ended."
+    return Finding(Step.HOLDERS, "uninspected-ended", Severity.NOTE, sentence, {"pid": each.pid, "pod_uid": uid})
 
 
 def _who(holder: Holder, uid: str | None) -> str:

@@ -1,0 +1,98 @@
+"""The control group that a process belongs to, and whether it could open a device node by itself.
+
+A walk shares its time between groups, so that one pod's processes take no time from another's. The kernel's text is
+split at line feeds only: a group's name can hold any other character.
+
+Only a pod component that root has made counts: below a unit with a group of its own, or a user's session, names are free.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import NamedTuple
+
+__all__ = ["Group", "group_of", "is_confined", "pod_of_path"]
+
+_LENGTH = 1 << 16
+_POD_SLICE = re.compile(r"(?:.+-)?kubepods(?:-(?:burstable|besteffort))?-pod(?P<uid>[0-9A-Za-z_.]+)\.slice")
+_POD = re.compile(r"pod(?P<uid>[0-9A-Za-z.-]+)")
+_CLASSES = ("burstable", "besteffort")
+
+_CAP_SYS_MODULE, _CAP_SYS_RAWIO, _CAP_SYS_PTRACE, _CAP_SYS_ADMIN = 16, 17, 19, 21
+_POWERS = 1 << _CAP_SYS_MODULE | 1 << _CAP_SYS_RAWIO | 1 << _CAP_SYS_PTRACE | 1 << _CAP_SYS_ADMIN
+"""With one of these, in the node's own user namespace, a process gets at devices that its container was not given."""
+_CAPABILITIES = re.compile(rb"^Cap(?:Prm|Bnd):\s*([0-9a-f]+)$", re.MULTILINE)
+
+
+class Group(NamedTuple):
+    """Those who share a part of a walk's time.
+
+    Attributes:
+        key: the pod's UID, or the path of the control group.
+        pod: the UID; None for processes of the node.
+    """
+
+    key: str
+    pod: str | None
+
+
+_NONE = Group("/", None)
+
+
+def group_of(pid: int) -> Group | None:
+    """The group of ``pid``; None when it is gone. One that this user may not know is the node's."""
+    try:
+        descriptor = os.open(f"/proc/{pid}/cgroup", os.O_RDONLY | os.O_CLOEXEC)
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    except PermissionError:
+        return _NONE
+    try:
+        data = os.read(descriptor, _LENGTH)
+    except ProcessLookupError:
+        return None
+    finally:
+        os.close(descriptor)
+    paths = [line.split(b":", 2)[2].decode(errors="replace") for line in data.split(b"\n") if line.count(b":") > 1]
+    pods = {uid for path in paths if (uid := pod_of_path(path)) is not None}
+    if len(pods) == 1:
+        (pod,) = pods
+        return Group(pod, pod)
+    return Group(max(paths, key=len, default="/"), None)
+
+
+def pod_of_path(path: str) -> str | None:
+    """UID of the pod that a control group's path leads into; None when root has made no pod's component in it."""
+    parts = [part for part in path.split("/") if part not in ("", "..")]
+    for number, part in enumerate(parts):
+        if match := _POD_SLICE.fullmatch(part):
+            return match["uid"].replace("_", "-")
+        above = parts[number - 1] if number else ""
+        if number > 1 and above in _CLASSES:
+            above = parts[number - 2]
+        if above == "kubepods" and (match := _POD.fullmatch(part)):
+            return match["uid"]
+        # What leads to pods is slices, or one plain group. A unit's own group may have anything below it.
+        if part == "user.slice" or not (part.endswith(".slice") or number == 0 or part in ("kubepods", *_CLASSES)):
+            return None
+        if part.endswith((".service", ".scope")):
+            return None
+    return None
+
+
+def is_confined(pid: int) -> bool:
+    """Whether ``pid`` lacks every power to get at a device by itself: then it can only have been handed a descriptor.
+
+    What it may open is its container's device rules to say, which cannot be read on cgroup v2. Whoever may change those,
+    or read another process, is told by its capabilities. A pod that runs privileged and gives all of them away is not
+    told from others here: it can do to the node what root can.
+    """
+    try:
+        if os.readlink(f"/proc/{pid}/ns/user") != os.readlink("/proc/self/ns/user"):
+            return True  # its capabilities count in a namespace of its own
+        with open(f"/proc/{pid}/status", "rb") as file:
+            sets = [int(each, 16) for each in _CAPABILITIES.findall(file.read(_LENGTH))]
+    except (OSError, ValueError):
+        return False
+    return len(sets) == 2 and not any(each & _POWERS for each in sets)
