@@ -125,6 +125,14 @@ def test_devices_that_are_out_and_devices_that_are_only_observed_are_named(node:
     assert (observed.level, "device 0 (GPU-a)" in observed.sentence) == (Level.WARNING, True)
 
 
+def test_devices_with_processes_that_no_walk_gets_through_are_named(node: Node) -> None:
+    devices = tuple(replace(each, uninspected=1) for each in node.service.devices or ())
+    check = named(replace(node, service=replace(node.service, devices=devices)), "devices")[0]
+    assert check.level is Level.WARNING
+    assert check.sentence.startswith("Walks over /proc do not get through some processes")
+    assert "uninspectable: end" in check.remedy
+
+
 def test_without_the_service_nothing_is_said_of_what_only_it_knows(node: Node) -> None:
     said = named(serving(node, **NOBODY), "service")
     assert [check.level for check in said] == [Level.ERROR, Level.WARNING]

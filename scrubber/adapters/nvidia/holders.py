@@ -40,7 +40,8 @@ MARGIN = 16 * MIB
 """What the driver's own use may differ by from one look to the next."""
 
 _UNSEEN_BY_A_WALK = (
-    "holders: descriptors in flight in sockets and files registered with io_uring are seen by no walk over /proc"
+    "holders: no walk over /proc sees descriptors in flight in sockets or moved while their process is looked at, files "
+    "registered with io_uring, and what is held by way of /dev/nvidia-uvm or /dev/dri alone"
 )
 _UNASKED = (
     "holders: processes that have {nodes} open without a context of the driver's were not looked for on this path"

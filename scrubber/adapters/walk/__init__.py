@@ -4,7 +4,8 @@ Names are worth nothing here: a container can rename, bind-mount or make up any.
 file system (:mod:`.seeing`), it looks at every thread (:mod:`.look`), and a process that makes it slow costs the answer
 about that process alone (:mod:`.rounds`).
 
-A descriptor in flight over a socket, or registered with io_uring and closed, is seen by no walk.
+A descriptor in flight over a socket, or registered with io_uring and closed, is seen by no walk; nor is one that a process
+moves, from a number that is looked at later to one that was looked at before.
 """
 
 from scrubber.adapters.walk.look import Found, has_open, living_since, name_of, start_time
