@@ -86,6 +86,12 @@ MEANT_TO_EXPIRE: tuple[tuple[str, str, str], ...] = (
     ("test_cli_doctor", r"seconds=0\.3", "Nobody accepts the connection."),
     ("test_api_callers", r"silence=0\.05\) as front", "The connection never says anything."),
     ("test_metrics_tls", r"deadline=0\.2\)", "The request never comes to its end."),
+    ("test_metrics_tls", r"companions=1, patience=0\.1", "No companion may come: it is waited for in vain."),
+    (
+        "test_nvidia_holders",
+        r"look_budget=0\.02",
+        "A look that is cut goes on in the next walk, until the holder is found.",
+    ),
     # The kubelet emulator.
     ("test_emulator_allocation", r"sync_loop_health=0\.001", "The main loop is held until that was noticed."),
     ("test_emulator_containers", r"log_directory_removal=0\.02", "The pod is no more."),
