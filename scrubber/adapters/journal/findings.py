@@ -17,7 +17,7 @@ _NOTE, _DIRTY, _FAULT = Severity.NOTE, Severity.DIRTY, Severity.FAULT
 
 _STEPS: Final = {
     Step.HOLDERS: {
-        _NOTE: "ghost holders-unreadable infrastructure leftovers orphaned-eraser pod-ended stranger-ended "
+        _NOTE: "ghost holders-unreadable infrastructure leftovers more-holders orphaned-eraser pod-ended stranger-ended "
         "uninspected-ended walk-unfinished",
         _DIRTY: "earlier-pod-lives held held-by-own-pod leftovers-observed leftovers-unreadable more-holders unknown-holder "
         "walk-unfinished",

@@ -250,7 +250,9 @@ class NvidiaHolders:
         names = await self._names(known, started=True)
         holding = {each.pid for each in members}
         unfinished = tuple(each for each in cut_short if each.pid not in holding and each.pid not in names)
-        explained = unfinished or walk.relays or any(pid not in names for pid in holding)
+        # A confined process would need a context to have memory, and be in the driver's lists.
+        maybe = any(not each.confined for each in unfinished) or any(each.pod is None for each in walk.relays)
+        explained = maybe or any(pid not in names for pid in holding)
         return _Look(
             members,
             names,

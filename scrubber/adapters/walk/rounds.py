@@ -15,7 +15,9 @@ such a group, is not seen. The answer says how many processes that concerns.
 Processes that come and go: a list of ``/proc`` is true for the moment in which it is read. A process that ends before it is
 looked at may have left its descriptors to a child, which is in the next list. So lists are read until they have no new
 process that ended before it was looked at. Where each of many lists has such a one, and the same group produced one of
-them each time, that is a relay: it may carry the target along, and the answer names the group.
+them each time, that is a relay: it may carry the target along, and the answer names the group. A process whose parent lives
+and was looked through is no part of a relay: what it had at its beginning it had from that parent. A list that missed only
+such ones shows that there was no relay then; what else they were is listed as not covered.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from scrubber.adapters.walk.look import (
     Settled,
     living_since,
     name_of,
+    read_stat,
     start_of_user_process,
     start_time,
 )
@@ -217,6 +220,7 @@ class _Rounds:
     ) -> None:
         self._target = target
         self._named = named - excluded
+        self._excluded = excluded
         self._known = set(excluded | named)
         self._budget = budget
         self._clock = clock
@@ -225,6 +229,7 @@ class _Rounds:
         self._series = progress.series
         self._group = group
         self._groups: dict[int, Group] = {}
+        self._parents: dict[int, int | None] = {}
         self._spent: defaultdict[str | None, float] = defaultdict(float)
         """Seconds that each pod has had."""
         self._spent_late = 0.0
@@ -234,6 +239,8 @@ class _Rounds:
         """Start times of those who have ended, and may stay in lists until their parents have noticed."""
         self._relays: tuple[Relay, ...] = ()
         self._missed = 0
+        self._lists_ended = False
+        """Whether lists came to an end without one that had no new process that was missed."""
         self._settled: Settled = set()
         self._found: dict[int, Found] = {}
         self._closed_by: dict[int, int] = {}
@@ -275,7 +282,7 @@ class _Rounds:
             len(rows) - len(told),
             len(self._found) - len(holders),
             self._relays,
-            self._missed,
+            self._missed if self._lists_ended else 0,
             pieces,
         )
 
@@ -336,6 +343,13 @@ class _Rounds:
         found = self._group(pid)
         if found is not None:
             self._groups[pid] = found
+            self._parents[pid] = _parent(pid)
+
+    def _is_harmless(self, parent: int | None) -> bool:
+        """Whether a process has its descriptors from a parent that lives, and was looked through: then it held nothing."""
+        return parent in self._excluded or (
+            parent is not None and parent in self._through and _at(parent) == self._through[parent]
+        )
 
     def _pod_of(self, pid: int) -> str | None:
         found = self._groups.get(pid)
@@ -359,18 +373,23 @@ class _Rounds:
             self._place(pid)
             yield pid, moment
         because: set[Group | None] = {None}
+        always: set[Group | None] | None = None
+        gone: set[int] = set()
         for _ in range(_MOST_PASSES):
             yield from self._in_lists(moment, because)
             self._gone.clear()
             yield from self._longer(moment)
             # Who ended and had been looked at in part, or not at all, may have left its descriptors to a child: list again.
             gone = self._gone | self._ended(self._cut)
-            because = {self._groups.get(pid) for pid in gone}
             for pid in gone:
                 self._cut.pop(pid, None)
+            because = {self._groups.get(pid) for pid in gone}
+            always = because if always is None else always & because
             if all(self._is_late(pid) for pid in gone):
-                break
-        self._relayed(map(_relay, because))
+                self._relayed(map(_relay, because))
+                return
+        self._missed, self._lists_ended = self._missed + len(gone), True
+        self._relayed(map(_relay, always or ()))
 
     def _in_lists(self, moment: float, because: Iterable[Group | None]) -> Iterator[tuple[int, float]]:
         """All processes in a list of ``/proc``, until two in a row have no new one that ended before it was looked at.
@@ -397,9 +416,9 @@ class _Rounds:
             complete = 0 if self._gone else complete + 1
             if complete == _COMPLETE:
                 return
-            if self._gone:
-                missed.append(self._whose(self._gone))
-        self._missed += sum(sum(each.values()) for each in missed)
+            self._missed += len(self._gone)
+            missed.append(self._whose(pid for pid in self._gone if not self._is_harmless(self._parents.get(pid))))
+        self._lists_ended = True
         self._relayed(_relays(missed))
 
     def _ended(self, pids: Iterable[int]) -> set[int]:
@@ -437,7 +456,11 @@ class _Rounds:
         """
         groups = Counter(self._groups.get(pid) for pid in gone)
         if None in groups:
-            caught = {pid: self._group(pid) for _ in range(_SAMPLES) if (pid := _newest()) not in self._known}
+            caught: dict[int, Group | None] = {}
+            for _ in range(_SAMPLES):
+                newest = _newest()
+                if newest not in self._known and not self._is_harmless(_parent(newest)):
+                    caught[newest] = self._group(newest)
             groups += Counter({group for pid, group in caught.items() if group and not _lives(pid)})
         return groups
 
@@ -607,6 +630,14 @@ def _at(pid: int) -> int | None:
         return start_time(pid)
     except PermissionError:
         return None
+
+
+def _parent(pid: int) -> int | None:
+    try:
+        stat = read_stat(f"/proc/{pid}/stat")
+    except PermissionError:
+        return None
+    return None if stat is None else stat.parent
 
 
 def _lives(pid: int) -> bool:

@@ -172,9 +172,10 @@ async def _holders_left(work: Work, uncovered: list[str]) -> list[Finding]:
     more = report.more + len(report.holders) - len(named)
     if more:
         sentence = f"{more} more process(es) of the same pods and units hold the device."
-        only_infrastructure = all(each.kind is HolderKind.INFRASTRUCTURE for each in report.holders)
-        severity = Severity.NOTE if only_infrastructure else Severity.DIRTY
-        found.append(Finding(Step.HOLDERS, "more-holders", severity, sentence, {"more": more}))
+        if all(each.kind is HolderKind.INFRASTRUCTURE for each in report.holders):
+            found.append(Finding(Step.HOLDERS, "more-holders", Severity.NOTE, sentence, {"more": more}))
+        else:
+            found.append(Finding(Step.HOLDERS, "more-holders", Severity.DIRTY, sentence, {"more": more}))
     for owner, processes in sorted(owners.items(), key=lambda each: str(each[0])):
         found += await _unfinished(work, owner, processes)
     outside = [each for (_, blocks), processes in owners.items() if not blocks for each in processes]
@@ -280,8 +281,11 @@ async def _unfinished(work: Work, owner: Owner, processes: Sequence[Uninspected]
     }
     if lasts:
         evidence["news"] = work.instruments.strangers.is_news(work.device.id, f"uninspected {uid or 'node'}")
-    severity = Severity.DIRTY if blocks else Severity.NOTE
-    found = [Finding(Step.HOLDERS, "walk-unfinished", severity, sentence, evidence)]
+    found = [
+        Finding(Step.HOLDERS, "walk-unfinished", Severity.DIRTY, sentence, evidence)
+        if blocks
+        else Finding(Step.HOLDERS, "walk-unfinished", Severity.NOTE, sentence, evidence)
+    ]
     if lasts and uid is not None:
         found += [finding for each in processes if (finding := await _ended(work, uid, each)) is not None]
     return found
