@@ -93,6 +93,7 @@ def certify(
             why = f"left as it was, {_LET_GO.get(exception, f'as the policy lets {exception}')}"
         missing.append(f"{step.value}: {why}")
     missing.append(f"use: a process that used the device for less than {LONGEST_UNSEEN:g} s may not have been seen")
+    missing.append("use: a container that the kubelet starts without asking, while the plugin is not registered")
     return Certificate(
         id=certificate_id,
         node=identity.node,

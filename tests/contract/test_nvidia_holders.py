@@ -28,7 +28,8 @@ ALLOWANCE, MARGIN = 4 * MIB, MIB
 
 UNSEEN = (
     "holders: no walk over /proc sees descriptors in flight in sockets or moved while their process is looked at, files "
-    "registered with io_uring, and what is held by way of /dev/nvidia-uvm or /dev/dri alone"
+    "registered with io_uring, what is held by way of /dev/nvidia-uvm or /dev/dri alone, and device nodes that are opened "
+    "after it without a context of the driver's"
 )
 GONE = 4_000_000  # beyond any PID that Linux gives by default, and allowed
 

@@ -47,6 +47,12 @@ def test_every_certificate_says_that_a_short_use_can_go_unseen(path: Path) -> No
     assert line in certified(path, *ALL).not_covered
 
 
+@pytest.mark.parametrize("path", Path)
+def test_every_certificate_says_that_a_start_which_the_kubelet_does_not_announce_is_not_covered(path: Path) -> None:
+    line = "use: a container that the kubelet starts without asking, while the plugin is not registered"
+    assert line in certified(path, *ALL).not_covered
+
+
 def test_the_memory_claim_is_what_was_measured() -> None:
     short = replace(MEMORY, measured={"total_bytes": 8, "cleared_bytes": 7, "verified_bytes": 6})
     (claim,) = (line for line in certified(Path.SLOW, short).covered if line.startswith("memory"))

@@ -41,7 +41,8 @@ MARGIN = 16 * MIB
 
 _UNSEEN_BY_A_WALK = (
     "holders: no walk over /proc sees descriptors in flight in sockets or moved while their process is looked at, files "
-    "registered with io_uring, and what is held by way of /dev/nvidia-uvm or /dev/dri alone"
+    "registered with io_uring, what is held by way of /dev/nvidia-uvm or /dev/dri alone, and device nodes that are opened "
+    "after it without a context of the driver's"
 )
 _UNASKED = (
     "holders: processes that have {nodes} open without a context of the driver's were not looked for on this path"
