@@ -22,7 +22,7 @@ from scrubber.cli.asking import run
 from scrubber.cli.checks.asking import ask_kubelet, ask_service
 from scrubber.cli.checks.cgroups import cgroups
 from scrubber.cli.checks.finding import Check, Examination, Level, Node
-from scrubber.cli.checks.gpus import device_nodes, driver, persistenced, scrub_on_free
+from scrubber.cli.checks.gpus import device_nodes, driver, persistenced, scrub_on_free, unauthorized_use
 from scrubber.cli.checks.kubelet import kubelet, pid_namespace, plugins, pod_resources, pod_resources_socket
 from scrubber.cli.checks.ledger import ledger_disk, ledger_lock, signing_key, state_dir
 from scrubber.cli.checks.libraries import bindings, driver_libraries, libraries
@@ -127,6 +127,7 @@ CHECKS: tuple[Examination, ...] = (
     bindings,
     libraries,
     device_nodes,
+    unauthorized_use,
     scrub_on_free,
     persistenced,
     kubelet,

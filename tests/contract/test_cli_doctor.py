@@ -71,8 +71,8 @@ def test_a_node_that_is_set_up_well_has_nothing_to_do(node: Node) -> None:
         *("service", "version", "enforcement", "devices", "breaker", "break-glass", "policy", "permissions", "sockets"),
         *("capabilities", "state-dir", "ledger-disk", "ledger-lock", "signing-key", "key", "audit-head"),
         *("toolkit-envvar", "toolkit-volume-mounts", "cdi-annotations", "driver", "driver-libraries", "bindings"),
-        *("libraries", "device-nodes", "scrub-on-free", "persistenced", "kubelet", "plugins", "pod-resources"),
-        *("pid-namespace", "cgroups", "kernel", "clock"),
+        *("libraries", "device-nodes", "unauthorized-use", "scrub-on-free", "persistenced", "kubelet", "plugins"),
+        *("pod-resources", "pid-namespace", "cgroups", "kernel", "clock"),
     ]
 
 

@@ -75,11 +75,21 @@ def test_the_socket_that_the_service_names_is_the_one_that_counts(node: Node) ->
 
 def test_without_a_plugin_of_ours_no_pod_gets_a_gpu(node: Node) -> None:
     (node.root / KUBELET / "plugins_registry/scrubber-gpu-1.sock").unlink()
-    check = found(node, "plugins")
+    check = found(answering(node, KubeletSaid(asked=True, believed=True)), "plugins")
     assert (check.level, "No device plugin of ours" in check.sentence) == (Level.WARNING, True)
     assert "critical (alert ScrubberPluginAway)" in check.sentence, "a warning only because it may be still to come"
     assert (RUNBOOKS / "ScrubberPluginAway.md").read_text().splitlines()[2].startswith("**critical**")
     assert "scrubber-plugin.service" in check.remedy
+
+
+@pytest.mark.parametrize(("said", "level"), BY_BACKEND)
+def test_a_node_whose_containers_would_start_without_being_asked_for_is_named(
+    node: Node, said: dict[str, str], level: Level
+) -> None:
+    (node.root / KUBELET / "plugins_registry/scrubber-gpu-1.sock").unlink()
+    check = found(answering(serving(node, **said), KubeletSaid(asked=True, believed=True, has_devices=2)), "plugins")
+    assert (check.level, "2 containers have devices of ours" in check.sentence) == (level, True)
+    assert "If the kubelet is restarted, it starts their containers without asking the service." in check.sentence
 
 
 def test_a_socket_that_a_plugin_left_behind_is_no_plugin(node: Node) -> None:

@@ -43,6 +43,12 @@ def test_a_node_without_gpus_has_no_nodes_to_look_at(node: Node) -> None:
     assert "device-nodes" not in levels(node)
 
 
+@pytest.mark.parametrize(("backend", "told"), [("nvidia", True), ("sim", False), ("", False)])
+def test_where_use_is_seen_by_driver_contexts_alone_it_is_said(node: Node, backend: str, told: bool) -> None:
+    checks = [check for check in examine(serving(node, backend=backend)) if check.name == "unauthorized-use"]
+    assert [("only has a GPU's device node open is not seen" in check.sentence) for check in checks] == [True] * told
+
+
 # --- the driver
 
 

@@ -10,7 +10,7 @@ from scrubber.adapters.proc import number_in, value_in
 from scrubber.cli.checks.finding import Check, Level, Node, unseen
 from scrubber.cli.checks.looking import matching, mode_of, present, read_bytes, read_text
 
-__all__ = ["device_nodes", "driver", "driver_version", "persistenced", "scrub_on_free"]
+__all__ = ["device_nodes", "driver", "driver_version", "persistenced", "scrub_on_free", "unauthorized_use"]
 
 _VERSION = re.compile(r"\b(\d{3,}\.\d+(?:\.\d+)*)\b")
 _NO_SCRUB_ON_FREE = re.compile(r"RmDisableScrubOnFree\s*[=:]\s*(?:0x)?0*[1-9a-f]", re.IGNORECASE)
@@ -124,3 +124,14 @@ def device_nodes(node: Node) -> Iterator[Check]:
         yield Check("device-nodes", Level.WARNING, sentence, remedy)
     elif nodes:
         yield Check("device-nodes", Level.OK, "No GPU's device node is open to every local user.")
+
+
+def unauthorized_use(node: Node) -> Iterator[Check]:
+    """How the service notices that a process uses a GPU without a grant, and what it does not notice."""
+    if node.service.backend != "nvidia":
+        return
+    sentence = (
+        "Between scrubs the service looks at driver contexts. A process that only has a GPU's device node open is not seen "
+        "before it makes a context, or before the next scrub by the slow path."
+    )
+    yield Check("unauthorized-use", Level.OK, sentence)

@@ -97,13 +97,17 @@ def plugins(node: Node) -> Iterator[Check]:
     if ours:
         yield Check("plugins", Level.OK, f"The device plugin listens on {ours[0]}.")
     else:
-        # No error: it is so on every node whose plugin is still to be installed, which the doctor is called before.
+        # A warning before the plugin is installed. An error once containers have devices: a kubelet that starts while no
+        # plugin is registered does not call PreStartContainer for them.
+        many = node.kubelet.has_devices
+        has = f", and {many} container{'s have' if many > 1 else ' has'} devices of ours" if many else ""
         sentence = (
-            f"No device plugin of ours listens in {directory}: the kubelet has no GPU to give to a pod, and pods that run "
-            "keep theirs. On a node that is in use this is critical (alert ScrubberPluginAway)."
+            f"No device plugin of ours listens in {directory}{has}: the kubelet has no GPU to give to a pod, and pods that run "
+            "keep theirs. If the kubelet is restarted, it starts their containers without asking the service. On a node that "
+            "is in use this is critical (alert ScrubberPluginAway)."
         )
         remedy = "systemctl enable --now scrubber-plugin.service; as a pod: kubectl apply -k deploy/kubernetes/base"
-        yield Check("plugins", Level.WARNING, sentence, remedy)
+        yield Check("plugins", _serious(node) if many else Level.WARNING, sentence, remedy)
 
 
 def pod_resources(node: Node) -> Iterator[Check]:
