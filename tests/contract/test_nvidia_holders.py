@@ -73,7 +73,11 @@ class Node:
         return self.run(OPEN, str(path))
 
     async def kinds(self, device: Device) -> dict[int, HolderKind]:
-        return {holder.pid: holder.kind for holder in (await self.holders.holders(device)).holders}
+        """By a walk that was not disturbed by processes of this machine that come and go."""
+        while True:
+            report = await self.holders.holders(device)
+            if all(each.pid for each in report.unfinished):
+                return {holder.pid: holder.kind for holder in report.holders}
 
     async def not_covered(self, device: Device) -> list[str]:
         """Without what concerns other processes of this machine, and without what no walk sees."""
