@@ -52,8 +52,8 @@ _WRITES = frozenset({"event", "condition", "label", "eviction"})
 _REFUSALS = frozenset(
     {
         *(each.code for each in vars(errors).values() if isinstance(each, type) and issubclass(each, ScrubberError)),
-        *("breaker", "earlier-pod-lives", "foreign-assignment", "pod-unreadable", "reassigned", "scrub-held-up"),
-        *("scrubbing", "sharing", "spent", "starting", "unassigned", "unexpected", "unknown-method"),
+        *("breaker", "earlier-pod-lives", "foreign-assignment", "held-by-own-pod", "pod-unreadable", "reassigned"),
+        *("scrub-held-up", "scrubbing", "sharing", "spent", "starting", "unassigned", "unexpected", "unknown-method"),
     }
 )
 """Every error's own code, and those that the service gives instead where it can say more."""
