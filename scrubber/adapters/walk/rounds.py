@@ -30,6 +30,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from scrubber.adapters.proc import fields_in, number_in
 from scrubber.adapters.walk.group import Group, group_of, is_confined
 from scrubber.adapters.walk.look import (
     Found,
@@ -622,7 +623,7 @@ def _relay(group: Group | None) -> Relay:
 def _newest() -> int:
     """PID of the process, or thread, that was made last on this node."""
     with open("/proc/loadavg", "rb") as file:
-        return int(file.read(_LOADAVG_LENGTH).split()[-1])
+        return number_in(fields_in(file.read(_LOADAVG_LENGTH).removesuffix(b"\n"))[-1])
 
 
 def _at(pid: int) -> int | None:
