@@ -66,6 +66,7 @@ DEVICE = pb.Device(
     failures=2,
     waits="Its reset waits for device 4, which is in use.",
     strangers=["PID 4711 (python) of no pod uses it without a grant."],
+    uninspected=["PID 4712 (crowd) of pod 77aa could not be looked through in 4 walks."],
     tenancies=[
         pb.Tenancy(
             grant=4,
