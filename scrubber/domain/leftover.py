@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -39,19 +39,19 @@ class Standing:
     elsewhere: bool = False
 
 
-def own_standing(processes: Iterable[Process], *, sandbox: Iterable[Process], cgroup: str) -> Standing:
+def own_standing(processes: Iterable[Process], *, sandbox: Iterable[Process], cgroups: Collection[str]) -> Standing:
     """Where the earlier use of a device by the very pod that is starting on it stands.
 
     The kubelet starts a container only when no earlier run of it lives, so a pod's other containers say nothing about the
-    device: whoever of them holds it is found as a holder. Only the container that had it last may still be ending.
+    device: whoever of them holds it is found as a holder. Only a container that had it may still be ending.
 
     Args:
         processes: all of the pod.
         sandbox: those among them that are its sandbox.
-        cgroup: name of the container that had the device last; empty where that is not known.
+        cgroups: names of the containers that had the device; empty where that is not known.
     """
     everything = tuple(sorted(processes))
-    had = tuple(process for process in everything if cgroup and process.container == cgroup)
+    had = tuple(process for process in everything if process.container in cgroups)
     if had:
         return Standing(PodState.LIVING, had)
     return Standing(PodState.OVER, elsewhere=bool(remaining(everything, sandbox)))

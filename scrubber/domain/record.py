@@ -39,8 +39,8 @@ class Grant:
         exception: the policy rule that stood in for a certificate (``"same-container"``, ``"observe"``,
             ``"break-glass"``, ``"adopted"``).
         baseline: processes of the pod that stood there before its first grant.
-        cgroup: name of the container cgroup that was created first after the grant, which is that of the container that
-            started on it; empty while none was seen.
+        cgroups: names of the container cgroups that had the device by grants of the pod since it was last clean, oldest
+            first: of each grant the container that was created first after it. One is missing where it was not seen.
     """
 
     sequence: int
@@ -51,7 +51,7 @@ class Grant:
     certificate: str | None = None
     exception: str | None = None
     baseline: tuple[Process, ...] = ()
-    cgroup: str = ""
+    cgroups: tuple[str, ...] = ()
 
     @property
     def pod(self) -> Pod | None:
@@ -74,6 +74,9 @@ class Glass:
     reason: str
     actor: str
 
+
+_MOST_CGROUPS = 16
+"""Containers of one pod that a grant remembers: of those that crash again and again only the last can still be ending."""
 
 _MOST_LASTING = 32
 """Warnings that a record keeps: a driver may say anything."""
@@ -154,6 +157,10 @@ class DeviceRecord:
         """Sequence of the last grant; 0 when there was none."""
         return 0 if self.last_grant is None else self.last_grant.sequence
 
+    def grants_of(self, pod: Pod | None) -> tuple[Grant, ...]:
+        """The open grants of ``pod``; none where its UID is not known."""
+        return tuple(each for each in self.open_grants if pod is not None and pod.uid is not None and each.pod == pod)
+
     @property
     def advertised(self) -> bool:
         """Whether the kubelet is told ``Healthy``."""
@@ -220,7 +227,9 @@ class DeviceRecord:
             certificate=certificate,
             rests_on=certificate.id,
             certificates=certificate.sequence,
-            open_grants=tuple(each for each in self.open_grants if starting is not None and each.pod == starting),
+            open_grants=tuple(
+                replace(each, cgroups=()) for each in self.open_grants if starting is not None and each.pod == starting
+            ),
             must_reset=self.must_reset and not was_reset,
             watched=True,
             tainted=False,
@@ -257,7 +266,7 @@ class DeviceRecord:
             container: its name, where the kubelet's list named another container of the pod.
         """
         assert self.last_grant is not None
-        grant = replace(self.last_grant, cgroup=cgroup)
+        grant = replace(self.last_grant, cgroups=(*self.last_grant.cgroups, cgroup)[-_MOST_CGROUPS:])
         if container is not None and grant.assignment is not None:
             grant = replace(grant, assignment=replace(grant.assignment, container=container))
         grants = tuple(grant if each.sequence == grant.sequence else each for each in self.open_grants)
@@ -276,12 +285,9 @@ class DeviceRecord:
             fast: the fast path's own certificate, when it issued one.
             certain: whether PodResources itself named the assignment; a hint is good enough to wait for, not to trust.
         """
-        mine = grant.pod
-        others = tuple(
-            each
-            for each in self.open_grants
-            if mine is None or mine.uid is None or each.pod is None or each.pod != mine
-        )
+        others = tuple(each for each in self.open_grants if each not in self.grants_of(grant.pod))
+        if self.hygiene is Hygiene.CLEAN and grant.exception is None:
+            others = ()  # nobody is granted a clean device before the pods of all earlier grants are over
         return self._next(
             hygiene=HYGIENE(self.hygiene, HygieneEvent.GRANTED),
             certificate=None,

@@ -58,12 +58,13 @@ async def follow_start(start: AwaitedStart, keepers: Sequence[Keeper], *, instru
         start.created.cancel()
     if start.created.cancelled():
         return
+    at = instruments.clock.wall()
     container = await _name(start, instruments)
     for keeper, grant in granted:
         named = instruments.pods.reading.naming(keeper.device.id)
         if container is None or not any((each.pod, each.container) == (start.pod, container) for each in named):
             continue
-        instruments.pods.container_created(start.pod)
+        instruments.pods.container_created(start.pod, at)
         changed = grant.assignment is not None and container != grant.assignment.container
         # Without it the next start of the pod looks at holders only.
         with suppress(ScrubberError):

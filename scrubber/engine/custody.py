@@ -92,8 +92,14 @@ class Custody:
 
     @property
     def waiting(self) -> Pod | None:
-        """The pod whose start was refused last: nothing of it runs, so what heals the device need not wait for its end."""
-        return self._waiting
+        """The pod whose start was refused last, while the kubelet still has it start on the device."""
+        return self.starting(self._waiting)
+
+    def starting(self, pod: Pod | None) -> Pod | None:
+        """``pod``, as long as the kubelet gives it the device: one that was deleted meanwhile starts no more."""
+        pods = self._instruments.pods
+        given = pod is not None and any(each.pod == pod for each in pods.reading.naming(self.device.id))
+        return pod if pod is not None and given and not pods.absent(pod) else None
 
     def note_waiting(self, pod: Pod) -> None:
         """``pod`` keeps the device for as long as it waits for its start: to heal it after the pod's end would be never."""

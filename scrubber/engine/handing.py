@@ -196,7 +196,11 @@ class Handing:
         fast = replace(sealed(fast, instruments.signer), next_grant=sequence)
         check = replace(ready.check, certificate=fast.id)
         assignment = None if ready.assignment is None else replace(ready.assignment, shares=ready.shares)
-        grant = Grant(sequence, assignment, ready.kind, now, instruments.identity.boot, fast.id, exception, baseline)
+        own = record.grants_of(None if assignment is None else assignment.pod)
+        cgroups = own[-1].cgroups if own else ()
+        grant = Grant(
+            sequence, assignment, ready.kind, now, instruments.identity.boot, fast.id, exception, baseline, cgroups
+        )
         spent = (fast,) if used is None else (replace(used, next_grant=sequence), fast)
         seconds = instruments.clock.monotonic() - self._began
         after = record.granted(grant, fast, certain=ready.certain)

@@ -54,8 +54,9 @@ def earlier_pod_lives(device: str, grant: Grant, where: Standing, asking: Pod | 
     """The refusal while the pod of an earlier grant may still act; that can be the pod that asks."""
     if grant.pod is not None and grant.pod == asking:
         return NotReady(
-            f"Device {device} waits for the end of container {grant.cgroup} of {grant.pod.namespace}/{grant.pod.name} "
-            f"itself, which had the device last ({len(where.processes) or 'an unknown number of'} processes). The device has "
+            f"Device {device} waits for the end of container "
+            f"{', '.join(sorted({each.container for each in where.processes}) or grant.cgroups)} of "
+            f"{grant.pod.namespace}/{grant.pod.name} itself, which had the device last ({len(where.processes) or 'an unknown number of'} processes). The device has "
             "to be cleared before this start.",
             public=f"Device {device} is in-use: an earlier run of this pod has not ended yet. The start is tried again.",
             code="earlier-pod-lives",

@@ -255,7 +255,7 @@ class Keeper(Possession):
             plan=plan,
             policy=self.policy,
             instruments=self._instruments,
-            standings=lambda: self.standings(asking),
+            standings=lambda: self.standings(self.starting(asking)),
             urgent=lambda: job.urgent,
             progress=job.progress,
             still=self._around.still,

@@ -130,9 +130,11 @@ class PodWatch:
             return following
         return replace(following, container=starting_container(following.container, init, starts))
 
-    def container_created(self, pod: Pod) -> None:
-        """A container of ``pod`` that was granted a device was created: it runs, however short its life is."""
-        self._ran[pod] = self._clock.wall()
+    def container_created(self, pod: Pod, at: float) -> None:
+        """A container of ``pod`` that was granted a device was created ``at`` (wall-clock seconds): it runs, however short
+        its life is.
+        """
+        self._ran[pod] = max(at, self._ran.get(pod, -math.inf))
 
     def ran(self, grant: Grant) -> bool:
         """Whether the pod of ``grant`` was seen to run since.
@@ -143,20 +145,24 @@ class PodWatch:
         return grant.pod is not None and self._ran.get(grant.pod, -math.inf) >= grant.at
 
     async def _own(self, pod: Pod, grant: Grant) -> Standing:
-        cgroup = grant.cgroup if self._is_corroborated(grant) else ""
+        cgroups = () if self._is_contradicted(grant) else grant.cgroups
         try:
             processes = await self._containers.processes(pod)
         except Unreadable:
-            return Standing(PodState.LIVING if cgroup else PodState.OVER, elsewhere=True)
-        return own_standing(processes, sandbox=presumed_sandbox(processes, held=False), cgroup=cgroup)
+            return Standing(PodState.LIVING if cgroups else PodState.OVER, elsewhere=True)
+        return own_standing(processes, sandbox=presumed_sandbox(processes, held=False), cgroups=cgroups)
 
-    def _is_corroborated(self, grant: Grant) -> bool:
-        """Whether the kubelet still says that the container of ``grant`` has its devices, as the ledger does."""
-        given = grant.assignment
-        return given is not None and any(
-            (each.pod, each.container) == (given.pod, given.container)
-            for device in given.devices
-            for each in self.reading.naming(device)
+    def _is_contradicted(self, grant: Grant) -> bool:
+        """Whether the kubelet certainly does not give the container of ``grant`` its devices, as the ledger says it did."""
+        given, reading = grant.assignment, self.reading
+        return given is None or (
+            reading.trust is Trust.TRUSTED
+            and reading.init_containers_known
+            and not any(
+                (each.pod, each.container) == (given.pod, given.container)
+                for device in given.devices
+                for each in reading.naming(device)
+            )
         )
 
     def _known_firsts(self, pod: Pod) -> dict[str, Process]:

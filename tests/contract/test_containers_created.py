@@ -96,4 +96,4 @@ def test_the_starts_of_a_pods_containers_are_counted_by_their_logs(tmp_path: Pat
     for name in ("init/0.log", "main/3.log", "main/2.log.20261121-100000.gz", "main/2.log", "side/not-a-log"):
         (directory / name).parent.mkdir(exist_ok=True)
         (directory / name).touch()
-    assert container_starts(tmp_path, pod) == {"init": 1, "main": 4}
+    assert container_starts(tmp_path, pod) == {"init": 1, "main": 4, "side": 0}

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from scrubber.domain.assignment import Reading
+from scrubber.domain.health import Health
 from tests.world.asking import STRICT, started
+from tests.world.kubelet import Tenant
 from tests.world.matter import Proc
 from tests.world.timeline import in_virtual_time
 from tests.world.world import World, a_world
@@ -11,6 +16,14 @@ from tests.world.world import World, a_world
 def plain_container(world: World, uid: str, name: str) -> Proc:
     """Start a container of the pod that has no device."""
     return world.matter.start(uid, f"{uid}/{name}#1", f"acme/{name}")
+
+
+def left_behind(world: World, tenant: Tenant) -> Proc:
+    """A child of the container that runs: it holds nothing, and outlives its parent in a PID namespace that the pod shares."""
+    assert tenant.first is not None
+    child = world.matter.fork(tenant.first)
+    child.holds.clear()
+    return child
 
 
 async def restart_service(world: World) -> None:
@@ -113,4 +126,74 @@ async def test_a_grant_is_named_after_the_init_container_that_started_again_on_i
         last = world.record().last_grant
         assert last is not None
         assert last.assignment is not None
-        assert (last.assignment.container, last.cgroup) == ("init", f"{tenant.uid}/init#2")
+        assert (last.assignment.container, last.cgroups[-1]) == ("init", f"{tenant.uid}/init#2")
+
+
+@in_virtual_time
+async def test_a_grant_of_a_pod_that_is_over_does_not_stay_open_beside_the_next_tenants() -> None:
+    async with a_world(devices=1, policy=STRICT) as world:
+        first = await started(world)
+        world.kubelet.exit(first, again=True)
+        await world.until(lambda: world.keeper().job is not None)
+        world.kubelet.force_delete(first, lives_on=0.0)  # deleted while the device is cleared for its restart
+        await world.until(lambda: world.record().certificate is not None)
+        second = await world.admit("umbrella", "serve-0", (0,))
+        assert second is not None
+        await world.until(lambda: second.running, within=90.0)
+        assert world.record().tenant == "umbrella"
+        assert [each.pod for each in world.record().open_grants] == [second.pod]
+
+
+@in_virtual_time
+async def test_a_sick_device_heals_although_the_pod_that_waited_for_it_is_gone_and_left_a_holder() -> None:
+    async with a_world(devices=1, policy=STRICT) as world:
+        first = await started(world)
+        side = world.matter.start(first.uid, f"{first.uid}/side#1", "acme/side", mounted=frozenset(first.devices))
+        world.matter.open(side, world.gpu().id)
+        world.gpu().came(95, 1)
+        world.signal(0)
+        await world.run(1.0)
+        world.kubelet.exit(first, again=True)
+        await world.run(10.0)
+        world.kubelet.force_delete(first, lives_on=0.0)
+        await world.until(lambda: world.record().health is Health.HEALTHY, within=900.0)
+        assert not side.alive
+
+
+@in_virtual_time
+async def test_nothing_is_cleared_under_the_init_container_that_had_the_device_while_the_checkpoint_cannot_be_read() -> (
+    None
+):
+    async with a_world(devices=1, policy=STRICT) as world:
+        tenant = await world.admit("acme", "train-0", (0,), init=True)
+        assert tenant is not None
+        await world.until(lambda: tenant.running)
+        await world.run(3.0)
+        child, reading = left_behind(world, tenant), world.kubelet.reading
+
+        def without_checkpoint() -> Reading:
+            return replace(reading(), hinted=(), init_containers_known=False)
+
+        world.kubelet.reading = without_checkpoint  # type: ignore[method-assign]
+        world.kubelet.exit(tenant, again=False)
+        await world.run(60.0)
+        assert not tenant.running
+        world.matter.end(child)
+        await world.until(lambda: tenant.running, within=60.0)
+
+
+@in_virtual_time
+async def test_what_is_left_of_an_earlier_run_is_waited_for_although_a_later_run_had_the_device_last() -> None:
+    async with a_world(devices=1) as world:
+        tenant = await started(world)
+        await world.run(3.0)
+        left = left_behind(world, tenant)
+        world.kubelet.exit(tenant, again=True)
+        await world.until(lambda: tenant.running)  # by the policy's exception for the same container
+        await world.run(3.0)
+        await restart_service(world)  # from here on it needs a certificate
+        world.kubelet.exit(tenant, again=True)
+        await world.run(60.0)
+        assert not tenant.running
+        world.matter.end(left)
+        await world.until(lambda: tenant.running, within=60.0)

@@ -219,7 +219,7 @@ async def test_a_pod_that_cannot_be_read_is_ended_after_its_grace_and_never_the_
     watch = watching(node)
     await watch.refresh()
     node.running = None
-    started = replace(GRANT, cgroup="main-1")
+    started = replace(GRANT, cgroups=("main-1",))
     assert (await own(watch, started)).state is PodState.LIVING
     assert (
         await own(watch, GRANT)
@@ -235,18 +235,22 @@ async def test_only_the_container_that_had_the_device_last_keeps_its_own_pod_wai
     watch = watching(node)
     await watch.refresh()
     node.running = (SANDBOX, Process(3, 21, "main-1"), Process(5, 25, "plain-1"))
-    assert (await own(watch, replace(GRANT, cgroup="main-1"))).processes == (Process(3, 21, "main-1"),)
-    after_it = await own(watch, replace(GRANT, cgroup="main-0"))
+    assert (await own(watch, replace(GRANT, cgroups=("main-1",)))).processes == (Process(3, 21, "main-1"),)
+    after_it = await own(watch, replace(GRANT, cgroups=("main-0",)))
     assert (after_it.state, after_it.elsewhere) == (PodState.OVER, True)
 
 
 async def test_a_container_that_the_kubelet_does_not_give_the_device_any_more_keeps_its_own_pod_from_nothing() -> None:
     node = Node()
     watch = watching(node)
+    node.running = (SANDBOX, Process(3, 21, "main-1"))
+    assert (
+        await own(watch, replace(GRANT, cgroups=("main-1",)))
+    ).state is PodState.LIVING  # nothing says otherwise yet
     node.listed = False
     await watch.refresh()
     node.running = (SANDBOX, Process(3, 21, "main-1"))
-    assert (await own(watch, replace(GRANT, cgroup="main-1"))).state is PodState.OVER
+    assert (await own(watch, replace(GRANT, cgroups=("main-1",)))).state is PodState.OVER
 
 
 async def test_what_stood_there_when_a_pod_was_adopted_is_no_baseline_of_a_grant() -> None:

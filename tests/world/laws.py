@@ -126,7 +126,17 @@ class Laws:
 
     def eraser_works(self, erasing: Erasing) -> None:
         for proc in self._strangers(erasing.gpu.id, None):
+            if self._starts_on_what_is_not_known(proc, erasing.gpu.id):
+                continue
             self.breach("5", f"{erasing.gpu.id} is cleared while {proc.label} (PID {proc.pid}) lives")
+
+    def _starts_on_what_is_not_known(self, proc: Proc, device: str) -> bool:
+        """Whether the device is cleared for the pod of ``proc`` itself, and which container of it had the device nobody saw:
+        the service was killed between the grant and the start. Then holders alone decide.
+        """
+        tenant, last = self._kubelet.of(proc.pod), self._vault.records[device].last_grant
+        unseen = last is not None and last.pod is not None and last.pod.uid == proc.pod and not last.cgroups
+        return unseen and tenant is not None and tenant.waiting and device not in proc.holds
 
     def resets(self, gpu: Gpu) -> None:
         self.health.resets(gpu)

@@ -36,12 +36,17 @@ class Creations:
             self.close()
             self._inotify, self._loop = Inotify(), loop
             loop.add_reader(self._inotify.fileno(), self._read)
-        for directory in directories:
-            self._inotify.add(directory)
-        known = frozenset(name for directory in directories for name in os.listdir(directory))
         future: asyncio.Future[str] = loop.create_future()
-        self._waiting[future] = (frozenset(directories), known)
+        self._waiting[future] = (frozenset(directories), frozenset())
         future.add_done_callback(self._forget)
+        try:
+            for directory in directories:
+                self._inotify.add(directory)
+            known = frozenset(name for directory in directories for name in os.listdir(directory))
+        except OSError:
+            future.cancel()
+            raise
+        self._waiting[future] = (frozenset(directories), known)
         return future
 
     def close(self) -> None:

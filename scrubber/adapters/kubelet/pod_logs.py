@@ -61,8 +61,8 @@ def read_pod_logs(directory: Path) -> PodLogs:
 def container_starts(directory: Path, pod: Pod) -> Mapping[str, int] | None:
     """How often each container of ``pod`` was started, by its logs in ``directory`` (``/var/log/pods``).
 
-    ``<container>/<restarts>.log`` is opened by the runtime at each start, after ``PreStartContainer`` was answered. None
-    when the pod's UID is not known, its directory is not there, or it cannot be read.
+    ``<container>/<restarts>.log`` is opened by the runtime at each start, after ``PreStartContainer`` was answered; a
+    directory without logs counts as 0 starts, and is there. None when the pod's UID is not known, its directory is not there, or it cannot be read.
     """
     if pod.uid is None:
         return None
@@ -75,8 +75,7 @@ def container_starts(directory: Path, pod: Pod) -> Mapping[str, int] | None:
             if left < 0:
                 return None
             runs = [int(match[1]) + 1 for each in logs if (match := _LOG.fullmatch(each)) is not None]
-            if runs:
-                starts[container] = max(runs)
+            starts[container] = max(runs, default=0)
     except OSError:
         return None
     return starts

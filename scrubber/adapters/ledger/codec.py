@@ -63,7 +63,7 @@ _GRANT = shape(
     certificate=optional(TEXT),
     exception=optional(TEXT),
     baseline=listed(_PROCESS),
-    cgroup=TEXT,
+    cgroups=listed(TEXT),
 )
 
 _CERTIFICATE = shape(
@@ -198,9 +198,9 @@ def _record_of_4(document: dict[str, Any]) -> None:
 
 
 def _grant_of_3(document: dict[str, Any] | None) -> None:
-    """Format 4 names the cgroup of the container that started on a grant; none was looked for before."""
+    """Format 4 names the cgroups of the containers that had a device; none was looked for before."""
     if document is not None:
-        document["cgroup"] = ""
+        document["cgroups"] = []
 
 
 def _record_of_5(document: dict[str, Any]) -> None:
