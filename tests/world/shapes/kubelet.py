@@ -67,6 +67,7 @@ class Container:
         ids: by resource, the kubelet's ids of what it was allocated.
         devices: what they mean.
         runs: how often it was started, over all sandboxes.
+        sandbox: the number of the sandbox that it ran in last.
         asked: PreStart was answered for the present run, or nobody had to be asked.
         stillborn: how many starts are still to fail after PreStart was answered.
         not_before: the kubelet does not try before.
@@ -87,6 +88,7 @@ class Container:
     refusals: int = 0
     refusal: str = ""
     crash_delay: float = 0.0
+    sandbox: int = 0
 
     def forgotten(self) -> None:
         """A kubelet that was restarted remembers no earlier try."""
@@ -269,7 +271,9 @@ class ShapedKubelet(Kubelet):
 
     def _to_start(self, pod: ShapedPod) -> tuple[list[Container], list[Container]]:
         """Init containers and main containers that are to be started now."""
-        inits, initialized = pod.inits, any(each.state is not State.WAITING for each in pod.mains)
+        # What ended for good in an earlier sandbox says nothing of this one: its init containers run again.
+        begun_here = [each for each in pod.mains if each.state is not State.WAITING and each.sandbox == pod.sandboxes]
+        inits, initialized = pod.inits, bool(begun_here)
         begun = [number for number, each in enumerate(inits) if each.state is not State.WAITING]
         due: list[Container] = []
         if not initialized and inits:
@@ -351,7 +355,7 @@ class ShapedKubelet(Kubelet):
         self._matter.end(helper)
         if sandbox is None or not sandbox.alive or sandbox is not pod.sandbox:
             return
-        box.runs += 1
+        box.runs, box.sandbox = box.runs + 1, pod.sandboxes
         label = f"{pod.pod.namespace}/{pod.uid}/{box.name}#{box.runs}"
         box.first = self._matter.start(pod.uid, group, label, mounted=box.devices, first=True)
         box.state = State.RUNNING
