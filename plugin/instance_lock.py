@@ -22,8 +22,8 @@ __all__ = ["InstanceLock"]
 class InstanceLock:
     """The lock of ``resource`` in ``directory``, which all instances share. Held until :meth:`release`.
 
-    The file begins with a dot, because the kubelet's plugin watcher looks at every other one, and is never removed: an
-    instance that waits for a removed file would not see the one that holds its successor.
+    The name begins with a dot, because the kubelet's plugin watcher looks at every other file. No instance removes the file,
+    but a kubelet may: some versions clear ``device-plugins/`` when they start. Only the lock of the file at :attr:`path` counts.
     """
 
     def __init__(self, directory: Path, resource: str) -> None:
@@ -39,10 +39,13 @@ class InstanceLock:
     def take(self) -> bool:
         """Take the lock if no other instance holds it; return whether this one does now.
 
-        Where there can be no lock (a read-only directory, a full disk), every instance registers, as without this module.
+        Call it before each registration: a lock whose file was removed or replaced is given up, and the file's successor
+        is locked. Where there can be no lock (a read-only directory, a full disk), every instance registers, as without
+        this module.
         """
-        if self._file is not None:
+        if self._file is not None and self._is_at_path(self._file):
             return True
+        self.release()
         try:
             file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError:
@@ -55,8 +58,18 @@ class InstanceLock:
         except OSError:
             os.close(file)
             return True
+        if not self._is_at_path(file):  # removed since it was opened; the caller tries again
+            os.close(file)
+            return False
         self._file = file
         return True
+
+    def _is_at_path(self, file: int) -> bool:
+        """Return whether ``file`` is what an instance that starts now would open."""
+        try:
+            return os.path.samestat(os.fstat(file), os.stat(self.path, follow_symlinks=False))
+        except OSError:
+            return False
 
     def release(self) -> None:
         """Let the next instance register; nothing to do when the lock is not held."""

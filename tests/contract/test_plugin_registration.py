@@ -372,6 +372,30 @@ async def test_instances_of_other_resources_do_not_wait_for_each_other(short_tmp
     second.release()
 
 
+async def test_the_lock_of_a_registered_instance_outlives_a_kubelet_that_clears_its_directory(short_tmp: Path) -> None:
+    older, newer = InstanceLock(short_tmp, RESOURCE), InstanceLock(short_tmp, RESOURCE)
+    assert older.take()
+    older.path.unlink()
+    assert older.take()
+    assert not newer.take()
+    older.release()
+    assert newer.take()
+    newer.release()
+
+
+async def test_an_instance_whose_lock_file_was_removed_waits_for_the_one_that_locked_its_successor(
+    short_tmp: Path,
+) -> None:
+    older, newer = InstanceLock(short_tmp, RESOURCE), InstanceLock(short_tmp, RESOURCE)
+    assert older.take()
+    older.path.unlink()
+    assert newer.take()
+    assert not older.take()
+    newer.release()
+    assert older.take()
+    older.release()
+
+
 async def test_where_no_lock_can_be_made_every_instance_registers(short_tmp: Path) -> None:
     assert InstanceLock(short_tmp / "missing", RESOURCE).take()
 
