@@ -3,7 +3,8 @@
 Promises: whoever connects keeps nobody else waiting, by silence or by slowness. The library's server shakes hands in the
 thread that accepts, where one silent client ends all scrapes; here each connection has a thread, a deadline, and few
 beside it. However many scrape, the page is made by one thread at a time and at most once a second for each form of it,
-because that thread competes with the calls that container starts wait for. Certificates that were replaced are taken up by
+because that thread competes with the calls that container starts wait for. The whole page, which Prometheus requests, is
+always answered: requests for a choice of metrics are limited apart from it. Certificates that were replaced are taken up by
 the next scrape, because a restart of the service would make every device dirty.
 """
 
@@ -19,10 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from socketserver import ThreadingMixIn
 from typing import Any, Protocol
+from urllib.parse import parse_qs, urlencode
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import Metric
+from prometheus_client.exposition import gzip_accepted
 from prometheus_client.registry import Collector
 
 from scrubber.api.listening import MOST_CONNECTIONS, Listener, listen
@@ -30,10 +33,8 @@ from scrubber.domain.errors import BadConfiguration
 
 __all__ = ["App", "Scraping", "ScrapingTimes", "Tls", "check", "page", "serve", "serve_on"]
 
-_MOST_FORMS = 8
-"""Forms of the page (format, compression, choice of metrics) that are made within :attr:`ScrapingTimes.fresh`."""
-_FORM = ("REQUEST_METHOD", "PATH_INFO", "QUERY_STRING", "HTTP_ACCEPT", "HTTP_ACCEPT_ENCODING")
-"""What of a request decides what its answer is."""
+_MOST_CHOSEN = 4
+"""Answers other than the whole page that are made within :attr:`ScrapingTimes.fresh`. The whole page has as many forms."""
 
 App = Callable[[dict[str, Any], Any], Iterable[bytes]]
 """A WSGI application."""
@@ -59,7 +60,7 @@ class ScrapingTimes:
     Attributes:
         deadline: of one connection, from its beginning to its end.
         tell: between two sentences about connections that came to nothing.
-        fresh: for which a page that was made is answered with again.
+        fresh: for which a page is used again after it was made.
     """
 
     deadline: float = 10.0
@@ -361,7 +362,7 @@ class _Handler(WSGIRequestHandler):
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What an application answered, and when it began to (monotonic seconds)."""
+    """What an application answered, and when it had (monotonic seconds)."""
 
     status: str
     headers: list[tuple[str, str]]
@@ -372,7 +373,7 @@ class _Answer:
 _BUSY = _Answer(
     "503 Service Unavailable",
     [("Content-Type", "text/plain; charset=utf-8"), ("Retry-After", "1")],
-    b"The metrics are scraped in too many different ways at once; try again in a second.\n",
+    b"Too many different choices of metrics are requested at once; try again in a second, or without name[].\n",
     0.0,
 )
 
@@ -387,31 +388,76 @@ class _Kept:
         self._page = page
         self._fresh = fresh
         self._now = now
-        self._answers: dict[tuple[str, ...], _Answer] = {}
+        self._answers: dict[_Form, _Answer] = {}
         self._lock = threading.Lock()
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        answer = self._answer(environ)
+        answer = self._answer(_Form.of(environ), environ)
         start_response(answer.status, list(answer.headers))
         return [answer.body]
 
-    def _answer(self, environ: dict[str, Any]) -> _Answer:
-        form = tuple(str(environ.get(name, "")) for name in _FORM)
+    def _answer(self, form: _Form, environ: dict[str, Any]) -> _Answer:
         with self._lock:
             now = self._now()
             self._answers = {each: kept for each, kept in self._answers.items() if now - kept.at < self._fresh}
             kept = self._answers.get(form)
-            if kept is None and len(self._answers) >= _MOST_FORMS:
+            if kept is None and not form.whole and sum(not each.whole for each in self._answers) >= _MOST_CHOSEN:
                 return _BUSY
             if kept is None:
-                kept = self._answers[form] = self._make(environ, now)
+                kept = self._answers[form] = self._make({**environ, **form.environ()})
             return kept
 
-    def _make(self, environ: dict[str, Any], now: float) -> _Answer:
+    def _make(self, environ: dict[str, Any]) -> _Answer:
         head: list[Any] = []
         body = b"".join(self._page(environ, lambda status, headers: head.extend((status, headers))))
         status, headers = head
-        return _Answer(status, list(headers), body, now)
+        # Fresh from now on, not from the beginning: of a page that took long to make, each waiting thread would make another.
+        return _Answer(status, list(headers), body, self._now())
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What decides the answer to a request. Headers and parameters that change nothing make no other form."""
+
+    method: str
+    icon: bool
+    names: tuple[str, ...]
+    openmetrics: bool
+    gzip: bool
+
+    @classmethod
+    def of(cls, environ: dict[str, Any]) -> _Form:
+        return cls(
+            environ["REQUEST_METHOD"],
+            environ["PATH_INFO"] == "/favicon.ico",
+            tuple(sorted(set(parse_qs(environ.get("QUERY_STRING", "")).get("name[]", [])))),
+            _prefers_openmetrics(environ.get("HTTP_ACCEPT", "")),
+            gzip_accepted(environ.get("HTTP_ACCEPT_ENCODING", "")),
+        )
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is the whole page, in one of its two formats, compressed or not."""
+        return self.method == "GET" and not self.icon and not self.names
+
+    def environ(self) -> dict[str, str]:
+        """A request for just this form."""
+        return {
+            "QUERY_STRING": urlencode([("name[]", name) for name in self.names]),
+            "HTTP_ACCEPT": "application/openmetrics-text; version=1.0.0" if self.openmetrics else "text/plain",
+            "HTTP_ACCEPT_ENCODING": "gzip" if self.gzip else "",
+        }
+
+
+def _prefers_openmetrics(accept: str) -> bool:
+    """Return whether OpenMetrics 1 comes before text 1 in an ``Accept`` header, as the library reads it."""
+    for offer in accept.split(","):
+        kind, _, parameters = offer.strip().partition(";")
+        if kind.strip() == "application/openmetrics-text" and "version=0" not in parameters:
+            return True
+        if kind.strip() == "text/plain" and "version=1" in parameters:
+            return False
+    return False
 
 
 def _reporting(page: App, tell: Callable[[str], None]) -> App:

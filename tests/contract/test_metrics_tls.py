@@ -35,7 +35,7 @@ from prometheus_client.registry import Collector
 
 from plugin.emulator.stage import Stage
 from scrubber.api.listening import listen_or_warn
-from scrubber.api.scraping import Scraping, ScrapingTimes, page, serve, serve_on
+from scrubber.api.scraping import Scraping, ScrapingTimes, _Kept, page, serve, serve_on
 from scrubber.config.settings import MetricsTls
 from scrubber.domain.errors import BadConfiguration
 from tests.ports import free_port
@@ -457,7 +457,7 @@ class Counting(Collector):
         yield GaugeMetricFamily("collections", "So far.", value=self.times)
 
     def describe(self) -> Iterator[Metric]:
-        return iter(())
+        return iter((GaugeMetricFamily("collections", "So far."),))
 
     def registry(self) -> CollectorRegistry:
         made = registry()
@@ -488,10 +488,59 @@ class TestScrapesCostTheDaemonLittle:
     def test_scrapes_that_all_differ_cause_a_bounded_number_of_collections(self) -> None:
         counting = Counting()
         with served(of=counting.registry(), fresh=3600.0) as scraping:
-            answers = [scrape(scraping, path=f"/metrics?number={number}")[0] for number in range(20)]
-            assert answers == [200] * 8 + [503] * 12
-            assert scrape(scraping, path="/metrics?number=3")[0] == 200
-        assert counting.times == 8
+            answers = [scrape(scraping, path=f"/metrics?name[]=collections&name[]={each}")[0] for each in range(20)]
+            assert answers == [200] * 4 + [503] * 16
+            assert scrape(scraping, path="/metrics?name[]=3&name[]=collections")[0] == 200
+        assert counting.times == 4
+
+    def test_clients_with_choices_of_their_own_do_not_keep_prometheus_from_the_page(self) -> None:
+        with served(fresh=3600.0) as scraping:
+            others = [f"/metrics?name[]={number}" for number in range(9)]
+            assert 503 in {scrape(scraping, path=path)[0] for path in others}
+            for query in ("", "?x=1", "?x=2"):
+                assert scrape(scraping, path=f"/metrics{query}")[0] == 200
+
+    def test_what_changes_nothing_about_the_page_causes_no_collection_of_its_own(self) -> None:
+        counting = Counting()
+        with served(of=counting.registry(), fresh=3600.0) as scraping:
+            assert {scrape(scraping, path=f"/{each}?x={each}") for each in range(20)} == {scrape(scraping)}
+        assert counting.times == 1
+
+    @pytest.mark.parametrize(
+        ("accept", "begins"),
+        [
+            ("application/openmetrics-text", "application/openmetrics-text; version=1.0.0"),
+            (
+                "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,text/plain;version=1.0.0;q=0.5",
+                "application/openmetrics-text; version=1.0.0",
+            ),
+            ("application/openmetrics-text;version=0.0.1,text/plain;version=0.0.4;q=0.5", "text/plain; version=0.0.4"),
+            (
+                "text/plain;version=1.0.0;q=0.6, application/openmetrics-text;version=1.0.0;q=0.5",
+                "text/plain; version=",
+            ),
+            ("*/*", "text/plain; version=0.0.4"),
+        ],
+    )
+    def test_a_scrape_gets_the_first_format_of_its_list_that_there_is(self, accept: str, begins: str) -> None:
+        with served() as scraping, closing(http.client.HTTPConnection(HOST, scraping.port, timeout=SOON)) as connection:
+            connection.request("GET", "/metrics", headers={"Accept": accept})
+            assert (connection.getresponse().getheader("Content-Type") or "").startswith(begins)
+
+    def test_a_page_that_took_long_to_make_answers_those_that_waited_for_it(self) -> None:
+        now = [0.0]
+        made: list[float] = []
+
+        def slow(_: dict[str, Any], start_response: Any) -> list[bytes]:
+            now[0] += 5.0
+            made.append(now[0])
+            start_response("200 OK", [])
+            return [b"page"]
+
+        kept = _Kept(slow, 1.0, lambda: now[0])
+        for _ in range(3):
+            kept({"REQUEST_METHOD": "GET", "PATH_INFO": "/metrics"}, lambda status, headers: None)
+        assert made == [5.0]
 
 
 class TestBothDaemons:
