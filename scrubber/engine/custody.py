@@ -125,6 +125,10 @@ class Custody:
         self.wake.set()
         self._changed()
 
+    def left_out(self) -> Change:
+        """The audit rows that a grant is committed with: for events of the device that had none. Only while :meth:`deciding`."""
+        return Change(events=self._disturbances.left_out())
+
     def believe_granted(self, record: DeviceRecord, allocations: int) -> None:
         """Take over a record with a new grant: it settles the allocations that it knew of, and nobody was seen since."""
         self._allocations_granted = allocations

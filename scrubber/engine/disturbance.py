@@ -3,6 +3,9 @@
 Whoever can open a device can void its certificate as often as it is made. Each time costs a scrub and audit rows, so without a
 bound a single process would push everybody's history out of the audit trail within hours. A start that waits for the device is
 never held up by this.
+
+Every event is counted in some row. What was left out last of each kind gets its row together with the next grant, so the scrub
+and the certificate that a grant rests on are in the audit trail with it.
 """
 
 from __future__ import annotations
@@ -21,7 +24,8 @@ _FORGOTTEN = 2 * _LONGEST_PAUSE
 """Seconds without a disturbance after which the next one counts as the first."""
 _TOLD_AGAIN = 60.0
 """Seconds for which events of one kind and cause share a row."""
-_COALESCED = frozenset({"certificate.issued", "device.touched", "scrub.finished", "scrub.started", "use.ungranted"})
+_TOUCHED, _USER = "device.touched", "use.ungranted"
+_COALESCED = frozenset({"certificate.issued", "scrub.finished", "scrub.started", _TOUCHED, _USER})
 """Events that a process without a grant can cause as often as it wants."""
 
 _BY_A_PROCESS = frozenset({"fence-broken", "held", "unknown-holder", "walk-unfinished"})
@@ -37,10 +41,27 @@ def was_disturbed(scrub: ScrubRecord) -> bool:
 
 @dataclass(slots=True)
 class _Told:
-    """When events of one kind last got a row, and how many came since without one."""
+    """When events of one kind last got a row, and those that came since without one: how many, and the last two of them."""
 
     at: float
-    untold: int = 0
+    left_out: int = 0
+    last: Event | None = None
+    before: Event | None = None
+
+    def leave_out(self, event: Event) -> None:
+        self.left_out, self.last, self.before = self.left_out + 1, event, self.last
+
+    def rows(self, *, apart: bool = False) -> tuple[Event, ...]:
+        """The row for what was left out; none when nothing was.
+
+        Args:
+            apart: the last event has a row of its own.
+        """
+        if self.last is None:
+            return ()
+        if apart and self.before is not None:
+            return _counting(self.before, self.left_out - 1), self.last
+        return (_counting(self.last, self.left_out),)
 
 
 class Disturbances:
@@ -64,7 +85,7 @@ class Disturbances:
         self._last, self._allocations = now, allocations
 
     def forget(self) -> None:
-        """The device was granted: its next scrub is for that use."""
+        """The device was granted, and :meth:`left_out` has its rows: the next scrub is for that use."""
         self._times = 0
         self._told.clear()
 
@@ -76,37 +97,56 @@ class Disturbances:
         return max(0.0, self._last + pause - self._clock.monotonic())
 
     def coalesced(self, events: Iterable[Event]) -> tuple[Event, ...]:
-        """``events`` without those whose kind got a row within the last minute; the next row of a kind counts them.
+        """The rows for ``events``: none for those whose kind got one within the last minute. The next row of a kind counts them.
 
-        Everything is kept until the device was disturbed twice, and so is whatever a person ordered.
+        Everything has a row until the device was disturbed twice, and so has whatever a person ordered. Rows come first for
+        what was left out over a minute ago. The touch that led to a row that names a user has a row of its own before it.
         """
-        if self._times < 2:
-            return tuple(events)
         now = self._clock.monotonic()
-        kept: list[Event] = []
+        rows: list[Event] = []
+        written: set[_Kind | None] = set()
         for event in events:
-            told = self._told.get(_kind(event)) if event.name in _COALESCED and event.actor == "service" else None
-            if told is not None and now - told.at < _TOLD_AGAIN:
+            kind = _kind(event)
+            told = None if kind is None or kind in written else self._told.get(kind)
+            if told is not None and self._times >= 2 and now - told.at < _TOLD_AGAIN:
                 continue
-            if told is not None and told.untold:
-                kept.append(replace(event, fields={**event.fields, "times": told.untold + 1}))
-            else:
-                kept.append(event)
-        return tuple(kept)
+            rows.append(event if told is None else _counting(event, told.left_out + 1))
+            written.add(kind)
+        names_user = any(row.name == _USER for row in rows)
+        earlier: list[Event] = []
+        for kind, told in self._told.items():
+            if kind in written:
+                continue
+            if names_user and kind[0] == _TOUCHED:
+                earlier += told.rows(apart=True)
+            elif now - told.at >= _TOLD_AGAIN:
+                earlier += told.rows()
+        return (*earlier, *rows)
 
     def stored(self, events: Iterable[Event], rows: Iterable[Event]) -> None:
         """Of ``events``, ``rows`` are in the audit trail now; the others are to be counted in the next row of their kind."""
         now = self._clock.monotonic()
-        self._told = {kind: told for kind, told in self._told.items() if now - told.at < _FORGOTTEN}
-        written = {_kind(row) for row in rows}
+        written = {kind for row in rows if (kind := _kind(row)) is not None}
+        self._told |= {kind: _Told(now) for kind in written}
         for event in events:
-            if event.name in _COALESCED and _kind(event) in written:
-                self._told[_kind(event)] = _Told(now)
-            elif event.name in _COALESCED and _kind(event) in self._told:
-                self._told[_kind(event)].untold += 1
+            kind = _kind(event)
+            if kind is not None and kind not in written:
+                self._told[kind].leave_out(event)
+        self._told = {kind: told for kind, told in self._told.items() if told.left_out or now - told.at < _TOLD_AGAIN}
+
+    def left_out(self) -> tuple[Event, ...]:
+        """A row for each kind of which events were left out since its last one. The last such event of a kind stands in it."""
+        return tuple(row for told in self._told.values() for row in told.rows())
 
 
-def _kind(event: Event) -> _Kind:
-    """What events have in common that share a row: their name and their cause. Found residue is never left out."""
+def _counting(event: Event, times: int) -> Event:
+    """``event`` as the row of so many."""
+    return event if times == 1 else replace(event, fields={**event.fields, "times": times})
+
+
+def _kind(event: Event) -> _Kind | None:
+    """What events have in common that share a row: their name and their cause. None for one that has a row of its own."""
+    if event.name not in _COALESCED or event.actor != "service":
+        return None
     found = event.scrub if event.fields.get("residue_bytes") or event.fields.get("leftovers") else None
     return (event.name, str(found), *(str(event.fields.get(each)) for each in ("outcome", "use", "pod_uid", "path")))

@@ -123,14 +123,16 @@ class Handing:
                     return None
             if any(keeper.policy != each.policy for keeper, each in zip(self._keepers, ready, strict=True)):
                 return None  # it was judged by rules that are in force no more, or a glass was mended meanwhile
-            change, granted = Change(), []
+            change, granted, left_out = Change(), [], Change()
             for keeper, each, baseline in zip(self._keepers, ready, baselines, strict=True):
                 part, answer = self._one(keeper, each, baseline)
                 change |= part
                 granted.append(answer)
+                left_out |= keeper.left_out()
 
             async def store_and_believe() -> None:
-                await self._instruments.ledger.commit(change)
+                # What was left out of the audit trail is in the log already, and is counted.
+                await self._instruments.ledger.commit(left_out | change)
                 for keeper, record, each in zip(self._keepers, change.records, ready, strict=True):
                     keeper.believe_granted(record, each.allocations)
                 self.granted = tuple(granted)

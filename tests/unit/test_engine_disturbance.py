@@ -13,6 +13,7 @@ from scrubber.adapters.clock import SystemClock
 from scrubber.domain.hygiene import Hygiene
 from scrubber.engine.disturbance import Disturbances
 from scrubber.ports import Event
+from tests.world.asking import STRICT
 from tests.world.matter import Proc
 from tests.world.timeline import in_virtual_time
 from tests.world.world import World, a_world
@@ -142,6 +143,89 @@ def test_every_event_has_its_row_until_a_device_was_disturbed_twice() -> None:
     disturbances = Disturbances(Now())
     disturbances.note(1)
     assert [len(stored(disturbances, event("scrub.finished"))) for _ in range(3)] == [1, 1, 1]
+
+
+def disturbed(now: Now | None = None) -> Disturbances:
+    """Of a device that was disturbed twice: events of one kind share rows."""
+    disturbances = Disturbances(now or Now())
+    for _ in range(2):
+        disturbances.note(1)
+    return disturbances
+
+
+def test_what_was_left_out_is_counted_in_the_row_that_the_next_grant_brings() -> None:
+    disturbances = disturbed()
+    for number in range(5):
+        stored(disturbances, event("certificate.issued", certificate=f"cert-{number}"))
+    (row,) = disturbances.left_out()
+    assert (row.fields["certificate"], row.fields["times"]) == ("cert-4", 4)
+    disturbances.forget()
+    assert disturbances.left_out() == ()
+
+
+def test_a_quiet_time_after_which_a_device_begins_anew_leaves_no_event_uncounted() -> None:
+    disturbances = disturbed(now := Now())
+    for _ in range(3):
+        stored(disturbances, event("device.touched"))
+    now.seconds += 3_600.0
+    disturbances.note(1)
+    assert stored(disturbances, event("device.touched")) == [("device.touched", 3)]
+
+
+def test_what_was_left_out_over_a_minute_ago_has_its_row_with_the_next_change_of_the_device() -> None:
+    disturbances = disturbed(now := Now())
+    for _ in range(4):
+        stored(disturbances, event("scrub.finished", outcome="held-up"))
+    now.seconds += MINUTE
+    assert stored(disturbances, event("health.suspect")) == [("scrub.finished", 3), ("health.suspect", 1)]
+    assert stored(disturbances, event("health.suspect")) == [("health.suspect", 1)]
+
+
+def test_the_row_of_what_a_person_ordered_takes_no_other_scrub_off_the_count() -> None:
+    disturbances = disturbed(now := Now())
+    for _ in range(3):
+        stored(disturbances, event("scrub.started"))
+    stored(disturbances, event("scrub.started", actor="uid:0"))
+    now.seconds += MINUTE
+    assert stored(disturbances, event("scrub.started")) == [("scrub.started", 3)]
+
+
+def test_two_users_share_no_row_for_the_touches_that_led_to_theirs() -> None:
+    disturbances = disturbed()
+    first, second = (event("use.ungranted", pod_uid=uid) for uid in "ab")
+    made = []
+    for user in (first, first, first, second, second):
+        made += stored(disturbances, event("device.touched"))
+        made += stored(disturbances, user)
+    once = [("device.touched", 1), ("use.ungranted", 1)]
+    assert made == [*once, ("device.touched", 2), *once]
+    left = {(row.name, row.fields.get("pod_uid"), row.fields.get("times", 1)) for row in disturbances.left_out()}
+    assert left == {("device.touched", None, 1), ("use.ungranted", "a", 2), ("use.ungranted", "b", 1)}
+
+
+@pytest.mark.parametrize("scrubbed_before", [False, True], ids=["the start waits for the scrub", "the device is clean"])
+@in_virtual_time
+async def test_the_scrub_that_a_grant_rests_on_has_its_rows_however_often_the_device_was_disturbed(
+    scrubbed_before: bool,
+) -> None:
+    async with a_world(1, policy=STRICT) as world:
+        for _ in range(4):
+            await world.until(lambda: world.record().certificate is not None)
+            user = world.matter.start(None, "host", "host/x/y#1")
+            world.matter.open(user, world.gpu().id)
+            await world.until(lambda: world.record().certificate is None)
+            world.matter.end(user)
+        if scrubbed_before:
+            await world.until(lambda: world.record().certificate is not None)
+        tenant = await world.admit("umbrella", "serve-0", (0,))
+        assert tenant is not None
+        await world.until(lambda: tenant.running)
+        (grant,) = [row for row in rows(world) if row.name == "handover.granted"]
+        (issued,) = [row for row in rows(world) if row.fields.get("certificate") == grant.fields["rests_on"]]
+        assert issued.name == "certificate.issued"
+        assert {row.name for row in rows(world) if row.scrub == issued.scrub} >= {"scrub.started", "scrub.finished"}
+        assert world.journal is not None
+        assert [each.fields.get("certificate") for each in world.journal.events].count(grant.fields["rests_on"]) == 1
 
 
 @pytest.mark.parametrize("scrubs_too", [False, True])
