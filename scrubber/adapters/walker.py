@@ -58,13 +58,21 @@ def about(
     named: Iterable[int] = (),
     budget: Budget | None = None,
     first: Iterable[str] = (),
+    own: Iterable[int] = (),
+    scrub: str | None = None,
 ) -> Message:
-    """The question who holds ``target``; see :func:`scrubber.adapters.walk.walk`."""
+    """The question who holds ``target``; see :func:`scrubber.adapters.walk.walk`.
+
+    Args:
+        scrub: the id of the scrub that asks: what its walks left unfinished goes on. None: nothing goes on.
+    """
     wanted: Message = {
         "excluded": sorted(excluded),
         "named": sorted(named),
         "milliseconds": [int(each * _MILLISECONDS) for each in budget or Budget()],
         "first": sorted(first),
+        "own": sorted(own),
+        "scrub": scrub,
     }
     if isinstance(target, File):
         return {"file": [target.device, target.inode], **wanted}
@@ -74,7 +82,8 @@ def about(
 class Walker:
     """Answers questions that :func:`about` made; one child's.
 
-    What a walk left unfinished goes on in the next one for the same target. A child that is replaced begins anew.
+    What a walk left unfinished goes on in the next one for the same target and the same scrub. A child that is replaced
+    begins anew.
     """
 
     def __init__(self, walk: Callable[..., Walk] = walk) -> None:
@@ -86,13 +95,16 @@ class Walker:
         target = _target(question)
         if target not in self._progress and len(self._progress) >= _MOST_TARGETS:
             self._progress.clear()
+        progress = self._progress.setdefault(target, Progress())
+        progress.begin(_scrub(question))
         found = self._walk(
             target,
             _numbers(question, "excluded"),
             _numbers(question, "named"),
             _budget(question),
             first=_texts(question, "first"),
-            progress=self._progress.setdefault(target, Progress()),
+            progress=progress,
+            own=_numbers(question, "own"),
         )
         return {
             "holders": [list(holder) for holder in found.holders],
@@ -163,7 +175,7 @@ def uninspected(unfinished: Iterable[Unfinished], relays: Iterable[Relay]) -> tu
             f"processes of {f'pod {each.pod}' if each.pod else each.group or 'an unknown control group'} come and go "
             "faster than they can be looked at",
             pod=each.pod,
-            confined=each.pod is not None,
+            confined=each.confined,
         )
         for each in relays
     )
@@ -193,10 +205,10 @@ def _unfinished(
     return Unfinished(pid_, started_, name, uid_, why, _whole(*parts), bool(confined_), walks_)
 
 
-def _relay(group: object, pod: object) -> Relay:
+def _relay(group: object, pod: object, confined: object) -> Relay:
     if not isinstance(group, str) or not (pod is None or isinstance(pod, str)):
         raise TypeError("A group is a text, and so is a pod.")
-    return Relay(group, pod)
+    return Relay(group, pod, confined is True)
 
 
 def _whole(*numbers: object) -> tuple[int, ...]:
@@ -233,6 +245,13 @@ def _texts(question: Message, key: str) -> list[str]:
     found = question.get(key)
     if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
         raise Fault("unreadable", f"A question about holders has a list of texts under {key!r}.")
+    return found
+
+
+def _scrub(question: Message) -> str | None:
+    found = question.get("scrub")
+    if not (found is None or isinstance(found, str)):
+        raise Fault("unreadable", "A question about holders has a scrub's id, or null.")
     return found
 
 

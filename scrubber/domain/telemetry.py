@@ -89,7 +89,8 @@ class Uninspected:
         started: start time in clock ticks since boot.
         command: its name and what went wrong, for the operator only.
         pod: UID of the pod that the control group is; only where there is no PID to ask about.
-        confined: it has no power of its own to get at a device: it can only have been handed a descriptor.
+        confined: it was not seen to be able to open the device by itself: it has none of the capabilities that lead to devices,
+            and no node of the device is in its ``/dev``. No proof: it may hide a node, or hold a descriptor.
         walks: how many walks in a row did not get through it and its neighbours; each goes on where the last one stopped.
     """
 

@@ -60,10 +60,10 @@ def may_be_ended(uid: str | None, device: str, grants: Iterable[Grant], reading:
 def may_hold_unseen(uid: str | None, device: str, grants: Iterable[Grant], reading: Reading, *, confined: bool) -> bool:
     """Whether a process of pod ``uid`` that could not be looked through keeps the device from being scrubbed.
 
-    It does not if it can only have been handed a descriptor by another process: it is confined, and its pod was never
-    given the device, by a list that is trusted. Otherwise any pod could keep every device of its node out of use, by being
-    slow to look through. A descriptor alone shows nothing of what was on the device, and to use it opens a context, which
-    the driver lists.
+    It does not if it is confined, and its pod was never given the device, by a list that is trusted. That is no proof that
+    it does not hold the device, and the certificate says so. But otherwise any pod could keep every device of its node out
+    of use, by being slow to look through. A descriptor alone shows nothing of what was on the device, and to use it opens a
+    context, which the driver lists.
 
     Args:
         confined: as :attr:`~scrubber.domain.telemetry.Uninspected.confined`.

@@ -21,15 +21,17 @@ class Holders(Protocol):
         Our own processes count too: do not ask while an eraser is at work.
         """
 
-    async def holders(self, device: Device, had: Collection[str] = ()) -> HolderReport:
+    async def holders(self, device: Device, had: Collection[str] = (), scrub: str | None = None) -> HolderReport:
         """All processes that hold ``device``; may walk ``/proc``. Our own children are not among them.
 
         Infrastructure that the policy names is in the report, as such. When :meth:`held` says yes and nobody is found
-        or left unfinished, the report holds one ``GHOST``. What was left unfinished goes on with the next call.
+        or left unfinished, the report holds one ``GHOST``. What was left unfinished goes on with the next call
+        for the same scrub.
 
         Args:
             had: UIDs of pods that have, or had, the device: their processes are looked at before those of other pods,
                 which share what time is left, each pod within a budget.
+            scrub: the id of the scrub that asks; None: nothing that an earlier call has looked at counts.
 
         Raises:
             Away: the walk gave no answer, which is no fault of the device: it may be asked again.

@@ -565,7 +565,7 @@ async def test_a_holder_behind_more_descriptors_than_a_walk_gets_through_is_foun
         holder = node.run(TWO_TABLES, str(world.gpus[0].node))
         found: list[int] = []
         while holder.pid not in found:
-            found = [each.pid for each in (await node.holders.holders(device)).holders]
+            found = [each.pid for each in (await node.holders.holders(device, scrub="scrub-1")).holders]
         await node.close()
 
 

@@ -72,7 +72,7 @@ class Seen:
     def not_asked(self, device: Device) -> tuple[str, ...]:
         return ()
 
-    async def holders(self, device: Device, had: Collection[str] = ()) -> HolderReport:
+    async def holders(self, device: Device, had: Collection[str] = (), scrub: str | None = None) -> HolderReport:
         looks = self.looks.get(device.id, [()])
         look = looks.pop(0) if len(looks) > 1 else looks[0]
         if isinstance(look, Exception):

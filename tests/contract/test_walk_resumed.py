@@ -8,17 +8,22 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
 from itertools import count
 from pathlib import Path
 
 import pytest
 
 from scrubber.adapters.children.message import LIMIT, pack
-from scrubber.adapters.walk import Budget, File, Progress, Relay, look, rounds, walk
+from scrubber.adapters.walk import Budget, File, Nodes, Progress, Relay, confinement, look, rounds, walk
+from scrubber.adapters.walk.confinement import Confinement, has_powers
 from scrubber.adapters.walk.group import Group, group_of, pod_of_path
-from scrubber.adapters.walker import Walker, about, read_walk
+from scrubber.adapters.walk.seeing import Eye, Seen
+from scrubber.adapters.walker import Walker, about, read_walk, uninspected
 from tests.contract.sim_rig import Tenant
 
 Run = Callable[..., Tenant]
@@ -157,6 +162,98 @@ def test_what_was_looked_through_in_pieces_is_said_and_looked_through_anew_the_n
     assert unfinished == [*[True] * first, False, *[True] * first, False]
 
 
+LATER = """
+import os, resource, signal, sys
+most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+null = os.open("/dev/null", os.O_RDONLY)
+for _ in range(6_000):
+    os.dup(null)
+where = int(sys.argv[2])
+os.close(where)
+print('{"ready": true}', flush=True)
+sys.stdin.readline()
+assert os.open(sys.argv[1], os.O_RDONLY) == where
+print("open", flush=True)
+signal.pause()
+"""
+"""Very many descriptors; the one that is looked for is opened when a line comes, at a number in their midst."""
+
+
+@pytest.fixture
+def later(memory: Path) -> Iterator[Callable[[int], "subprocess.Popen[str]"]]:
+    running: list[subprocess.Popen[str]] = []
+
+    def start(where: int) -> "subprocess.Popen[str]":
+        words = [sys.executable, "-c", LATER, str(memory), str(where)]
+        running.append(subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        said(running[-1])
+        return running[-1]
+
+    yield start
+    for each in running:
+        each.kill()
+        each.communicate()
+
+
+def said(process: "subprocess.Popen[str]") -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def open_now(process: "subprocess.Popen[str]") -> None:
+    print(file=process.stdin, flush=True)
+    assert said(process) == "open\n"
+
+
+SHORT, LONG = Budget(15, 1_000_000, 30), Budget(100_000, 1_000_000, 100_000)
+
+
+def test_a_device_opened_after_an_unfinished_scrub_is_found_by_the_next_scrub(
+    later: Callable[[int], "subprocess.Popen[str]"], memory: Path
+) -> None:
+    """The descriptor is behind what a quick look gets through, and before the place where the first scrub stopped."""
+    crowd = later(1_000)
+    walker = Walker(partial(walk, clock=ticks(), group=in_pods({crowd.pid: UID})))
+
+    def answer(scrub: str | None, budget: Budget) -> tuple[set[int], set[int]]:
+        read = read_walk(walker.answer(about(target(memory), budget=budget, first=[UID], scrub=scrub)))
+        return {each.pid for each in read.holders}, {each.pid for each in read.unfinished}
+
+    assert crowd.pid in answer("scrub-1", SHORT)[1]
+    open_now(crowd)
+    assert crowd.pid in answer("scrub-2", LONG)[0]
+
+
+def test_what_no_scrub_asked_for_goes_on_from_no_earlier_walk(run: Run, memory: Path) -> None:
+    crowd, progress = run(CROWDED, "4", "descriptor", str(memory)), Progress()
+    for walks, scrub in enumerate(("one", "two", None, None), start=1):
+        progress.begin(scrub)
+        assert all(not each.at and not each.done for each in progress.series.values())
+        found = walk(target(memory), budget=SHORT, clock=ticks(), progress=progress, group=in_pods({crowd.pid: UID}))
+        assert crowd.pid in {each.pid for each in found.unfinished}
+        assert crowd.pid in progress.series[UID].at
+        assert {each.walks for each in found.unfinished if each.pid == crowd.pid} == {walks}
+
+
+@pytest.mark.parametrize("first", [[UID], []])
+def test_every_walk_begins_each_process_at_its_first_descriptor(
+    later: Callable[[int], "subprocess.Popen[str]"], memory: Path, first: list[str]
+) -> None:
+    crowd, progress = later(3), Progress()
+    found = walk(
+        target(memory), budget=SHORT, clock=ticks(), progress=progress, first=first, group=in_pods({crowd.pid: UID})
+    )
+    assert crowd.pid in {each.pid for each in found.unfinished}
+    open_now(crowd)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(rounds, "_MOMENT", 3)
+        found = walk(
+            target(memory), budget=SHORT, clock=ticks(), progress=progress, first=first, group=in_pods({crowd.pid: UID})
+        )
+    assert crowd.pid in {each.pid for each in found.holders}
+
+
 def test_one_pod_takes_its_share_and_what_it_has_open_delays_no_other_process(run: Run, memory: Path) -> None:
     """The hostile one comes first by its PID, and has more open than the whole walk could get through."""
     crowd, tenant = run(CROWDED, "8", "none", str(memory)), run(OPEN, str(memory))
@@ -181,6 +278,172 @@ def test_pods_that_had_the_device_have_all_of_the_walk(run: Run, memory: Path) -
     assert walk(target(memory), budget=budget, clock=ticks(), group=pods).holders == ()
     found = walk(target(memory), budget=budget, clock=ticks(), group=pods, first=[UID])
     assert [each.pid for each in found.holders] == [crowd.pid]
+
+
+# --- looks that hang
+
+
+class Hanging:
+    """The memory maps of some processes cannot be read before they are let go; ``looks``: at whom it was tried."""
+
+    def __init__(self, pids: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.looks: list[int] = []
+        self._let_go = threading.Event()
+        read = look.Look._map_of
+
+        def hang(each: look.Look, path: str) -> bool:
+            if each.pid in pids:
+                self.looks.append(each.pid)
+                assert self._let_go.wait(60)
+            return read(each, path)
+
+        monkeypatch.setattr(look.Look, "_map_of", hang)
+
+    def end(self) -> None:
+        self._let_go.set()
+        for pid in set(self.looks):
+            rounds._hanging.pop(pid)[1].join()
+
+
+def stopped() -> float:
+    return 0.0
+
+
+def test_looks_that_hang_over_a_pods_processes_keep_none_of_the_node_from_being_looked_through(
+    run: Run, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slow process of the node is looked through after the first round, in which the pod's looks hang."""
+    crowd, tenant, sick = run(CROWDED, "1", "descriptor", str(memory)), run(OPEN, str(memory)), run(OPEN)
+    hanging = Hanging({sick.pid}, monkeypatch)
+    monkeypatch.setattr(rounds, "_MOST_HANGING", 1)
+    monkeypatch.setattr(rounds, "_MOST_OF_A_POD", 1)
+    longer = rounds._Rounds._longer
+
+    def with_time(self: rounds._Rounds, moment: float) -> Iterator[tuple[int, float]]:
+        assert hanging.looks == [sick.pid]
+        yield from longer(self, moment)
+
+    def at_once(each: look.Look, place: str, first: int = 0) -> None:
+        if each.pid == crowd.pid and each.pid not in cut:
+            cut.add(each.pid)
+            raise look._Late
+        return really(each, place, first)
+
+    cut: set[int] = set()
+    really = look.Look._open
+    monkeypatch.setattr(look.Look, "_open", at_once)
+    monkeypatch.setattr(rounds._Rounds, "_longer", with_time)
+    pods = in_pods({sick.pid: UID, tenant.pid: "another-pod"})
+    found = walk(target(memory), clock=stopped, group=pods)
+    hanging.end()
+    assert {crowd.pid, tenant.pid} <= {each.pid for each in found.holders}
+    assert sick.pid in {each.pid for each in found.unfinished}
+
+
+def test_a_look_that_hangs_is_charged_to_its_pod(run: Run, memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sick = {run(OPEN).pid for _ in range(3)}
+    hanging = Hanging(sick, monkeypatch)
+    found = walk(target(memory), budget=Budget(4, 60, 1), group=in_pods(dict.fromkeys(sick, UID)))
+    hanging.end()
+    assert len(hanging.looks) == 1, "it took longer than its pod may take of a walk"
+    assert sick <= {each.pid for each in found.unfinished}
+
+
+def test_of_a_pod_whose_looks_hang_no_more_than_a_few_are_begun(
+    run: Run, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sick = {run(OPEN).pid for _ in range(2)}
+    hanging = Hanging(sick, monkeypatch)
+    monkeypatch.setattr(rounds, "_MOST_OF_A_POD", 1)
+    found = walk(target(memory), clock=stopped, group=in_pods(dict.fromkeys(sick, UID)))
+    hanging.end()
+    assert len(hanging.looks) == 1
+    assert {each.why for each in found.unfinished if each.pid in sick - set(hanging.looks)} == {
+        "too many looks at processes like it have not come back from the kernel"
+    }
+
+
+# --- confinement
+
+
+FULL = os.stat("/dev/full").st_rdev
+NOWHERE = os.makedev(510, 77)
+"""The number of a device that has no node on this machine."""
+
+
+@pytest.mark.parametrize(
+    ("powers", "numbers", "own", "confined"),
+    [
+        (False, {FULL}, set(), False),
+        (False, {NOWHERE}, set(), True),
+        (False, {FULL, NOWHERE}, {NOWHERE}, True),
+        (False, {FULL, NOWHERE}, {FULL}, False),
+        (True, {NOWHERE}, set(), False),
+        (None, {NOWHERE}, set(), False),
+    ],
+)
+def test_a_process_is_confined_if_it_has_neither_a_power_nor_a_node_of_the_device(
+    powers: bool | None, numbers: set[int], own: set[int], confined: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(confinement, "has_powers", lambda pid: powers)
+    judge = Confinement(Nodes(frozenset(numbers)), frozenset(own))
+    for _ in range(2):
+        assert judge.is_confined(os.getpid(), UID) == confined
+
+
+def test_a_process_whose_dev_cannot_be_read_is_not_confined(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(confinement, "has_powers", lambda pid: False)
+    assert not Confinement(Nodes(frozenset({NOWHERE}))).is_confined(4_194_305, UID)
+    for what in ("_MOST_ENTRIES", "_MOST_DIRECTORIES", "_MOST_ROOTS", "_MOUNTS_LENGTH"):
+        with monkeypatch.context() as patched:
+            patched.setattr(confinement, what, 0)
+            assert not Confinement(Nodes(frozenset({NOWHERE}))).is_confined(os.getpid(), UID), what
+    with monkeypatch.context() as patched:
+        patched.setattr(confinement, "_SAFE", (b"fuse",))
+        assert not Confinement(Nodes(frozenset({NOWHERE}))).is_confined(os.getpid(), UID)
+
+
+def test_a_node_below_a_directory_of_dev_is_seen_and_a_link_to_one_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("/dev/full")
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "kept").touch()
+    numbers = frozenset({FULL})
+
+    class Seeing(Eye):
+        def __init__(self, node: str) -> None:
+            super().__init__()
+            self._node = node
+
+        def see(self, path: str, directory: int | None = None) -> Seen:
+            return super().see("/dev/full") if path == self._node else super().see(path, directory)
+
+    for node, seen in (("kept", True), ("none", False)):
+        with ExitStack() as opened:
+            top = os.open(tmp_path, os.O_PATH)
+            opened.callback(os.close, top)
+            assert confinement._has_node(top, confinement._mount_of(top), numbers, Seeing(node), opened) is seen
+
+
+def test_a_process_in_a_user_namespace_of_its_own_is_judged_by_its_capabilities_there(run: Run) -> None:
+    """Making one gives all of them: the process may have been privileged before."""
+    alone = run("import ctypes\nctypes.CDLL(None).unshare(0x10000000)" + OPEN)
+    same = os.readlink(f"/proc/{alone.pid}/ns/user") == os.readlink("/proc/self/ns/user")
+    assert same or has_powers(alone.pid), "not every user of every machine may make one"
+
+
+def test_of_a_group_that_is_too_large_to_be_told_the_unconfined_processes_are_told_first(
+    run: Run, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pids = sorted(run(OPEN).pid for _ in range(3))
+    monkeypatch.setattr(confinement, "has_powers", lambda pid: pid == pids[-1])
+    monkeypatch.setattr(rounds, "_MOST_TOLD", 1)
+    found = walk(
+        target(memory),
+        budget=Budget(each=1, whole=0),
+        clock=ticks(),
+        group=lambda pid: Group(UID, UID) if pid in pids else None,
+    )
+    assert [(each.pid, each.confined) for each in found.unfinished if each.pid in pids] == [(pids[-1], False)]
 
 
 # --- relays
@@ -236,7 +499,7 @@ def test_a_relay_of_processes_is_found_or_its_group_is_named(relay: int, memory:
 
     for _ in range(5):
         found = walk(target(memory), group=group)
-        assert found.holders or Relay(UID, UID) in found.relays or Relay("", None) in found.relays
+        assert found.holders or {UID, ""} & {each.group for each in found.relays}
 
 
 Missed = list[set[str | None]]
@@ -259,7 +522,7 @@ Missed = list[set[str | None]]
 )
 def test_a_relay_is_a_group_that_may_have_been_in_every_list(lists: Missed, named: list[str]) -> None:
     missed = [Counter(None if each is None else Group(each, None) for each in groups) for groups in lists]
-    assert sorted(each.group for each in rounds._relays(missed)) == named
+    assert sorted("" if each is None else each.key for each in rounds._relays(missed)) == named
 
 
 def test_a_neighbour_that_forks_now_and_then_delays_nothing_and_is_no_relay(
@@ -320,6 +583,34 @@ def test_a_process_that_ends_between_two_looks_at_it_has_its_children_looked_for
             os.kill(child, 9)
         tenant.stdin.close()
         tenant.stdout.close()
+
+
+def test_a_relay_of_a_pod_is_as_confined_as_the_processes_of_its_pod(
+    run: Run, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent, newest = run(OPEN).pid, run(OPEN).pid
+    monkeypatch.setattr(rounds, "_newest", lambda: newest)
+
+    def relay(privileged: set[int], *caught: int) -> Relay:
+        monkeypatch.setattr(confinement, "has_powers", lambda pid: pid in privileged)
+        wanted, pods = target(memory), in_pods(dict.fromkeys((parent, *caught), UID))
+        each = rounds._Rounds(
+            wanted, frozenset(), frozenset(), Budget(), stopped, frozenset(), Progress(), pods, Confinement(wanted)
+        )
+        each._place(parent)
+        return each._relay(Group(UID, UID))
+
+    assert relay(set(), newest).confined
+    assert not relay({parent}, newest).confined
+    assert not relay({newest}, newest).confined
+    assert not relay(set()).confined, "none of those that come and go was seen"
+
+
+def test_a_relay_of_a_pod_is_no_more_confined_than_its_processes_are() -> None:
+    assert [each.confined for each in uninspected((), (Relay(UID, UID), Relay(UID, UID, confined=True)))] == [
+        False,
+        True,
+    ]
 
 
 # --- answers

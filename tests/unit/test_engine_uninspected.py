@@ -34,10 +34,10 @@ class Walks:
         really, uid_of = instruments.holders.holders, instruments.containers.pod_uid_of
         pids = {each.pid for each in left}
 
-        async def holders(device: Device, had: Collection[str] = ()) -> HolderReport:
+        async def holders(device: Device, had: Collection[str] = (), scrub: str | None = None) -> HolderReport:
             self.had.append(had)
             walks = len(self.had)
-            report = await really(device, had)
+            report = await really(device, had, scrub)
             unfinished = tuple(replace(each, walks=walks) for each in left if each.pid not in self.ended)
             return replace(report, unfinished=unfinished if walks <= times else ())
 
@@ -165,7 +165,7 @@ async def test_hundreds_of_holders_are_counted_and_some_of_each_kind_are_named()
         many = [Holder(5_000 + each, 1, HolderKind.INFRASTRUCTURE, "exporter") for each in range(450)]
         worst = Holder(9_999, 1, HolderKind.PROCESS, "intruder")
 
-        async def holders(device: Device, had: Collection[str] = ()) -> HolderReport:
+        async def holders(device: Device, had: Collection[str] = (), scrub: str | None = None) -> HolderReport:
             return HolderReport((*many, worst), more=49)
 
         world.service.instruments.holders.holders = holders  # type: ignore[method-assign]

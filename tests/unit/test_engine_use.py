@@ -465,8 +465,8 @@ class Blinkered:
     async def held(self, device: Device) -> bool:
         return await self._holders.held(device)
 
-    async def holders(self, device: Device, had: Collection[str] = ()) -> HolderReport:
-        return await self._holders.holders(device, had)
+    async def holders(self, device: Device, had: Collection[str] = (), scrub: str | None = None) -> HolderReport:
+        return await self._holders.holders(device, had, scrub)
 
     async def users(self, device: Device) -> tuple[Holder, ...]:
         return await self._holders.users(device)

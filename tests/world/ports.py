@@ -105,7 +105,7 @@ class HoldersOfLife:
             erasing.fence_broken = True  # to ask is to open the device, and an eraser cannot tell who does
         return bool(gpu.ghost or self._matter.holders(device.id) or erasing is not None)
 
-    async def holders(self, device: Device, had: Collection[str] = ()) -> HolderReport:
+    async def holders(self, device: Device, had: Collection[str] = (), scrub: str | None = None) -> HolderReport:
         held = await self.held(device)
         found = tuple(
             Holder(

@@ -170,14 +170,14 @@ class NvidiaHolders:
         names = await self._names(usage.processes)
         return len(names) < len(usage.processes) or self._orphaned(device, usage, names) > 0
 
-    async def holders(self, device: Device, had: Collection[str] = ()) -> HolderReport:
-        look = await self._look(device, had)
+    async def holders(self, device: Device, had: Collection[str] = (), scrub: str | None = None) -> HolderReport:
+        look = await self._look(device, had, scrub)
         gone, hung, orphaned = look.gone, look.hung, look.orphaned
         loop = asyncio.get_running_loop()
         end = loop.time() + self._settle
         while (gone or hung or orphaned) and loop.time() < end:
             await asyncio.sleep(min(_LOOK_AGAIN, end - loop.time()))
-            look = await self._look(device, had)
+            look = await self._look(device, had, scrub)
             gone, hung, orphaned = gone & look.gone, hung & look.hung, min(orphaned, look.orphaned)
         report = [_holder(each, look.names.get(each.pid), hung) for each in look.members]
         return HolderReport(
@@ -232,11 +232,17 @@ class NvidiaHolders:
 
     # --- looking
 
-    async def _look(self, device: Device, had: Collection[str]) -> _Look:
+    async def _look(self, device: Device, had: Collection[str], scrub: str | None) -> _Look:
         usage = await self._usage(device)
         own, beside, not_covered = _nodes(device, self._kernel_s_devices)
         question = about_walk(
-            Nodes(own | beside), excluded=self._ours(), named=usage.processes, budget=self._budget, first=had
+            Nodes(own | beside),
+            excluded=self._ours(),
+            named=usage.processes,
+            budget=self._budget,
+            first=had,
+            own=own,
+            scrub=scrub,
         )
         walk = read_walk(await self._walks.ask(device.id, question))
         found, cut_short = walk.holders, walk.unfinished
@@ -252,7 +258,7 @@ class NvidiaHolders:
         holding = {each.pid for each in members}
         unfinished = tuple(each for each in cut_short if each.pid not in holding and each.pid not in names)
         # A confined process would need a context to have memory, and be in the driver's lists.
-        maybe = any(not each.confined for each in unfinished) or any(each.pod is None for each in walk.relays)
+        maybe = any(not each.confined for each in unfinished) or any(not each.confined for each in walk.relays)
         explained = maybe or any(pid not in names for pid in holding)
         return _Look(
             members,

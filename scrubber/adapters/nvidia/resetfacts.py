@@ -103,8 +103,8 @@ class ResetSurvey:
             report = await self._holders.holders(device)
         except (Lost, Unreadable):
             return None
-        # What was not looked through may hold it; if it can only have been handed a descriptor, the driver says so itself:
-        # it resets nothing that a process has open.
+        # What was not looked through may hold it. A confined one that does is the driver's to refuse: it resets nothing that
+        # a process has open.
         unseen = (
             Holder(each.pid, each.started, command=each.command) for each in report.unfinished if not each.confined
         )

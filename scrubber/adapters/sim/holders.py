@@ -52,13 +52,13 @@ class SimHolders:
         found = self._inventory.find(device)
         return control.read_all(found.control_directories).ghost or lease.held(found.memory, found.inode)
 
-    async def holders(self, device: Device, had: Collection[str] = ()) -> HolderReport:
+    async def holders(self, device: Device, had: Collection[str] = (), scrub: str | None = None) -> HolderReport:
         found = self._inventory.find(device)
-        look = await self._walk(device, found, had)
+        look = await self._walk(device, found, had, scrub)
         hung = _hung(look)
         if hung or not look.holders:
             await asyncio.sleep(self._settle)
-            look = await self._walk(device, found, had)
+            look = await self._walk(device, found, had, scrub)
             hung &= _hung(look)
         unfinished = uninspected((each for each in look.unfinished if not each.parts), look.relays)
         if not look.holders:
@@ -76,7 +76,9 @@ class SimHolders:
         """Nothing: the lease sees descriptors and mappings wherever they are."""
         return ()
 
-    async def _walk(self, device: Device, found: SimDevice, had: Collection[str] = ()) -> Answer:
+    async def _walk(
+        self, device: Device, found: SimDevice, had: Collection[str] = (), scrub: str | None = None
+    ) -> Answer:
         """Who holds the file, and what could not be looked at; nobody and nothing when the kernel says "free"."""
         if not lease.held(found.memory, found.inode):
             return _NOBODY
@@ -85,7 +87,7 @@ class SimHolders:
         except FileNotFoundError as error:
             raise Lost(f"{found.memory} is gone.") from error
         ours = {os.getpid(), *self._children.pids()}
-        question = about(File(target.st_dev, target.st_ino), excluded=ours, budget=self._budget, first=had)
+        question = about(File(target.st_dev, target.st_ino), excluded=ours, budget=self._budget, first=had, scrub=scrub)
         return read_walk(await self._walks.ask(device.id, question))
 
 

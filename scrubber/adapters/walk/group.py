@@ -1,4 +1,4 @@
-"""The control group that a process belongs to, and whether it could open a device node by itself.
+"""The control group that a process belongs to.
 
 A walk shares its time between groups, so that one pod's processes take no time from another's. The kernel's text is
 split at line feeds only: a group's name can hold any other character.
@@ -12,17 +12,12 @@ import os
 import re
 from typing import NamedTuple
 
-__all__ = ["Group", "group_of", "is_confined", "pod_of_path"]
+__all__ = ["Group", "group_of", "pod_of_path"]
 
 _LENGTH = 1 << 16
 _POD_SLICE = re.compile(r"(?:.+-)?kubepods(?:-(?:burstable|besteffort))?-pod(?P<uid>[0-9A-Za-z_.]+)\.slice")
 _POD = re.compile(r"pod(?P<uid>[0-9A-Za-z.-]+)")
 _CLASSES = ("burstable", "besteffort")
-
-_CAP_SYS_MODULE, _CAP_SYS_RAWIO, _CAP_SYS_PTRACE, _CAP_SYS_ADMIN = 16, 17, 19, 21
-_POWERS = 1 << _CAP_SYS_MODULE | 1 << _CAP_SYS_RAWIO | 1 << _CAP_SYS_PTRACE | 1 << _CAP_SYS_ADMIN
-"""With one of these, in the node's own user namespace, a process gets at devices that its container was not given."""
-_CAPABILITIES = re.compile(rb"^Cap(?:Prm|Bnd):\s*([0-9a-f]+)$", re.MULTILINE)
 
 
 class Group(NamedTuple):
@@ -79,20 +74,3 @@ def pod_of_path(path: str) -> str | None:
         if part.endswith((".service", ".scope")):
             return None
     return None
-
-
-def is_confined(pid: int) -> bool:
-    """Whether ``pid`` lacks every power to get at a device by itself: then it can only have been handed a descriptor.
-
-    What it may open is its container's device rules to say, which cannot be read on cgroup v2. Whoever may change those,
-    or read another process, is told by its capabilities. A pod that runs privileged and gives all of them away is not
-    told from others here: it can do to the node what root can.
-    """
-    try:
-        if os.readlink(f"/proc/{pid}/ns/user") != os.readlink("/proc/self/ns/user"):
-            return True  # its capabilities count in a namespace of its own
-        with open(f"/proc/{pid}/status", "rb") as file:
-            sets = [int(each, 16) for each in _CAPABILITIES.findall(file.read(_LENGTH))]
-    except (OSError, ValueError):
-        return False
-    return len(sets) == 2 and not any(each & _POWERS for each in sets)

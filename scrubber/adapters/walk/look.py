@@ -93,6 +93,17 @@ class Position(NamedTuple):
     descriptor: int = 0
     address: int | None = None
 
+    def or_further(self, other: Position) -> Position:
+        """The one of both that has come further in the process of ``other``, with what both have found."""
+        if self.started != other.started:
+            return other
+        further = max(
+            self,
+            other,
+            key=lambda each: (-1 if each.address is None else each.address, len(each.tables), each.descriptor),
+        )
+        return further._replace(parts=self.parts | other.parts)
+
 
 class _Late(Exception):
     """The time for this process is over."""
@@ -142,6 +153,11 @@ class Look:
         self._thread, self._descriptor, self._address = start.thread, start.descriptor, start.address
         self._start = start
         self.parts.update(start.parts)
+
+    @property
+    def resumed(self) -> bool:
+        """Whether it went on where an earlier look at this very process had stopped."""
+        return self._start != Position()
 
     @property
     def position(self) -> Position:

@@ -6,9 +6,9 @@ time each, once all had theirs: first those that a caller asked for, those of th
 node; then the other pods, each within a budget of its own. A look that does not come back at all is left behind with its
 thread. A process that was not looked through is in the answer by PID: that is never the same as holding nothing.
 
-What was cut goes on in the next walk for the same target (:class:`Progress`), where it stopped. What that proves: every
-table of descriptors that a process had was looked at once, place by place, and every mapping. The quick processes are
-looked at again by each walk. Those of a group that no single walk gets through are looked at in pieces, over seconds, so
+What was cut goes on in the next walk of the same scrub (:class:`Progress`), where it stopped. What that proves: every
+table of descriptors that a process had was looked at once, place by place, and every mapping. Every walk begins with a
+quick look at each process, from its first descriptor, so that the quick processes are looked at again by each walk. Those of a group that no single walk gets through are looked at in pieces, over seconds, so
 that a descriptor which is moved from a place that was not looked at to one that was, or passed on between two processes of
 such a group, is not seen. The answer says how many processes that concerns.
 
@@ -31,7 +31,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from scrubber.adapters.proc import fields_in, number_in
-from scrubber.adapters.walk.group import Group, group_of, is_confined
+from scrubber.adapters.walk.confinement import Confinement
+from scrubber.adapters.walk.group import Group, group_of
 from scrubber.adapters.walk.look import (
     Found,
     Look,
@@ -56,7 +57,10 @@ _LATE_SHARE = 0.25
 _HANGS = 1.0
 """Seconds after the end of its time in which a look comes back, unless it waits in the kernel."""
 _WATCH = 0.1
-_MOST_HANGING = 16
+_MOST_HANGING, _MOST_OF_A_POD, _MOST_OF_PODS = 16, 4, 64
+"""Looks that may hang over processes of the node, or of one pod that had the device; of one other pod; and of all pods
+together, before no more processes of the node, of that pod, or of pods that did not have the device are looked at.
+"""
 _MOST_LISTS = 16
 _COMPLETE = 2
 _NEVER = -1
@@ -87,7 +91,7 @@ class Unfinished(NamedTuple):
         started: clock ticks since boot; 0 when this user may not know.
         name: the short one that the kernel keeps.
         why: a sentence's end for the operator, as in "its descriptors were not looked through within 4 s".
-        confined: it has no power of its own to get at a device (:func:`scrubber.adapters.walk.group.is_confined`).
+        confined: it was not seen to be able to open a device by itself (:mod:`scrubber.adapters.walk.confinement`).
         walks: how many walks in a row did not get through its group, this one included.
     """
 
@@ -107,10 +111,12 @@ class Relay(NamedTuple):
     Attributes:
         group: path of its control group, or the pod's UID; empty when it could not be told.
         pod: the UID, if it is a pod.
+        confined: so are all processes of the group that could be asked, and at least one that came and went.
     """
 
     group: str
     pod: str | None
+    confined: bool = False
 
 
 class Walk(NamedTuple):
@@ -159,6 +165,16 @@ class Progress:
 
     def __init__(self) -> None:
         self.series: dict[str, _Series] = {}
+        self._scrub: str | None = None
+
+    def begin(self, scrub: str | None) -> None:
+        """A walk of ``scrub`` begins; None: of no scrub. What another scrub's walks have looked at may have changed since.
+
+        How many walks in a row did not get through a group is kept.
+        """
+        if scrub is None or scrub != self._scrub:
+            self.series = {key: _Series(each.walks) for key, each in self.series.items()}
+        self._scrub = scrub
 
 
 _DEFAULT = Budget()
@@ -174,6 +190,7 @@ def walk(
     first: Iterable[str] = (),
     progress: Progress | None = None,
     group: Callable[[int], Group | None] = group_of,
+    own: Iterable[int] = (),
 ) -> Walk:
     """Every process but ``excluded`` that has the target open or mapped, in any of its threads.
 
@@ -182,8 +199,9 @@ def walk(
             zombies without a living thread, are not in the answer.
         clock: seconds.
         first: UIDs of pods that had the device: no budget of their own, and looked at before all other pods.
-        progress: of the walk for the same target before.
+        progress: of the walk for the same target before, in the same scrub (:meth:`Progress.begin`).
         group: which group a process belongs to; None when it is gone.
+        own: numbers of the nodes that give access to the device, if those of the target are not all that; for ``confined``.
     """
     rounds = _Rounds(
         target,
@@ -194,14 +212,15 @@ def walk(
         frozenset(first),
         progress or Progress(),
         group,
+        Confinement(target, frozenset(own)),
     )
     rounds.walk()
     return rounds.answer()
 
 
-_hanging: dict[int, tuple[int, threading.Thread]] = {}
-"""By PID: start time of a process over which a look hangs, and the thread that was left behind with it. It is not looked
-at again until that thread comes back, so that it costs one thread however often somebody walks.
+_hanging: dict[int, tuple[int, threading.Thread, str | None]] = {}
+"""By PID: start time of a process over which a look hangs, the thread that was left behind with it, and its pod. It is not
+looked at again until that thread comes back, so that it costs one thread however often somebody walks.
 """
 
 
@@ -218,6 +237,7 @@ class _Rounds:
         first: frozenset[str],
         progress: Progress,
         group: Callable[[int], Group | None],
+        confinement: Confinement,
     ) -> None:
         self._target = target
         self._named = named - excluded
@@ -229,6 +249,7 @@ class _Rounds:
         self._first = first
         self._series = progress.series
         self._group = group
+        self._confinement = confinement
         self._groups: dict[int, Group] = {}
         self._parents: dict[int, int | None] = {}
         self._spent: defaultdict[str | None, float] = defaultdict(float)
@@ -248,6 +269,8 @@ class _Rounds:
         self._through: dict[int, int] = {}
         """Start times of those who were looked through and have nothing."""
         self._at: dict[int, Position] = {pid: at for each in self._series.values() for pid, at in each.at.items()}
+        self._begun: set[int] = set()
+        """Who was looked at from the beginning in this walk."""
         self._again: list[int] = []
         self._cut: dict[int, tuple[str, tuple[int, ...]]] = {}
         """Why a process was not looked through until now, and what was found of it."""
@@ -273,7 +296,7 @@ class _Rounds:
         """What was found; to be asked for once."""
         rows = [row for row in map(self._unfinished, self._cut) if row is not None]
         rows, pieces = self._remember(rows)
-        rows.sort(key=lambda row: (row.pid not in self._named, self._pod_of(row.pid) is not None, row.pid))
+        rows.sort(key=self._urgency)
         told = self._some([row.pid for row in rows])
         holders = self._some(sorted(self._found))
         return Walk(
@@ -286,6 +309,11 @@ class _Rounds:
             self._missed if self._lists_ended else 0,
             pieces,
         )
+
+    def _urgency(self, row: Unfinished) -> tuple[bool, bool, bool, int]:
+        """Sorts to the front who must be told: who was asked for, then who may keep the device from being scrubbed."""
+        of_a_pod = self._pod_of(row.pid) is not None
+        return (row.pid not in self._named, of_a_pod and row.confined, of_a_pod, row.pid)
 
     def _some(self, pids: Sequence[int]) -> set[int]:
         """So many of ``pids`` as are told: of each group one, then of each another one; those asked for in any case."""
@@ -387,10 +415,10 @@ class _Rounds:
             because = {self._groups.get(pid) for pid in gone}
             always = because if always is None else always & because
             if all(self._is_late(pid) for pid in gone):
-                self._relayed(map(_relay, because))
+                self._relayed(map(self._relay, because))
                 return
         self._missed, self._lists_ended = self._missed + len(gone), True
-        self._relayed(map(_relay, always or ()))
+        self._relayed(map(self._relay, always or ()))
 
     def _in_lists(self, moment: float, because: Iterable[Group | None]) -> Iterator[tuple[int, float]]:
         """All processes in a list of ``/proc``, until two in a row have no new one that ended before it was looked at.
@@ -412,7 +440,7 @@ class _Rounds:
             if not number:  # who ended during the first list, which takes long, has left its children to the second
                 continue
             if fresh and self._clock() >= self._end:
-                self._relayed(map(_relay, because))
+                self._relayed(map(self._relay, because))
                 return
             complete = 0 if self._gone else complete + 1
             if complete == _COMPLETE:
@@ -420,7 +448,7 @@ class _Rounds:
             self._missed += len(self._gone)
             missed.append(self._whose(pid for pid in self._gone if not self._is_harmless(self._parents.get(pid))))
         self._lists_ended = True
-        self._relayed(_relays(missed))
+        self._relayed(map(self._relay, _relays(missed)))
 
     def _ended(self, pids: Iterable[int]) -> set[int]:
         return {pid for pid in pids if not _lives(pid)}
@@ -428,13 +456,37 @@ class _Rounds:
     def _relayed(self, found: Iterable[Relay]) -> None:
         self._relays = tuple(sorted({*self._relays, *found}, key=lambda each: each.group))
 
+    def _relay(self, group: Group | None) -> Relay:
+        if group is None:
+            return Relay("", None)
+        return Relay(*group, self._is_confined(group))
+
+    def _is_confined(self, group: Group) -> bool:
+        """Whether all of ``group`` are that can be asked, and at least one that was made just now is among them."""
+        seen = [pid for pid, its in list(self._groups.items()) if its == group]
+        if group.pod is None or any(_lives(pid) and not self._may_be_confined(pid, group) for pid in seen):
+            return False
+        judged = 0
+        for _ in range(_SAMPLES):
+            newest = _newest()
+            if newest in seen or self._group(newest) != group:
+                continue
+            if not self._may_be_confined(newest, group):
+                return False
+            judged += _lives(newest)
+        return judged > 0
+
+    def _may_be_confined(self, pid: int, group: Group) -> bool:
+        """False for one that is not confined; one that has ended meanwhile may have been."""
+        return self._confinement.is_confined(pid, group.key) or not _lives(pid)
+
     def _first_share(self, pid: int) -> float:
         """Seconds of the first round that are left to a process of a pod that did not have the device."""
         of_pod = self._budget.pod * _FIRST_SHARE - self._spent[self._pod_of(pid)]
         return min(of_pod, self._budget.whole * _LATE_SHARE - self._spent_late)
 
     def _longer(self, moment: float) -> Iterator[tuple[int, float]]:
-        late = [pid for pid in self._again if self._is_late(pid)]
+        quick, late = moment, [pid for pid in self._again if self._is_late(pid)]
         queue, self._again = [pid for pid in self._again if not self._is_late(pid)], []
         while queue:
             share = min(self._budget.each, (self._end - self._clock()) / len(queue))
@@ -446,7 +498,12 @@ class _Rounds:
             queue, self._again = self._again, []
         share = min(self._budget.pod, (self._end - self._clock()) / max(1, len({self._pod_of(pid) for pid in late})))
         for pid in sorted(late, key=self._rank):
-            yield pid, min(self._budget.each, share - self._spent[self._pod_of(pid)])
+            left = share - self._spent[self._pod_of(pid)]
+            if pid not in self._begun:
+                yield pid, min(quick, left)
+                left = share - self._spent[self._pod_of(pid)]
+            if pid in self._cut and pid in self._begun:
+                yield pid, min(self._budget.each, left)
         self._again = []
 
     def _whose(self, gone: Iterable[int]) -> Counter[Group | None]:
@@ -490,11 +547,26 @@ class _Rounds:
         return False
 
     def _leave_behind(self, looker: threading.Thread, look: Look) -> None:
-        _hanging[look.pid] = (look.started or 0, looker)
-        self._cut[look.pid] = (f"the look at its {look.at} does not come back from the kernel", tuple(look.parts))
+        pid = look.pid
+        _hanging[pid] = (look.started or 0, looker, self._pod_of(pid))
+        self._cut[pid] = (f"the look at its {look.at} does not come back from the kernel", tuple(look.parts))
+        self._spend(pid)
         self._looker = self._look = None
-        if sum(thread.is_alive() for _, thread in _hanging.values()) >= _MOST_HANGING:
-            self._end = self._clock()
+
+    def _spend(self, pid: int) -> None:
+        """Charge a look that is over, or left behind, to its pod."""
+        spent = self._clock() - self._began
+        self._spent[self._pod_of(pid)] += spent
+        self._spent_late += spent if self._is_late(pid) else 0.0
+
+    def _too_many_hang(self, pid: int) -> bool:
+        """Whether so many looks hang over processes of its pod, or of the node, that no more of them are looked at."""
+        if not _hanging:
+            return False
+        hanging = Counter(pod for _, thread, pod in _hanging.values() if thread.is_alive())
+        if not self._is_late(pid):
+            return hanging[self._pod_of(pid)] >= _MOST_HANGING
+        return hanging[self._pod_of(pid)] >= _MOST_OF_A_POD or hanging.total() - hanging[None] >= _MOST_OF_PODS
 
     def _go_on(self) -> None:
         """What a looking thread does, until nobody is left, or it was left behind itself."""
@@ -529,11 +601,15 @@ class _Rounds:
                 self._again.append(pid)
             elif _still_hangs(pid):
                 self._cut[pid] = ("a look at it that was begun earlier has not come back from the kernel", ())
+            elif self._too_many_hang(pid):
+                self._cut[pid] = ("too many looks at processes like it have not come back from the kernel", ())
             else:
                 self._look_returns_by = time.monotonic() + moment + _HANGS
                 self._began = now
                 late = _alarm(self._clock, min(now + moment, self._end))
-                return Look(pid, self._target, self._settled, late, self._at.get(pid))
+                start = self._at.get(pid) if pid in self._begun else None
+                self._begun.add(pid)
+                return Look(pid, self._target, self._settled, late, start)
         return None
 
     def _note(self, me: threading.Thread, look: Look, found: Found | None) -> None:
@@ -547,12 +623,10 @@ class _Rounds:
 
     def _keep(self, look: Look, found: Found | None) -> None:
         pid = look.pid
-        before = self._at.pop(pid, None)
+        resumed, before = look.resumed, self._at.pop(pid, None)
         for earlier in (self._found, self._cut, self._closed_by):
             earlier.pop(pid, None)
-        spent = self._clock() - self._began
-        self._spent[self._pod_of(pid)] += spent
-        self._spent_late += spent if self._is_late(pid) else 0.0
+        self._spend(pid)
         if found is not None:
             self._found[pid] = found
         if look.gone:
@@ -562,13 +636,13 @@ class _Rounds:
             else:
                 self._over[pid] = look.started
         elif look.cut is not None:
-            self._at[pid] = look.position
+            self._at[pid] = look.position if before is None else before.or_further(look.position)
             self._cut[pid] = (f"there was no time to look through its {look.cut}", tuple(look.parts))
             if not self._is_done(look):
                 self._again.append(pid)
         elif not look.parts and look.started is not None:
             self._through[pid] = look.started
-            self._note_pieces(pid, before)
+            self._note_pieces(pid, before if resumed else None)
         if look.closed and not look.parts and (uid := _uid_of(look.pid)) is not None:
             self._closed_by[look.pid] = uid
 
@@ -584,6 +658,10 @@ class _Rounds:
         if series is not None and before is not None and series.at.get(pid, before).started == before.started:
             series.pieces.add(pid)
 
+    def _confined(self, pid: int) -> bool:
+        group = self._groups.get(pid)
+        return self._confinement.is_confined(pid, "" if group is None else group.key)
+
     def _unfinished(self, pid: int) -> Unfinished | None:
         """None for one that is over meanwhile, or of the kernel."""
         try:
@@ -594,10 +672,10 @@ class _Rounds:
         if started is None or uid is None:
             return None
         why, parts = self._cut[pid]
-        return Unfinished(pid, started, name_of(pid), uid, why, tuple(sorted(parts)), is_confined(pid))
+        return Unfinished(pid, started, name_of(pid), uid, why, tuple(sorted(parts)), self._confined(pid))
 
 
-def _relays(missed: Sequence[Counter[Group | None]]) -> tuple[Relay, ...]:
+def _relays(missed: Sequence[Counter[Group | None]]) -> tuple[Group | None, ...]:
     """Groups that had a process in every list that ended before it was looked at.
 
     If none is known to have had one in every list, those count that may have had: who was missed is not always told.
@@ -612,12 +690,8 @@ def _relays(missed: Sequence[Counter[Group | None]]) -> tuple[Relay, ...]:
     }
     named = always or maybe
     if not named and missed and all(None in each for each in missed):
-        return (_relay(None),)
-    return tuple(map(_relay, named))
-
-
-def _relay(group: Group | None) -> Relay:
-    return Relay("", None) if group is None else Relay(*group)
+        return (None,)
+    return tuple(named)
 
 
 def _newest() -> int:
@@ -654,9 +728,9 @@ def _alarm(clock: Callable[[], float], end: float) -> Callable[[], bool]:
 
 def _still_hangs(pid: int) -> bool:
     """Whether an earlier look at this very process has not come back yet."""
-    started, thread = _hanging.get(pid, (0, None))
-    if thread is None:
+    if pid not in _hanging:
         return False
+    started, thread, _ = _hanging[pid]
     if not thread.is_alive():
         del _hanging[pid]
         return False

@@ -183,7 +183,8 @@ async def _holders_left(work: Work, uncovered: list[str]) -> list[Finding]:
         pods = len({uid for uid, blocks in owners if not blocks})
         uncovered.append(
             f"holders: {len(outside)} process(es) of {pods} pod(s) that were never given the device could not be looked "
-            "through; they can have it only by a descriptor that another process handed them"
+            "through; none of them was seen to have a capability, or a node of the device in its /dev, to open the device by "
+            "itself, which shows nothing about descriptors that they hold and nodes that they hid"
         )
     if not any(holder.kind is not HolderKind.INFRASTRUCTURE for holder in report.holders) and (
         await work.instruments.holders.held(work.device)
@@ -205,7 +206,7 @@ async def _walks(work: Work) -> tuple[HolderReport, dict[Owner, list[Uninspected
     had |= instruments.strangers.of(device.id)
     walks = 0
     while True:
-        report = await instruments.holders.holders(device, had)
+        report = await instruments.holders.holders(device, had, work.scrub)
         owners: dict[Owner, list[Uninspected]] = {}
         for each in report.unfinished:
             uid = await _pod_of(work, each)
