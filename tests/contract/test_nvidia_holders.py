@@ -19,7 +19,7 @@ from scrubber.adapters.nvidia.inventory import NvidiaInventory
 from scrubber.adapters.nvidia.question import DRIVER_MODULE, driver_arguments
 from scrubber.domain.device import Access, AccessKind, Device
 from scrubber.domain.errors import Away, Lost, Unreadable
-from scrubber.domain.telemetry import Holder, HolderKind
+from scrubber.domain.telemetry import Holder, HolderKind, HolderReport
 from tests.contract.sim_rig import Tenant
 from tests.nvidia.world import MIB, World
 
@@ -72,12 +72,15 @@ class Node:
     def open(self, path: Path | str) -> Tenant:
         return self.run(OPEN, str(path))
 
-    async def kinds(self, device: Device) -> dict[int, HolderKind]:
-        """By a walk that was not disturbed by processes of this machine that come and go."""
+    async def report(self, device: Device) -> HolderReport:
+        """Of a walk that got through all processes of this machine but those of the test, and met no relay."""
         while True:
             report = await self.holders.holders(device)
-            if all(each.pid for each in report.unfinished):
-                return {holder.pid: holder.kind for holder in report.holders}
+            if {each.pid for each in report.unfinished} <= {tenant.pid for tenant in self._tenants}:
+                return report
+
+    async def kinds(self, device: Device) -> dict[int, HolderKind]:
+        return {holder.pid: holder.kind for holder in (await self.report(device)).holders}
 
     async def not_covered(self, device: Device) -> list[str]:
         """Without what concerns other processes of this machine, and without what no walk sees."""
@@ -197,7 +200,7 @@ async def test_without_the_gpu_s_node_nobody_can_say_who_has_it(node: Node, devi
 async def test_a_listed_process_that_is_gone_is_a_ghost(node: Node, device: Device) -> None:
     node.world.gpus[0].add_process(GONE, MIB)
     assert await node.holders.held(device)
-    (ghost,) = (await node.holders.holders(device)).holders
+    (ghost,) = (await node.report(device)).holders
     assert (ghost.pid, ghost.kind) == (0, HolderKind.GHOST)
     assert str(GONE) in ghost.command
 
@@ -225,7 +228,7 @@ def kill_without_reaping(tenant: Tenant) -> None:
 async def test_memory_in_use_without_anyone_is_a_ghost(node: Node, device: Device) -> None:
     node.world.gpus[0].set("used", ALLOWANCE + 5)
     assert await node.holders.held(device)
-    (ghost,) = (await node.holders.holders(device)).holders
+    (ghost,) = (await node.report(device)).holders
     assert ghost.kind is HolderKind.GHOST
     assert "5 bytes of memory are in use above the idle level" in ghost.command
 
@@ -234,7 +237,7 @@ async def test_a_ghost_of_two_kinds_is_one(node: Node, device: Device) -> None:
     node.world.gpus[0].set("used", ALLOWANCE + 5)
     node.world.gpus[0].add_process(GONE, MIB)
     assert await node.kinds(device) == {0: HolderKind.GHOST}
-    assert len((await node.holders.holders(device)).holders) == 1
+    assert len((await node.report(device)).holders) == 1
 
 
 async def test_memory_of_a_process_that_is_there_is_no_ghost(node: Node, device: Device) -> None:

@@ -497,7 +497,7 @@ def test_a_relay_of_processes_is_found_or_its_group_is_named(relay: int, memory:
         except ProcessLookupError:
             return None
 
-    for _ in range(5):
+    for _ in range(2):
         found = walk(target(memory), group=group)
         assert found.holders or {UID, ""} & {each.group for each in found.relays}
 
