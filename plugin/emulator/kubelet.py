@@ -231,6 +231,11 @@ class Kubelet:
         """Healthy devices of ``resource`` as the kubelet counts them now, taken or not; 0 while it is down."""
         return self._process.devices.allocatable(resource) if self._process else 0
 
+    def healthy_devices(self, resource: str) -> frozenset[str]:
+        """Ids of the healthy devices of ``resource`` as the kubelet has them now; none while it is down."""
+        known = self._process.devices.resources().get(resource) if self._process else None
+        return frozenset(known.healthy) if known else frozenset()
+
     @property
     def node_status(self) -> NodeStatus:
         """What the API server was last told, some seconds old; it stays as it is while the kubelet is down."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import statistics
 import time
@@ -30,6 +31,8 @@ from plugin.emulator.ungated import UngatedPlugin, devices_below
 __all__ = ["main"]
 
 SECRET = "team-a's model weights"
+_DYING = 20.0
+"""Seconds for which a pod that was deleted by force would live on; it is ended as soon as the next one was seen beside it."""
 
 
 class Unexpected(Exception):
@@ -123,12 +126,14 @@ class Story:
                 found = await self._secret_then_reader()
                 self._expect(SECRET in found, f"team-b's pod reads what team-a's killed pod left: {found[:40]!r}")
                 first = await self._running(gpu_pod("a", "team-a", tenant("--write", SECRET, "--hold", "forever")))
-                await self._kubelet.delete(first, force=True, dying_for=1.0)
+                await self._kubelet.delete(first, force=True, dying_for=_DYING)
                 second = await self._running(gpu_pod("b", "team-b", tenant("--hold", "forever")))
                 beside = self._stage.processes_of(first)
                 self._expect(
                     bool(beside), "after a forced delete team-b's container starts beside team-a's, on the same GPU"
                 )
+                for pid in beside:
+                    os.kill(pid, signal.SIGKILL)
                 await self._kubelet.delete(second, grace=0)
 
     async def _same_pods_with_the_service(self) -> None:
