@@ -43,7 +43,7 @@ def own_standing(processes: Iterable[Process], *, sandbox: Iterable[Process], cg
     """Where the earlier use of a device by the very pod that is starting on it stands.
 
     The kubelet starts a container only when no earlier run of it lives, so a pod's other containers say nothing about the
-    device: whoever of them holds it is found as a holder. Only a container that had it may still be ending.
+    device: one that holds it is found as a holder. Only a container that had it may still be ending.
 
     Args:
         processes: all of the pod.

@@ -69,7 +69,7 @@ async def company_of(
     )
     living = [grant for grant, where in others if where.state is PodState.LIVING]
     if verdict.answer is Beside.WAIT and asking is not None and all(grant.pod == asking for grant in living):
-        # Nobody else is there to wait for: it is proved clean anew, unless a container of the pod holds it.
+        # No other pod is there to wait for: the device is scrubbed, unless a container of the pod holds it.
         verdict = SharingVerdict(Beside.ALONE)
     over = (
         grant.sequence

@@ -10,7 +10,7 @@ import pytest
 from scrubber.domain.assignment import Pod, Process, Trust
 from scrubber.domain.device import Device
 from scrubber.domain.evidence import Occasion, Outcome, ScrubRecord, Severity
-from scrubber.domain.policy import Uninspectable
+from scrubber.domain.policy import Policy, Uninspectable
 from scrubber.domain.telemetry import Holder, HolderKind, HolderReport, Uninspected
 from scrubber.domain.using import may_hold_unseen
 from scrubber.engine.steps.holders import _MOST_NAMED
@@ -131,9 +131,9 @@ async def test_a_process_of_the_pod_that_has_the_device_may_hold_it_unseen() -> 
 )
 @in_virtual_time
 async def test_only_where_the_policy_says_so_a_pods_process_is_ended_after_several_walks(
-    policy: object, pod: str | None, ended: list[int]
+    policy: Policy, pod: str | None, ended: list[int]
 ) -> None:
-    async with a_world(devices=1, policy=policy) as world:  # type: ignore[arg-type]
+    async with a_world(devices=1, policy=policy) as world:
         await world.run(5.0)
         walks = Walks(world, CROWD, pod=pod)
         for _ in range(3):

@@ -80,7 +80,7 @@ class MarkerContainers:
         return memberships[0][1][0] if memberships else None
 
     def first_container(self, pod: Pod) -> asyncio.Future[str] | None:
-        return None  # a marker appears with a process, and nobody says when
+        return None  # the appearance of a marker is reported by nothing
 
     async def end(self, pod: Pod, leftovers: Iterable[Process], deadline: float) -> tuple[Process, ...]:
         return await end(self, self._proc, pod, leftovers, deadline, self._rolls.get(_uid(pod)))
