@@ -36,12 +36,26 @@ def answering(node: Node, said: KubeletSaid) -> Node:
 # --- its directories
 
 
-@pytest.mark.parametrize("name", ["device-plugins", "plugins_registry", "pod-resources"])
+@pytest.mark.parametrize("name", ["device-plugins", "pod-resources"])
 def test_a_directory_that_the_kubelet_has_not_made_is_named(node: Node, name: str) -> None:
     (node.root / KUBELET / name).rename(node.root / "elsewhere")
     check = found(node, "kubelet")
     assert (check.level, f"no {name}" in check.sentence) == (Level.WARNING, True)
     assert "--kubelet-dir" in check.remedy
+
+
+def test_without_plugins_registry_nothing_is_missing_where_the_plugin_registers_in_device_plugins(node: Node) -> None:
+    """As in the service's pod: it has no mount of that directory."""
+    kubelet = node.root / KUBELET
+    (kubelet / "plugins_registry/scrubber-gpu-1.sock").rename(kubelet / "device-plugins/scrubber-gpu-1.sock")
+    (kubelet / "plugins_registry").rmdir()
+    assert set(levels(node).values()) == {Level.OK}
+
+
+def test_without_any_directory_to_register_in_both_are_named(node: Node) -> None:
+    for name in ("device-plugins", "plugins_registry"):
+        (node.root / KUBELET / name).rename(node.root / name)
+    assert "has no device-plugins/kubelet.sock, no plugins_registry." in found(node, "kubelet").sentence
 
 
 def test_a_node_without_a_kubelet_is_told_once(node: Node) -> None:

@@ -43,11 +43,13 @@ def kubelet(node: Node) -> Iterator[Check]:
     registration = directory / "device-plugins" / "kubelet.sock"
     wanted = {
         "device-plugins/kubelet.sock": registration,
-        "plugins_registry": directory / "plugins_registry",
         "pod-resources/kubelet.sock": pod_resources_socket(node),
     }
     missing = []
     try:
+        if not present(registration.parent):
+            # Otherwise the plugin does not register in it, and the service's pod does not mount it.
+            wanted["plugins_registry"] = directory / "plugins_registry"
         for name, path in wanted.items():
             if not present(path):
                 missing.append(name)
