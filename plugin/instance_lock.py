@@ -7,6 +7,8 @@ not tell, because its own stream lives on. So the newer instance starts, serves 
 one has ended its streams, or has died, which releases the lock too.
 
 An instance of an earlier version has no lock. The newer one then registers beside it, and again when its stream ends.
+
+What the node looks like to the cluster is no resource's: which instance writes that has a lock of its own (:class:`WriterLock`).
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import os
 import zlib
 from pathlib import Path
 
-__all__ = ["InstanceLock"]
+__all__ = ["InstanceLock", "WriterLock"]
 
 
 class InstanceLock:
@@ -76,3 +78,36 @@ class InstanceLock:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+
+class WriterLock:
+    """Which of several instances of the plugin on a node writes to the API server: the one that holds this lock.
+
+    An instance that waits for it holds a second one. By that the instance that ends knows, without waiting for anything,
+    that it has a successor. Where no lock can be made, every instance writes, and none has a successor.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._writing = InstanceLock(directory, "cluster")
+        self._waiting = InstanceLock(directory, "cluster-next")
+
+    def take(self) -> bool:
+        """Return whether this instance may write now; otherwise it is known to be waiting. Call it before each write."""
+        if self._writing.take():
+            self._waiting.release()
+            return True
+        self._waiting.take()
+        return False
+
+    def has_successor(self) -> bool:
+        """Return whether another instance waits for the lock of this one, or has taken it already."""
+        if not self._writing.take():
+            return True
+        alone = self._waiting.take()
+        self._waiting.release()
+        return not alone
+
+    def release(self) -> None:
+        """Let the next instance write; nothing to do when neither lock is held."""
+        self._writing.release()
+        self._waiting.release()

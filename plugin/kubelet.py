@@ -131,6 +131,11 @@ class KubeletPlaces:
         """How the names of our sockets begin."""
         return f"scrubber-{self.resource.rpartition('/')[2][:24]}"
 
+    def writer_directory(self, mode: Registration) -> Path:
+        """Where the lock of the instance that writes to the API server is: in a directory that ``mode`` registers in."""
+        by_watcher = mode is Registration.AUTO and not self.classic.is_dir() and self.registry.is_dir()
+        return self.registry if mode is Registration.WATCHER or by_watcher else self.classic
+
     def own_socket(self, directory: Path, token: str) -> Path:
         return directory / f"{self.prefix}-{token}.sock"
 

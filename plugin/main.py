@@ -24,6 +24,7 @@ from plugin.announcements import Announce, Announcements
 from plugin.board import Board
 from plugin.cluster.credentials import settle
 from plugin.gate import Gate, GateTimes
+from plugin.instance_lock import WriterLock
 from plugin.kubelet import KubeletPlaces, Registrar, Registration, RegistrationTimes
 from plugin.logs import Log, logger
 from plugin.nvidia_config import NvidiaSettings, health_check_warning, index_warning
@@ -403,6 +404,7 @@ def _telling(settings: PluginSettings, metrics: ClusterObserver, log: Log) -> Te
 
     times = settings.times.cluster or ClusterTimes()
     found = credentials
+    places = _places(settings, settings.resource_name)
 
     def connect() -> ClosableCluster:
         from plugin.cluster.client import ApiServer
@@ -414,6 +416,7 @@ def _telling(settings: PluginSettings, metrics: ClusterObserver, log: Log) -> Te
         connect,
         settings.node_name,
         times=times,
+        lock=WriterLock(places.writer_directory(_registration(settings.registration))),
         log=log,
         clock=time.monotonic,
         wall=time.time,

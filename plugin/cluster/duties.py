@@ -49,6 +49,8 @@ class NodeTimes:
         spacing: between two writes of the condition, and between two of the labels when the count of quarantined differs.
         labels: between two of the labels when only clean and dirty differ, which every pod changes.
         heartbeat: after which the condition is written though nothing has changed.
+        confirm: the same for the first write of this plugin: a last one of an earlier instance, which gave its request up,
+            may have arrived after it.
         eviction: between two evictions.
         again: after which a pod that was not, or seems not to have been, evicted is tried again.
         settled: the same for one that was, or must not be; and the longest that the API server may ask for.
@@ -57,6 +59,7 @@ class NodeTimes:
     spacing: float = 10.0
     labels: float = 60.0
     heartbeat: float = 300.0
+    confirm: float = 10.0
     eviction: float = 10.0
     again: float = 60.0
     settled: float = 600.0
@@ -94,6 +97,7 @@ class ConditionDuty:
         """The node as the API server has it; None when that is not known."""
         self._free_at = 0.0
         self._beat_at = 0.0
+        self._first = True
 
     def heard(self, view: View) -> None:
         self._wanted = view.condition
@@ -107,7 +111,9 @@ class ConditionDuty:
         if self._wanted is not None:
             await self._write(self._wanted)
             self._free_at = now + self._times.spacing
-            self._beat_at = now + self._times.heartbeat * (0.9 + 0.2 * self._spread())
+            heartbeat = self._times.heartbeat * (0.9 + 0.2 * self._spread())
+            self._beat_at = now + (self._times.confirm if self._first else heartbeat)
+            self._first = False
 
     async def farewell(self) -> None:
         """Nobody watches any more; without a word, the last one would stand. Nothing when none was ever said."""

@@ -1,7 +1,8 @@
 """The task that keeps the cluster told, apart from everything else that the plugin does.
 
 Promises: nobody waits for it, and no failure of it reaches anybody; it is said, and begun anew. What the service says is
-taken in at once and told when the API server is ready to hear it: the newest state, for nothing else is kept.
+taken in at once and told when the API server is ready to hear it: the newest state, for nothing else is kept. Of several
+instances of the plugin on a node one writes at a time: the others wait, and write as soon as it has ended.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from plugin.cluster.duties import ConditionDuty, Duty, EventsDuty, EvictionDuty,
 from plugin.cluster.errors import ClusterError, Denied
 from plugin.cluster.port import ClosableCluster, NodeSeen
 from plugin.cluster.view import View, seen
+from plugin.instance_lock import WriterLock
 from plugin.logs import Log, Reminder
 from plugin.observing import ClusterObserver, Nobody
 from scrubber.api import scrubber_pb2 as pb
@@ -46,6 +48,7 @@ class ClusterTimes:
         deadline: of one request.
         settle: that the first word of the service is waited for before it is called away.
         farewell: that the last words may take when the plugin ends.
+        turn: between looks whether another instance of the plugin has gone.
         remind: between two lines of the log about the same failure.
         restart: before the task is begun anew after an error that nobody foresaw.
     """
@@ -53,6 +56,7 @@ class ClusterTimes:
     deadline: float = 10.0
     settle: float = 10.0
     farewell: float = 2.0
+    turn: float = 0.05
     remind: float = 600.0
     restart: float = 30.0
     pause: PauseTimes = field(default_factory=PauseTimes)
@@ -90,6 +94,7 @@ class Telling:
 
     Args:
         connect: makes the cluster's client; is called in a thread, because that loads its library.
+        lock: which instance of the plugin writes.
         by_envvar: as in :func:`plugin.service.sighting`.
         clock: monotonic seconds; ``wall``: seconds since the epoch; ``spread``: random, in [0, 1).
     """
@@ -100,6 +105,7 @@ class Telling:
         node: str,
         *,
         times: ClusterTimes,
+        lock: WriterLock,
         log: Log,
         clock: Callable[[], float],
         wall: Callable[[], float],
@@ -111,6 +117,8 @@ class Telling:
         self._observer = observer or Nobody()
         self._node = node
         self._times = times
+        self._lock = lock
+        self._turn = asyncio.Lock()
         self._log = log
         self._clock = clock
         self._wall = wall
@@ -137,24 +145,31 @@ class Telling:
 
     def start(self) -> None:
         """Begin; a task of its own, whose end concerns nobody."""
+        self._lock.take()  # before all that takes a while: an instance that ends looks for its successor
         self._task = asyncio.create_task(self._persist(), name="the cluster")
 
     async def stop(self) -> None:
-        """End, and have the condition say that nobody watches any more, if that can be said in a moment."""
+        """End, and have the condition say that nobody watches any more, if that can be said in a moment.
+
+        With a successor the condition stays as it is: the successor writes once this instance has written its last.
+        """
         task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait({task})
-        if self._cluster is None:
-            return
-        parting = asyncio.create_task(self._part(self._cluster, self._condition))
-        await asyncio.wait({parting}, timeout=self._times.farewell)
-        parting.cancel()
-        await asyncio.gather(parting, return_exceptions=True)
+        try:
+            if task is not None:
+                task.cancel()
+                await asyncio.wait({task})
+            if self._cluster is None:
+                return
+            parting = asyncio.create_task(self._part(self._cluster, self._condition))
+            await asyncio.wait({parting}, timeout=self._times.farewell)
+            parting.cancel()
+            await asyncio.gather(parting, return_exceptions=True)
+        finally:
+            self._lock.release()
 
     async def _part(self, cluster: ClosableCluster, condition: ConditionDuty | None) -> None:
         try:
-            if condition is not None:
+            if condition is not None and not self._lock.has_successor():
                 await condition.farewell()
         except ClusterError as error:
             self._log.info("cluster.farewell-failed", sentence=str(error))
@@ -221,6 +236,9 @@ class Telling:
                 if due is None or due > 0:
                     await _rung(bell, due)
                     continue
+                if not self._lock.take():
+                    await self._stand_by()
+                    continue
                 try:
                     await duty.act(now)
                 except ClusterError as error:
@@ -231,6 +249,16 @@ class Telling:
                     reminder.over("cluster.there", what=duty.name)
         finally:
             self._bells.discard(bell)
+
+    async def _stand_by(self) -> None:
+        """Wait until no other instance of the plugin writes."""
+        async with self._turn:  # one of the duties looks, for all of them
+            logged = False
+            while not self._lock.take():
+                if not logged:
+                    self._log.info("cluster.standing-by", node=self._node)
+                logged = True
+                await asyncio.sleep(self._times.turn)
 
     def _show(self, view: View) -> None:
         self._view = view

@@ -111,6 +111,28 @@ async def test_with_credentials_the_cluster_follows_the_service_and_hears_of_the
     assert status(server) == "Unknown PluginStopped"
 
 
+async def test_in_a_rolling_update_the_condition_is_never_unknown_and_keeps_its_transition_time(
+    server: ApiServerStandIn, credentials: dict[str, str], short_tmp: Path
+) -> None:
+    async with (
+        FakeKubelet(short_tmp) as kubelet,
+        FakeService(short_tmp / "s", snapshot(device(0))),
+        plugin(short_tmp, credentials) as old,
+    ):
+        await kubelet.new_registration()
+        await server.until(lambda: status(server) == "True AllInService")
+        before = server.condition("node-1", CONDITION)
+        async with plugin(short_tmp, credentials) as new:
+            await new.says("cluster.standing-by")
+            assert (await old.stops())[0] == 0
+            await kubelet.new_registration(after=1)
+            await server.until(lambda: len(server.asked_for("patch nodes/status")) == 2)
+            written = [each.body["status"]["conditions"][0] for each in server.asked_for("patch nodes/status")]
+            assert [each["reason"] for each in written] == ["AllInService"] * 2
+            assert before is not None
+            assert written[1]["lastTransitionTime"] == before["lastTransitionTime"]
+
+
 @pytest.mark.parametrize(
     ("cluster", "node", "reason"),
     [("off", "node-1", "--cluster off"), ("auto", "", "--node-name")],

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -18,6 +19,7 @@ from plugin.cluster.duties import NodeTimes
 from plugin.cluster.port import NodeSeen
 from plugin.cluster.telling import ClosableCluster, ClusterTimes, PauseTimes, Telling
 from plugin.cluster.view import CONDITION, PREFIX, Condition
+from plugin.instance_lock import WriterLock
 from scrubber.api import scrubber_pb2 as pb
 from tests.cluster.api_server import DROP, HANG, ApiServerStandIn, Asked, Said, failure, kubeconfig
 from tests.plugin_collaborators import PATIENCE, Bell, device, snapshot
@@ -90,16 +92,20 @@ def told(server: ApiServerStandIn, diary: Diary, tmp_path: Path) -> Callable[...
 
     @asynccontextmanager
     async def telling(
-        times: ClusterTimes = QUICK, connect: Callable[[], ClosableCluster] | None = None
+        times: ClusterTimes = QUICK,
+        connect: Callable[[], ClosableCluster] | None = None,
+        wall: float = 1_900_000_000.0,
+        locks: Path = tmp_path,
     ) -> AsyncIterator[Telling]:
         loop = asyncio.get_running_loop()
         one = Telling(
             connect or (lambda: ApiServer(login, "node-1", deadline=times.deadline)),
             "node-1",
             times=times,
+            lock=WriterLock(locks),
             log=diary,
             clock=loop.time,
-            wall=lambda: 1_900_000_000.0,
+            wall=lambda: wall,
             spread=lambda: 0.5,
         )
         one.start()
@@ -231,6 +237,116 @@ async def test_a_pods_owner_is_told_in_its_own_namespace_and_nowhere_else(
     assert (namespace, written["message"], written["reason"]) == ("team-a", "train-0 waits.", "GpuNotHandedOver")
     elsewhere = [each.body for each in server.asked if "namespaces/team-a" not in each.path]
     assert "train-0" not in str(elsewhere)
+
+
+# --- two instances, as in a rolling update ---------------------------------------------------------------------------
+
+
+def said_of_condition(server: ApiServerStandIn) -> list[str]:
+    """The reason in each write of our condition, in order."""
+    return [each.body["status"]["conditions"][0]["reason"] for each in server.asked_for("patch nodes/status")]
+
+
+async def test_an_instance_that_has_a_successor_leaves_the_condition_as_it_is(
+    server: ApiServerStandIn, told: Callable[..., Any], diary: Diary
+) -> None:
+    async with AsyncExitStack() as after:
+        async with told() as old:
+            old.heard(snapshot(GOOD))
+            await server.until(lambda: status(server)[0] == "True")
+            since = server.condition("node-1", CONDITION)
+            new = await after.enter_async_context(told(wall=1_900_000_060.0))
+            new.heard(snapshot(GOOD))
+            await diary.bell.until(lambda: bool(diary.said("cluster.standing-by")))
+        await server.until(lambda: len(said_of_condition(server)) == 2)
+        assert said_of_condition(server) == ["AllInService"] * 2
+        found = server.condition("node-1", CONDITION)
+        assert since is not None
+        assert found is not None
+        assert found["lastHeartbeatTime"] > since["lastHeartbeatTime"]
+        assert found["lastTransitionTime"] == since["lastTransitionTime"]
+    assert status(server) == ("Unknown", "PluginStopped")  # the last one has no successor
+
+
+async def test_a_successor_counts_before_it_has_heard_the_service_or_reached_the_api_server(
+    server: ApiServerStandIn, told: Callable[..., Any]
+) -> None:
+    slow = threading.Event()
+
+    def connect() -> ClosableCluster:
+        slow.wait()
+        raise AssertionError("it is not needed any more")
+
+    async with AsyncExitStack() as after:
+        async with told() as old:
+            old.heard(snapshot(GOOD))
+            await server.until(lambda: status(server)[0] == "True")
+            await after.enter_async_context(told(connect=connect))
+            after.callback(slow.set)
+        assert said_of_condition(server) == ["AllInService"]
+
+
+async def test_an_instance_that_stands_by_writes_nothing_and_evicts_nobody(
+    server: ApiServerStandIn, told: Callable[..., Any], diary: Diary, tmp_path: Path
+) -> None:
+    server.allowed.add("create pods/eviction")
+    server.pods = {("team-a", "train-0"): "uid-of-train-0"}
+    (tmp_path / "other").mkdir()
+    other = ApiServer(kubeconfig(tmp_path / "other", server.url), "node-1", deadline=20)
+    async with told() as old:
+        old.heard(snapshot(GOOD))
+        await server.until(lambda: status(server)[0] == "True" and bool(counts(server)))
+        asked = len(server.asked)
+        async with told() as new:
+            both = snapshot(BAD)
+            both.notices.append(noticed(evict=True))
+            new.heard(both)
+            await diary.bell.until(lambda: bool(diary.said("cluster.standing-by")))
+            for _ in range(30):  # long enough, by the server's own measure, to have written it
+                await other.node()
+        assert {each.what for each in server.asked[asked:]} == {"get nodes"}
+        assert len(diary.said("cluster.standing-by")) == 1
+    await other.close()
+    # The one that stood by has gone before: nobody is left.
+    assert status(server) == ("Unknown", "PluginStopped")
+
+
+async def test_where_no_lock_can_be_made_every_instance_writes_and_says_that_it_stops(
+    server: ApiServerStandIn, told: Callable[..., Any], tmp_path: Path
+) -> None:
+    async with told(locks=tmp_path / "missing") as old, told(locks=tmp_path / "missing") as new:
+        for each in (old, new):
+            each.heard(snapshot(GOOD))
+        await server.until(lambda: said_of_condition(server) == ["AllInService"] * 2)
+    assert said_of_condition(server)[2:] == ["PluginStopped"] * 2
+
+
+def test_an_instance_that_takes_over_knows_the_next_one(tmp_path: Path) -> None:
+    first, second, third = (WriterLock(tmp_path) for _ in range(3))
+    assert [each.take() for each in (first, second, third)] == [True, False, False]
+    assert first.has_successor()
+    first.release()
+    assert second.take()
+    assert not third.take()
+    assert second.has_successor()
+    third.release()
+    assert not second.has_successor()
+    second.release()
+
+
+def test_an_instance_whose_lock_file_was_removed_leaves_the_last_word_to_the_one_that_locked_the_next(
+    tmp_path: Path,
+) -> None:
+    """Some kubelets clear ``device-plugins/`` when they start."""
+    first, second = WriterLock(tmp_path), WriterLock(tmp_path)
+    assert first.take()
+    for each in tmp_path.iterdir():
+        each.unlink()
+    assert second.take()
+    assert first.has_successor()
+    assert not first.take()
+    for lock in (first, second):
+        lock.release()
 
 
 # --- evictions -------------------------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ from plugin.cluster.port import EventText, NodeSeen, Regarding
 from plugin.cluster.telling import ClusterTimes, Telling
 from plugin.cluster.view import AWAY
 from plugin.endpoint import Endpoint
+from plugin.instance_lock import WriterLock
 from plugin.kubelet import KubeletPlaces, Registrar, Registration, RegistrationTimes
 from plugin.logs import logger
 from plugin.metrics import Metrics
@@ -496,12 +497,13 @@ async def test_an_answer_about_the_object_is_neither(what: str, error: BaseExcep
     assert written(told, what.partition(" ")[0]) == (0, failed)
 
 
-async def test_whoever_tells_the_cluster_has_its_writes_counted() -> None:
+async def test_whoever_tells_the_cluster_has_its_writes_counted(tmp_path: Path) -> None:
     told = Told()
     telling = Telling(
         Answering,
         "node-1",
         times=ClusterTimes(settle=PATIENCE),
+        lock=WriterLock(tmp_path),
         log=logger("json", "error"),
         clock=time.monotonic,
         wall=time.time,

@@ -146,18 +146,32 @@ async def test_changes_are_written_at_most_every_ten_seconds_and_only_the_last(c
     duty.heard(BAD)
     assert duty.due_in(1) == 9
     duty.heard(GOOD)
-    assert duty.due_in(1) == TIMES.heartbeat - 1  # as it is written already
+    assert duty.due_in(1) == TIMES.confirm - 1  # as it is written already
 
 
 async def test_an_unchanged_condition_beats_slowly(cluster: Written, wall: Wall) -> None:
     duty = condition_duty(cluster, wall)
     duty.heard(GOOD)
     await duty.act(0)
-    wall.seconds = TIMES.heartbeat
-    assert duty.due_in(TIMES.heartbeat) == 0
-    await duty.act(TIMES.heartbeat)
-    assert cluster.said[-1] == ("condition", Status.TRUE, "AllInService", at(0), at(TIMES.heartbeat))
+    await duty.act(TIMES.confirm)
+    wall.seconds = beat = TIMES.confirm + TIMES.heartbeat
+    assert duty.due_in(beat) == 0
+    await duty.act(beat)
+    assert cluster.said[-1] == ("condition", Status.TRUE, "AllInService", at(0), at(beat))
     assert cluster.said.count(("node",)) == 1
+
+
+async def test_a_last_word_of_an_earlier_instance_that_arrives_late_is_replaced_after_ten_seconds(
+    cluster: Written, wall: Wall
+) -> None:
+    duty = condition_duty(cluster, wall)
+    duty.heard(GOOD)
+    await duty.act(0)
+    cluster.there = NodeSeen(STOPPED.status, at(1), {})  # a request that was given up, and arrived
+    assert duty.due_in(0) == TIMES.confirm == 10
+    wall.seconds = TIMES.confirm
+    await duty.act(TIMES.confirm)
+    assert cluster.said[-1] == ("condition", Status.TRUE, "AllInService", at(0), at(TIMES.confirm))
 
 
 async def test_each_write_shows_the_node_as_it_is_by_then(cluster: Written, wall: Wall) -> None:

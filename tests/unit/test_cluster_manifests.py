@@ -230,6 +230,7 @@ def test_the_page_says_the_times_that_the_plugin_keeps() -> None:
     row = next(line for line in PAGE.splitlines() if "`ScrubServiceAway`" in line)
     assert f"{watch.grace:g} s" in row
     assert f"{silence:g} s" in row
+    assert f"once more {times.confirm:g} s after the plugin's first write" in PAGE
 
 
 def test_the_page_says_what_was_not_tried() -> None:
