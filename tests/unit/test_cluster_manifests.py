@@ -234,6 +234,6 @@ def test_the_page_says_the_times_that_the_plugin_keeps() -> None:
 
 
 def test_the_page_says_what_was_not_tried() -> None:
-    assert "None of this has been tried on a cluster" in PAGE
+    assert "A node with a real\nGPU has not been tried.**" in PAGE
     for each in (CLUSTER, EVICTION):
         assert str(each.relative_to(ROOT)) in PAGE or f"gpu-scrubber/{each.relative_to(ROOT)}" in PAGE
