@@ -2,8 +2,7 @@
 
 The kubelet's lists, which the service reads by itself, have a resource's own ids: shares, and whatever a vendor's plugin
 calls its devices. Promises: each run of the service is told what the ids of a list mean before the kubelet gets that
-list; a service that could not be told is told again; and one that is too old to be told is asked by its own devices' ids,
-as before there were others.
+list, and a service that could not be told is told again.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from plugin.logs import Log
 from plugin.service import ScrubService
-from scrubber.domain.errors import InvalidRequest, NotPermitted, Refused, ScrubberError
+from scrubber.domain.errors import InvalidRequest, ScrubberError
 from scrubber.domain.resources import REPLICA
 
 __all__ = ["Announce", "Announcements", "to_nobody"]
@@ -41,7 +40,6 @@ class Announcements:
         self._meanings: dict[str, Mapping[str, str]] = {}
         self._told: dict[str, tuple[str, Mapping[str, str]]] = {}
         self._epoch = ""
-        self._too_old = False
         self._complaints: dict[str, str] = {}
         self._one_by_one: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -59,8 +57,7 @@ class Announcements:
             self._meanings[resource] = dict(meanings)
             if not epoch:
                 return
-            if epoch != self._epoch:
-                self._epoch, self._too_old = epoch, False
+            self._epoch = epoch
             await self._catch_up(resource)
 
     async def due(self, resource: str) -> None:
@@ -73,14 +70,7 @@ class Announcements:
         was started anew meanwhile. Answers whether it was told now.
         """
         async with self._one_by_one[resource]:
-            return resource in self._meanings and not self._too_old and await self._tell(resource)
-
-    def named(self, resource: str, ids: Sequence[str]) -> tuple[list[str], str]:
-        """How the service is asked about ``ids``: by them and the resource, or, if it is too old, by devices alone."""
-        if not self._too_old:
-            return list(ids), resource
-        known = self._meanings.get(resource, {})
-        return sorted({known.get(id_, id_) for id_ in ids}), ""
+            return resource in self._meanings and await self._tell(resource)
 
     def devices(self, resource: str, ids: Sequence[str]) -> frozenset[str]:
         """The devices that ``ids`` mean here; one that no list has had is a device's own, or one of its shares."""
@@ -89,7 +79,7 @@ class Announcements:
 
     async def _catch_up(self, resource: str) -> None:
         meanings = self._meanings.get(resource)
-        if meanings is not None and not self._too_old and self._told.get(resource) != (self._epoch, meanings):
+        if meanings is not None and self._told.get(resource) != (self._epoch, meanings):
             await self._tell(resource)
 
     async def _tell(self, resource: str) -> bool:
@@ -98,14 +88,6 @@ class Announcements:
             async with asyncio.timeout(self._timeout):
                 await self._service.announce(resource, meanings, timeout=self._timeout)
         except (ScrubberError, TimeoutError) as error:
-            if _unknown_call(error):
-                self._too_old = True
-                self._log.warning(
-                    "service.too-old",
-                    sentence="The scrub service cannot be told what ids mean: it knows its own devices' ids only.",
-                    cure="update the service; until then devices that are shared wait for each other's pods",
-                )
-                return False
             sentence = str(error) or "It did not answer in time."
             if self._complaints.get(resource) != sentence:
                 if isinstance(error, InvalidRequest):
@@ -117,8 +99,3 @@ class Announcements:
         self._told[resource] = (self._epoch, meanings)
         self._complaints.pop(resource, None)
         return True
-
-
-def _unknown_call(error: Exception) -> bool:
-    """Whether a service that answers does not know the call: by its own word, or by its library's."""
-    return (isinstance(error, NotPermitted) and error.code == "unknown-method") or type(error) is Refused

@@ -210,8 +210,7 @@ class Gate:
             await self._reserve(device_ids, resource)
 
     async def _reserve(self, device_ids: Sequence[str], resource: str) -> None:
-        ids, of = self._announcements.named(resource, device_ids)
-        await self._service.reserve(ids, timeout=self._times.reserve, resource=of)
+        await self._service.reserve(device_ids, timeout=self._times.reserve, resource=resource)
 
     async def _ask(
         self, device_ids: Sequence[str], resource: str, noted: Mapping[tuple[str, str], _Reservation], left: float
@@ -226,12 +225,11 @@ class Gate:
         # What one run of the service was told, the next one does not know.
         unseen = sorted(id_ for (_, id_), note in noted.items() if note.epoch == "" or note.epoch != self._board.epoch)
         wait = left - min(self._times.margin, left / 10)
-        ids, of = self._announcements.named(resource, device_ids)
         return await self._service.hand_over(
-            ids,
+            device_ids,
             wait_seconds=wait,
-            reserved_unseen=self._announcements.named(resource, unseen)[0],
-            resource=of,
+            reserved_unseen=unseen,
+            resource=resource,
             timeout=left,
         )
 

@@ -22,7 +22,7 @@ from scrubber.api import scrubber_pb2 as pb
 from scrubber.api import scrubber_pb2_grpc
 from scrubber.api.sockets import Purpose, Sockets, target
 from scrubber.api.status import CLASS_KEY, error_of
-from scrubber.domain.errors import Away, BadConfiguration, NotPermitted, Refused, ScrubberError
+from scrubber.domain.errors import Away, BadConfiguration, NotPermitted, ScrubberError
 
 __all__ = ["AdminClient", "PluginClient", "ReadClient"]
 
@@ -250,7 +250,6 @@ class ReadClient(_Client):
 
         Raises:
             InvalidRequest: one of these means nothing here.
-            Refused: the service is too old for ``events``, ``before`` and a second page (``code`` is ``"older-service"``).
             ScrubberError: its answer leads back to rows that were read.
         """
         request = pb.GetHistoryRequest(
@@ -370,14 +369,6 @@ class AdminClient(_Client):
 
 def _check_order(request: pb.GetHistoryRequest, page: pb.GetHistoryResponse) -> None:
     """Raise unless ``page`` answers the whole of ``request`` and leads to older rows, or to none."""
-    if not page.HasField("next_before"):
-        if request.events or request.before:
-            raise Refused(
-                "The service is older than this command: it tells its history neither by event nor page by page, and not "
-                "more than 1,000 rows. Restart it, so that both are of one version.",
-                code="older-service",
-            )
-        page.next_before = page.entries[-1].sequence if len(page.entries) >= request.limit else 0
     rows = [each.sequence for each in page.entries]
     lost = page.next_before and page.next_before not in rows[-1:]
     if lost or (request.before and rows and rows[0] >= request.before):

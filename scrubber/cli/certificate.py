@@ -131,8 +131,8 @@ def export(
     found = _one(certificate, device, socket).signed
     if not found.certificate.signature:
         complain(
-            f"{found.certificate.id} is from before the node had a key, so there is no signature to verify elsewhere. "
-            f"scrubber scrub {found.certificate.device} makes a certificate that is signed."
+            f"{found.certificate.id} has no signature, and every certificate is issued with one: the ledger may have been "
+            "changed. Run: scrubber audit verify"
         )
         raise typer.Exit(Exit.NEGATIVE)
     written = write_envelope(found.payload, found.certificate.key_id, found.certificate.signature)
@@ -281,7 +281,7 @@ def _checked(found: _Found) -> Signed:
 
     signed = found.signed
     if not signed.certificate.signature:
-        return Signed.UNSIGNED
+        return Signed.INVALID
     if not found.public_key:
         return Signed.OTHER_KEY
     # Whose it says that it is decides nothing: whoever could change the ledger could change that as well.
@@ -300,7 +300,7 @@ def _row(found: _Found) -> Sequence[str]:
         about.path,
         utc(about.issued_at),
         standing(found.signed),
-        about.key_id[:19] or "unsigned",
+        about.key_id[:19] or "-",
     )
 
 

@@ -23,8 +23,6 @@ class Signed(StrEnum):
     INVALID = "invalid"
     OTHER_KEY = "other-key"
     """It names another key than the service has now, so whether that one signed it is unknown."""
-    UNSIGNED = "unsigned"
-    """It is from before the node had a key."""
 
 
 def stated(certificate: Certificate) -> dict[str, Any]:
@@ -100,8 +98,6 @@ def shown(signed: pb.SignedCertificate, verdict: Signed) -> Iterator[tuple[str, 
                 "signature",
                 "unknown: it names another key than the service has now; export it, and verify it with --key",
             )
-        case Signed.UNSIGNED:
-            yield ("signature", "none: it is from before the node had a key")
 
 
 def verdict_rows(verdict: Verdict) -> Iterator[tuple[str, str]]:

@@ -156,7 +156,7 @@ class Certificate:
         not_covered: what was not, in the same manner. Never empty by omission: a step that did not run is in here.
         rests_on: for a fast path, the id of the slow-path certificate under it.
         issued_at: wall-clock seconds.
-        key_id: of the node's key that signed it; None for one of before nodes had keys.
+        key_id: of the node's key that signed it; None until then.
         signature: in base64, over what :func:`scrubber.domain.statement.statement` says, so not over ``next_grant``.
     """
 

@@ -228,7 +228,7 @@ class TestShow:
         ("made", "verdict", "said"),
         [
             (lambda: signed(SLOW, key=EphemeralKey()), "other-key", "it names another key than the service has now"),
-            (lambda: signed(SLOW, key=None), "unsigned", "from before the node had a key"),
+            (lambda: signed(SLOW, key=None), "invalid", "the node's key did not sign this"),
         ],
     )
     async def test_what_cannot_be_checked_is_no_yes(
@@ -311,11 +311,13 @@ class TestExport:
     async def test_a_device_stands_for_its_certificate(self, service: Certifying, short_tmp: Path) -> None:
         assert (await run(short_tmp, "certificate", "export", "--device", "1")).out == envelope(FAST)
 
-    async def test_one_from_before_there_was_a_key_is_not_exported(self, service: Certifying, short_tmp: Path) -> None:
+    async def test_a_certificate_without_a_signature_is_not_exported(
+        self, service: Certifying, short_tmp: Path
+    ) -> None:
         service.certificates = [signed(SLOW, key=None)]
         ended = await run(short_tmp, "certificate", "export", SLOW.id)
         assert (ended.code, ended.out) == (1, "")
-        assert "scrubber scrub SIM-GPU-aa makes a certificate that is signed" in ended.err
+        assert "Run: scrubber audit verify" in ended.err
 
 
 class TestKey:

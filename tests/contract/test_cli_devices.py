@@ -82,7 +82,7 @@ class TestDevices:
         assert (sick["cause"]["sentence"], sick["certificate"]) == ("XID 95 was \x1b[31mseen.", None)
         assert (sick["tenant_namespace"], sick["pod"], sick["container"]) == ("red", "train", "main")
 
-    async def test_what_an_older_service_does_not_say_is_null(self, service: Service, short_tmp: Path) -> None:
+    async def test_what_the_service_does_not_say_is_null(self, service: Service, short_tmp: Path) -> None:
         service.devices = [pb.Device(id="SIM-GPU-dd", index="3")]
         (unknown,) = (await run(short_tmp, "devices", "-o", "json")).items
         names = ("policy", "enforcement", "glass", "baseline", "waits", "hand_over", "retry_at", "numa_node")

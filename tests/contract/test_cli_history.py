@@ -184,26 +184,6 @@ class TestHistory:
         assert (second.limit, second.before) == (first.limit, 2) == (1, 2)
         assert second.since == pytest.approx(first.since, abs=1e-5)
 
-    @pytest.mark.parametrize("words", [("--event", "health."), ("--before", "9"), ("--all",), ("--limit", "1001")])
-    async def test_an_older_service_that_cannot_heed_what_is_asked_is_not_believed(
-        self, service: Service, short_tmp: Path, words: tuple[str, ...]
-    ) -> None:
-        service.page = pb.GetHistoryResponse(entries=[pb.HistoryEntry(sequence=n) for n in range(1000, 0, -1)])
-        assert await run(short_tmp, "history", *words) == Ended(
-            3,
-            "",
-            "Error: The service is older than this command: it tells its history neither by event nor page by page, and "
-            "not more than 1,000 rows. Restart it, so that both are of one version.\n",
-        )
-
-    @pytest.mark.parametrize(("limit", "next_before"), [("1", 2), ("2", None)])
-    async def test_an_older_service_tells_of_what_is_newest(
-        self, service: Service, short_tmp: Path, limit: str, next_before: int | None
-    ) -> None:
-        service.page = pb.GetHistoryResponse(entries=[pb.HistoryEntry(sequence=2)])
-        ended = await run(short_tmp, "history", "--limit", limit, "-o", "json")
-        assert ([each["sequence"] for each in ended.items], ended.json["next_before"]) == ([2], next_before)
-
     async def test_a_service_whose_pages_lead_in_a_circle_is_asked_no_further(
         self, service: Service, short_tmp: Path
     ) -> None:

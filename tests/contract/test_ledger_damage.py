@@ -224,20 +224,6 @@ class TestDamage:
             file.write(b"\xa5" * (size - 4096))
         assert "damaged" in await refusal(home)
 
-    @pytest.mark.parametrize("version", range(1, SCHEMA))
-    async def test_a_ledger_of_an_earlier_schema_is_taken_over_and_marked_as_ours(
-        self, home: Path, version: int
-    ) -> None:
-        await fill(home)
-        tamper(home, f"PRAGMA user_version = {version}", around_triggers=False)
-        ledger = SqliteLedger(home)
-        before = await ledger.load()
-        await ledger.close()
-        assert before.records
-        connection = sqlite3.connect(home / "ledger.db")
-        assert connection.execute("PRAGMA user_version").fetchone() == (SCHEMA,)
-        connection.close()
-
     async def test_a_newer_ledger_is_refused_and_left_alone(self, home: Path) -> None:
         await fill(home)
         newer = SCHEMA + 1

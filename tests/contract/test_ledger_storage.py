@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import errno
-import json
 import os
 import resource
 import sqlite3
@@ -11,7 +10,6 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,8 +19,6 @@ from scrubber.adapters.ledger.offline import verify
 from scrubber.adapters.ledger.place import filesystem_magic
 from scrubber.adapters.ledger.sqlite import SqliteLedger
 from scrubber.domain.errors import LedgerFailure
-from scrubber.domain.record import Glass
-from scrubber.domain.tally import Strike
 from scrubber.ports import Change, HistoryQuery
 from tests.ledger_samples import GPU, OTHER_GPU, certificate, event, fill, grant, record, scrub
 
@@ -91,37 +87,6 @@ class TestBounds:
         await ledger.close()
         assert (home / "ledger.db").stat().st_size <= 1.5 * bound
         assert verify(home).intact
-
-
-class TestAnEarlierFormat:
-    async def test_a_ledger_that_was_written_before_the_days_were_kept_goes_on(self, home: Path) -> None:
-        """Its records know neither what lasts nor what a day brought; the next change writes them as they are now."""
-        await fill(home, 1)
-        connection = sqlite3.connect(home / "ledger.db", isolation_level=None)
-        (text,) = connection.execute("SELECT document FROM devices").fetchone()
-        document = json.loads(text)
-        of_today = document["format"]
-        for name in ("lasting", "strikes", "attempts", "glass", "waits"):
-            del document[name]
-        old = json.dumps(document | {"format": 3}, separators=(",", ":"), sort_keys=True)
-        connection.execute("UPDATE devices SET document = ?", (old,))
-        connection.execute("PRAGMA user_version = 3")
-        connection.close()
-        ledger = SqliteLedger(home)
-        before = (await ledger.load()).records[GPU]
-        assert before == record(1)
-        glass = Glass(500.0, "the trial must not stop", "uid:1000")
-        after = replace(before, version=2, glass=glass, strikes=(Strike(100.0, "xid-95", "team-a"),))
-        await ledger.commit(Change(records=(after,), events=(event(),)))
-        await ledger.close()
-        ledger = SqliteLedger(home)
-        assert (await ledger.load()).records[GPU] == after
-        await ledger.close()
-        assert verify(home).intact
-        connection = sqlite3.connect(home / "ledger.db")
-        (text,) = connection.execute("SELECT document FROM devices").fetchone()
-        connection.close()
-        assert json.loads(text)["format"] == of_today > 3
 
 
 async def commit_until_it_fails(ledger: SqliteLedger) -> None:

@@ -141,30 +141,6 @@ async def test_a_request_for_several_shares_is_refused_where_one_is_the_most(sho
         await here.registered.plugin.Allocate(allocation("sim-0::0"))
 
 
-async def test_a_service_that_does_not_know_the_call_is_asked_for_its_devices(short_tmp: Path) -> None:
-    class Old(FakeService):
-        async def Announce(self, request: object, context: object) -> pb.AnnounceResponse:
-            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")  # type: ignore[attr-defined]
-            raise AssertionError
-
-    async with FakeKubelet(short_tmp) as kubelet, Old(short_tmp / "s", snapshot(device(0))) as service:
-        settings = PluginSettings(
-            short_tmp,
-            short_tmp / "s",
-            registration="classic",
-            log_level="error",
-            nvidia=NvidiaSettings(sharing=TWO),
-            times=TIMES,
-        )
-        task = asyncio.create_task(run(settings))
-        registered = await kubelet.new_registration()
-        await registered.plugin.Allocate(allocation("sim-0::1"))
-        await registered.plugin.PreStartContainer(start("sim-0::1"), timeout=30)
-        assert (service.reserved, list(service.asked[0].device_ids)) == ([["sim-0"]], ["sim-0"])
-        task.cancel()
-        await asyncio.wait({task})
-
-
 async def test_shares_of_our_own_and_a_vendors_plugin_contradict_each_other(short_tmp: Path) -> None:
     settings = PluginSettings(short_tmp, short_tmp / "s", nvidia=NvidiaSettings(sharing=TWO), upstream_dir=short_tmp)
     with pytest.raises(BadConfiguration, match="the vendor's plugin makes the shares"):

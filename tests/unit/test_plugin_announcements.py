@@ -13,7 +13,7 @@ import pytest
 from plugin.announcements import Announcements
 from plugin.logs import logger
 from plugin.service import ScrubService
-from scrubber.domain.errors import Away, InvalidRequest, NotPermitted, Refused, ScrubberError
+from scrubber.domain.errors import Away, InvalidRequest, ScrubberError
 
 GPU, NIC = "vendor.example/gpu", "vendor.example/nic"
 
@@ -91,33 +91,6 @@ async def test_a_service_that_does_not_answer_keeps_no_list_waiting_for_longer_t
     async with asyncio.timeout(10):
         await told.announce(GPU, {"0": "a"}, "one")
         assert not await told.again(GPU)
-
-
-@pytest.mark.parametrize(
-    "words", [NotPermitted("There is no method.", code="unknown-method"), Refused("Unimplemented.")]
-)
-async def test_an_old_service_is_asked_by_devices_until_a_new_one_is_there(words: ScrubberError) -> None:
-    service, lines = Service(), io.StringIO()
-    told = announcements(service, lines)
-    service.answer = answering(words)
-    meanings = {"0::0": "a", "0::1": "a", "1": "b"}
-    for _ in range(2):
-        await told.announce(GPU, meanings, "old")
-    assert told.named(GPU, ["1", "0::1", "0::0", "unheard-of"]) == (["a", "b", "unheard-of"], "")
-    assert not await told.again(GPU)
-    assert len(service.told) == 1
-    assert len(events(lines)) == 1
-    service.answer = heard
-    await told.announce(GPU, meanings, "new")
-    assert told.named(GPU, ["1", "0::1"]) == (["1", "0::1"], GPU)
-
-
-async def test_a_plugin_that_may_not_ask_at_all_is_no_sign_of_an_old_service() -> None:
-    service = Service()
-    told = announcements(service)
-    service.answer = answering(NotPermitted("uid 7 may not"))
-    await told.announce(GPU, {"0": "a"}, "one")
-    assert told.named(GPU, ["0"]) == (["0"], GPU)
 
 
 async def test_what_was_never_listed_is_not_told_again() -> None:

@@ -19,10 +19,8 @@ from scrubber.domain.errors import (
     Held,
     InvalidRequest,
     LedgerFailure,
-    NotPermitted,
     NotReady,
     Quarantined,
-    Refused,
     ScrubberError,
 )
 from scrubber.ports import Span
@@ -401,21 +399,6 @@ async def test_what_the_service_does_not_know_when_it_was_told_again_is_refused(
     with pytest.raises(InvalidRequest, match="no device a"):
         await keeper.hand_over(["a"], GPU, 30.0, UNTOLD)
     assert (len(service.announced), len(service.asked)) == (2, 2)
-
-
-@pytest.mark.parametrize(
-    "words", [NotPermitted("There is no method.", code="unknown-method"), Refused("Unimplemented.")]
-)
-@in_virtual_time
-async def test_a_service_too_old_to_be_told_is_asked_by_its_own_devices_ids(words: ScrubberError) -> None:
-    service = Service(announcement=refused(words), reservation=refused(Away("away")))
-    keeper, _ = await gate(service)
-    await keeper.reserve(["b", "a"], GPU, UNTOLD)
-    await keeper.hand_over(["b", "a"], GPU, 30.0, UNTOLD)
-    assert service.reserved == [("", ["gpu-a", "gpu-b"])]
-    assert [(asked.resource, asked.devices, asked.unseen) for asked in service.asked] == [
-        ("", ["gpu-a", "gpu-b"], ["gpu-a", "gpu-b"])
-    ]
 
 
 @in_virtual_time

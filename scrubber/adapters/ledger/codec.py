@@ -1,14 +1,13 @@
 """What the ledger's documents look like: every field of every stored value, named once.
 
-A change to one of these dataclasses is a change of format: raise the number of each document that holds it, and teach
-it to read the number before.
+A change to one of these dataclasses is a change of format: raise the number of each document that contains it, and
+:data:`scrubber.adapters.ledger.schema.SCHEMA`.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
 from scrubber.adapters.ledger.shapes import (
     COUNTS,
@@ -152,70 +151,9 @@ _SCRUB = shape(
 )
 
 
-def _grant_of_1(document: dict[str, Any] | None) -> None:
-    """Format 2 says under which resource the kubelet accounts an assignment."""
-    if document is not None and document["assignment"] is not None:
-        document["assignment"]["resource"] = ""
-
-
-def _record_of_1(document: dict[str, Any]) -> None:
-    """Format 2 has the device's own counters, and its grants are of format 2."""
-    document["lifetime"] = []
-    for grant in (document["last_grant"], *document["open_grants"]):
-        _grant_of_1(grant)
-
-
-def _grant_of_2(document: dict[str, Any] | None) -> None:
-    """Format 3 says which shares of its devices an assignment has; there were none before."""
-    if document is not None and document["assignment"] is not None:
-        document["assignment"]["shares"] = []
-
-
-def _record_of_2(document: dict[str, Any]) -> None:
-    """Format 3 says whether somebody without a grant was seen on the device, and its grants are of format 3."""
-    document["tainted"] = False
-    for grant in (document["last_grant"], *document["open_grants"]):
-        _grant_of_2(grant)
-
-
-def _record_of_3(document: dict[str, Any]) -> None:
-    """Format 4 remembers what lasts, the quarantines and recoveries of a day, and a person's emergency."""
-    document.update(waits=0, lasting=[], strikes=[], attempts=[], forgiven=None, glass=None)
-
-
-def _certificate_of_1(document: dict[str, Any]) -> None:
-    """Format 2 is signed; what was issued before is not."""
-    document.update(key_id=None, signature=None)
-
-
-def _record_of_4(document: dict[str, Any]) -> None:
-    """Format 5 says what the device should be, and who began an attempt; its certificate is of format 2."""
-    document["baseline"] = None
-    for attempt in document["attempts"]:
-        attempt["ordered"] = False
-    if document["certificate"] is not None:
-        _certificate_of_1(document["certificate"])
-
-
-def _grant_of_3(document: dict[str, Any] | None) -> None:
-    """Format 4 names the cgroups of the containers that had a device; none was looked for before."""
-    if document is not None:
-        document["cgroups"] = []
-
-
-def _record_of_5(document: dict[str, Any]) -> None:
-    """Format 6 has grants of format 4."""
-    for grant in (document["last_grant"], *document["open_grants"]):
-        _grant_of_3(grant)
-
-
-RECORD: Document[DeviceRecord] = Document(
-    _RECORD,
-    format=6,
-    upgrades={2: _record_of_1, 3: _record_of_2, 4: _record_of_3, 5: _record_of_4, 6: _record_of_5},
-)
-GRANT: Document[Grant] = Document(_GRANT, format=4, upgrades={2: _grant_of_1, 3: _grant_of_2, 4: _grant_of_3})
-CERTIFICATE: Document[Certificate] = Document(_CERTIFICATE, format=2, upgrades={2: _certificate_of_1})
+RECORD: Document[DeviceRecord] = Document(_RECORD, format=1)
+GRANT: Document[Grant] = Document(_GRANT, format=1)
+CERTIFICATE: Document[Certificate] = Document(_CERTIFICATE, format=1)
 SCRUB: Document[ScrubRecord] = Document(_SCRUB, format=1)
 
 

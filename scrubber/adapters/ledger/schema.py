@@ -13,19 +13,13 @@ from pathlib import Path
 from scrubber.adapters.ledger.failures import START_ANEW
 from scrubber.domain.errors import LedgerFailure
 
-__all__ = ["APPLICATION_ID", "SCHEMA", "create_database", "open_database", "take_over"]
+__all__ = ["APPLICATION_ID", "SCHEMA", "create_database", "open_database"]
 
 APPLICATION_ID = 0x53435242
 """``SCRB``; tells a ledger from any other database."""
 
-SCHEMA = 5
-"""``PRAGMA user_version``. Grows with every change to the tables or to a document's format.
-
-1: the first. 2: records carry the device's lifetime counters, scrubs know diagnostics; the tables are those of 1.
-3: records know of strangers, assignments of shares; the tables are those of 1. 4: records remember what lasts and what a
-day brought; the tables are those of 1. 5: certificates are signed, records know what their device should be; the tables are
-those of 1.
-"""
+SCHEMA = 1
+"""``PRAGMA user_version``. Grows with every change to the tables or to a document's format."""
 
 _BUSY_SECONDS = 2.0
 
@@ -169,12 +163,6 @@ def open_database(path: Path, *, home: Path | None = None) -> sqlite3.Connection
         connection.close()
         raise
     return connection
-
-
-def take_over(connection: sqlite3.Connection) -> None:
-    """Mark an open ledger as ours: from the first commit on an older program could not read all of it any more."""
-    if connection.execute("PRAGMA user_version").fetchone() != (SCHEMA,):
-        connection.execute(f"PRAGMA user_version = {SCHEMA}")
 
 
 def _recognise(connection: sqlite3.Connection, path: Path) -> None:

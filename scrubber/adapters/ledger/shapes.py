@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -225,13 +225,10 @@ class Document(Generic[T]):
 
     Attributes:
         format: grows whenever a field is added, dropped or changes its meaning.
-        upgrades: for each later format than the first, what makes one of its documents of one of the format before, in
-            place.
     """
 
     kind: Kind[T]
     format: int
-    upgrades: Mapping[int, Callable[[dict[str, Any]], None]] = field(default_factory=dict)
 
     def encode(self, value: T) -> str:
         """Canonical JSON of ``value``; raises :class:`Undecodable` when it would not read back."""
@@ -248,11 +245,6 @@ class Document(Generic[T]):
         if not isinstance(json_value, dict):
             raise Undecodable("not an object")
         found = json_value.pop("format", None)
-        if isinstance(found, bool) or not isinstance(found, int) or not 1 <= found <= self.format:
-            raise Undecodable(f"in format {found!r}, this program reads format {self.format} and those before it")
-        for later in range(found + 1, self.format + 1):
-            try:
-                self.upgrades[later](json_value)
-            except (AttributeError, KeyError, TypeError) as problem:
-                raise Undecodable(f"not of format {found}: {problem}") from None
+        if isinstance(found, bool) or found != self.format:
+            raise Undecodable(f"in format {found!r}, this program reads format {self.format}")
         return self.kind.read(json_value)

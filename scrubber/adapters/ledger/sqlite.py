@@ -25,7 +25,7 @@ from scrubber.adapters.ledger.place import FileIdentity, Place, filesystem_magic
 from scrubber.adapters.ledger.reading import Visit, certificate, chain_report, state, visit
 from scrubber.adapters.ledger.reserve import RESERVE_BYTES, Reserve
 from scrubber.adapters.ledger.retention import MAX_AUDIT_ROWS, MAX_BYTES, Retention
-from scrubber.adapters.ledger.schema import create_database, open_database, take_over
+from scrubber.adapters.ledger.schema import create_database, open_database
 from scrubber.adapters.ledger.shapes import Undecodable
 from scrubber.adapters.ledger.trail import following, look_back, opening
 from scrubber.adapters.ledger.transaction import store
@@ -200,7 +200,6 @@ class SqliteLedger:
                     f"{report.sentence} The ledger in {self._place.directory} cannot be believed; {START_ANEW}"
                 )
             found = state(connection)
-            take_over(connection)
             self._tell_of_the_reserve()
         except BaseException:
             self._release()
