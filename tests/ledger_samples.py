@@ -65,7 +65,13 @@ def certificate(name: str, *, next_grant: int | None = None, device: str = GPU) 
 def grant(sequence: int, certificate_id: str | None = None, device: str = GPU) -> Grant:
     share = Assignment(Pod("team-a", "web-0", "uid-1"), "main", frozenset({device, "GPU-z"}))
     return Grant(
-        sequence, share, HandOver.OTHER_TENANT, 101.0, "boot", certificate_id, None, (Process(17, 4711, "sandbox"),)
+        sequence,
+        share,
+        HandOver.OTHER_TENANT,
+        101.0,
+        "boot",
+        certificate_id,
+        baseline=(Process(17, 4711, "sandbox"),),
     )
 
 

@@ -212,7 +212,7 @@ def granted_message(granted: Granted) -> pb.GrantedDevice:
         grant=granted.grant,
         path=granted.path.value,
         certificate=granted.certificate or "",
-        exception=granted.exception or "",
+        exception=granted.basis.exception or "",
         kind=granted.kind.value,
     )
 
@@ -281,7 +281,7 @@ def _tenancy(grant: Grant) -> pb.Tenancy:
         kind=grant.kind.value,
         at=grant.at,
         certificate=grant.certificate or "",
-        exception=grant.exception or "",
+        exception=grant.basis.exception or "",
     )
 
 

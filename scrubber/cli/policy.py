@@ -205,7 +205,7 @@ def explain(
         "watched": watched,
         "answer": decision.answer.value,
         "reason": decision.reason,
-        "exception": decision.exception,
+        "exception": _exception(decision),
         "sentence": _SENTENCES[decision.answer],
         "sustained": {code: found.health.sustained.get(code) for code in sorted(SOFT)},
         "xid": of_xid,
@@ -258,11 +258,15 @@ def _record(policy: Policy, hygiene: Hygiene, health: Health, watched: bool) -> 
     )
 
 
+def _exception(decision: Decision) -> str | None:
+    return None if decision.basis is None else decision.basis.exception
+
+
 def _explained(policy: Policy, kind: HandOver, decision: Decision) -> Iterator[tuple[str, str]]:
     yield ("policy", f"{policy.name} ({policy.digest[:16]})")
     yield ("hand-over", f"{kind.value} must rest on: {policy.proof_for(kind).value}")
     yield ("the start", _SENTENCES[decision.answer])
-    yield ("because", decision.reason + (f" (exception {decision.exception})" if decision.exception else ""))
+    yield ("because", decision.reason + (f" (exception {_exception(decision)})" if _exception(decision) else ""))
     for path in evidence.Path:
         plan = policy.plan(path, evidence.Occasion.START)
         yield (f"{path.value} path", " → ".join(step.value for step in plan.steps))

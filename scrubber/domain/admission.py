@@ -7,11 +7,11 @@ from enum import StrEnum
 
 from scrubber.domain.device import NodeIdentity
 from scrubber.domain.evidence import Certificate
-from scrubber.domain.handover import HandOver
+from scrubber.domain.handover import Basis, HandOver
 from scrubber.domain.health import Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Enforcement, Policy, Proof
-from scrubber.domain.record import BREAK_GLASS, OBSERVED, DeviceRecord
+from scrubber.domain.record import DeviceRecord
 
 __all__ = ["Answer", "Decision", "certificate_flaw", "may_be_handed_over", "unjudged"]
 
@@ -28,11 +28,11 @@ class Answer(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """An answer and its reason: ``reason`` for the operator, in a word or a sentence; ``exception`` names the rule."""
+    """An answer and its reason, for the operator, in a word or a sentence; ``basis`` is what a "go" rests on."""
 
     answer: Answer
     reason: str
-    exception: str | None = None
+    basis: Basis | None = None
 
     @property
     def go(self) -> bool:
@@ -74,12 +74,12 @@ def may_be_handed_over(
         return decision
     if record.hygiene is Hygiene.SCRUBBING:
         return Decision(Answer.WAIT_FOR_SCRUB, decision.reason)
-    return Decision(Answer.GO_BY_EXCEPTION, decision.reason, exception=unjudged(record))
+    return Decision(Answer.GO_BY_EXCEPTION, decision.reason, basis=unjudged(record))
 
 
-def unjudged(record: DeviceRecord) -> str:
-    """What to call the exception by which a device is handed over whatever is known of it."""
-    return OBSERVED if record.glass is None else BREAK_GLASS
+def unjudged(record: DeviceRecord) -> Basis:
+    """The exception by which a device is handed over whatever is known of it."""
+    return Basis.OBSERVED if record.glass is None else Basis.BREAK_GLASS
 
 
 def _judge(record: DeviceRecord, kind: HandOver, policy: Policy, node: NodeIdentity, ran: bool) -> Decision:
@@ -90,14 +90,14 @@ def _judge(record: DeviceRecord, kind: HandOver, policy: Policy, node: NodeIdent
     if record.hygiene is Hygiene.CLEAN and record.certificate is not None:
         flaw = certificate_flaw(record.certificate, record, node, policy)
         if flaw is None:
-            return Decision(Answer.GO_ON_CERTIFICATE, "certified since the last grant")
+            return Decision(Answer.GO_ON_CERTIFICATE, "certified since the last grant", Basis.CERTIFICATE)
         return Decision(Answer.SCRUB, f"its certificate does not count: {flaw}")
     if policy.proof_for(kind) is not Proof.CHECKS or kind is HandOver.UNKNOWN:
         return Decision(Answer.SCRUB, f"the device is {record.hygiene.value}")
     missing = _missing(record, ran)
     if missing is not None:
         return Decision(Answer.SCRUB, f"the policy lets {kind.value} start on checks, but {missing}")
-    return Decision(Answer.GO_BY_EXCEPTION, f"the policy lets {kind.value} start on checks", exception=kind.value)
+    return Decision(Answer.GO_BY_EXCEPTION, f"the policy lets {kind.value} start on checks", Basis(kind.value))
 
 
 def _missing(record: DeviceRecord, ran: bool) -> str | None:

@@ -6,15 +6,16 @@ from collections.abc import Iterable
 
 from scrubber.domain.device import NodeIdentity
 from scrubber.domain.evidence import Certificate, Path, ScrubRecord, Severity, Step, StepResult, Verdict
+from scrubber.domain.handover import UNJUDGED, Basis
 from scrubber.domain.policy import Policy
-from scrubber.domain.record import BREAK_GLASS, OBSERVED, UNJUDGED, DeviceRecord
+from scrubber.domain.record import DeviceRecord
 from scrubber.domain.using import LONGEST_UNSEEN
 
 __all__ = ["certify"]
 
 _LET_GO = {
-    BREAK_GLASS: "because a person broke the glass",
-    OBSERVED: "because the policy only observes",
+    Basis.BREAK_GLASS: "because a person broke the glass",
+    Basis.OBSERVED: "because the policy only observes",
 }
 _UNCLAIMED = {
     Verdict.NOT_COVERED: "could not be done",
@@ -70,13 +71,13 @@ def certify(
     certificate_id: str,
     now: float,
     rests_on: str | None = None,
-    exception: str | None = None,
+    basis: Basis = Basis.CERTIFICATE,
 ) -> Certificate:
     """The certificate of a path that passed; unused.
 
     Args:
         rests_on: for a fast path, the slow-path certificate that it rests on.
-        exception: the policy rule that stands in for a proof of the memory, if one does.
+        basis: an exception, if one stands in for a proof of the memory.
     """
     done = tuple(steps)
     covered = tuple(_claim(result) for result in done if result.verdict is Verdict.PASSED)
@@ -87,10 +88,10 @@ def certify(
         if step in ran:
             continue
         why = "not part of this path"
-        if step is Step.MEMORY and rests_on is not None and exception is None:
+        if step is Step.MEMORY and rests_on is not None and basis is Basis.CERTIFICATE:
             why = f"proved by {rests_on}, not looked at again"
-        elif step is Step.MEMORY and exception is not None:
-            why = f"left as it was, {_LET_GO.get(exception, f'as the policy lets {exception}')}"
+        elif step is Step.MEMORY and basis is not Basis.CERTIFICATE:
+            why = f"left as it was, {_LET_GO.get(basis, f'as the policy lets {basis}')}"
         missing.append(f"{step.value}: {why}")
     missing.append(f"use: a process that used the device for less than {LONGEST_UNSEEN:g} s may not have been seen")
     missing.append("use: a container that the kubelet starts without asking, while the plugin is not registered")
@@ -109,5 +110,5 @@ def certify(
         policy=policy.name,
         policy_digest=policy.proof_digest,
         issued_at=now,
-        rests_on=rests_on if scrub.path is Path.FAST and exception not in UNJUDGED else None,
+        rests_on=rests_on if scrub.path is Path.FAST and basis not in UNJUDGED else None,
     )

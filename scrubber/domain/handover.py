@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from scrubber.domain.assignment import Assignment
 
-__all__ = ["HandOver", "judge"]
+__all__ = ["UNJUDGED", "UNPROVED", "Basis", "HandOver", "judge"]
 
 
 class HandOver(StrEnum):
@@ -17,6 +17,35 @@ class HandOver(StrEnum):
     SAME_TENANT = "same-tenant"
     OTHER_TENANT = "other-tenant"
     UNKNOWN = "unknown"
+
+
+class Basis(StrEnum):
+    """What a grant rests on: a certificate issued since the grant before it, or an exception to that rule."""
+
+    CERTIFICATE = "certificate"
+    SAME_CONTAINER = HandOver.SAME_CONTAINER.value
+    """The policy lets this kind of hand-over start on checks alone; so do the next two."""
+    SAME_POD = HandOver.SAME_POD.value
+    SAME_TENANT = HandOver.SAME_TENANT.value
+    SHARED = "shared"
+    """The pod joined a device that other pods of its tenant are using."""
+    OBSERVED = "observe"
+    """The policy refuses nothing."""
+    BREAK_GLASS = "break-glass"
+    """A person had the device handed over whatever was known of it."""
+    ADOPTED = "adopted"
+    """The container was running already, or started without asking."""
+
+    @property
+    def exception(self) -> str | None:
+        """How events, answers and JSON name the exception; None for a certificate."""
+        return None if self is Basis.CERTIFICATE else self.value
+
+
+UNJUDGED = frozenset({Basis.OBSERVED, Basis.BREAK_GLASS})
+"""Exceptions by which a device is handed over whatever is known of it."""
+UNPROVED = UNJUDGED | {Basis.ADOPTED}
+"""Exceptions of grants before which the device was not proved clean."""
 
 
 def judge(

@@ -12,17 +12,13 @@ from dataclasses import dataclass, replace
 from scrubber.domain.assignment import Assignment, Pod, Process
 from scrubber.domain.baseline import Baseline
 from scrubber.domain.evidence import Certificate
-from scrubber.domain.handover import HandOver
+from scrubber.domain.handover import UNJUDGED, Basis, HandOver
 from scrubber.domain.health import ADVERTISED, HEALTH, Cause, Health, HealthEvent, WayBack
 from scrubber.domain.hygiene import HYGIENE, Hygiene, HygieneEvent
 from scrubber.domain.signals import SIGNALS, SOFT
 from scrubber.domain.tally import Attempt, Strike, kept
 
-__all__ = ["BREAK_GLASS", "OBSERVED", "UNJUDGED", "DeviceRecord", "Glass", "Grant", "Lasting"]
-
-OBSERVED, BREAK_GLASS = "observe", "break-glass"
-UNJUDGED = frozenset({OBSERVED, BREAK_GLASS})
-"""Exceptions by which a device is handed over whatever is known of it."""
+__all__ = ["DeviceRecord", "Glass", "Grant", "Lasting"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +32,7 @@ class Grant:
         at: wall-clock seconds.
         boot: nothing of an earlier boot lives on.
         certificate: the certificate it used up; None for an exception.
-        exception: the policy rule that stood in for a certificate (``"same-container"``, ``"observe"``,
-            ``"break-glass"``, ``"adopted"``).
+        basis: the certificate, or the exception that stood in for one.
         baseline: processes of the pod that stood there before its first grant.
         cgroups: names of the container cgroups that had the device by grants of the pod since it was last clean, oldest
             first: of each grant the container that was created first after it. One is missing where it was not seen.
@@ -49,7 +44,7 @@ class Grant:
     at: float
     boot: str
     certificate: str | None = None
-    exception: str | None = None
+    basis: Basis = Basis.CERTIFICATE
     baseline: tuple[Process, ...] = ()
     cgroups: tuple[str, ...] = ()
 
@@ -286,7 +281,7 @@ class DeviceRecord:
             certain: whether PodResources itself named the assignment; a hint is good enough to wait for, not to trust.
         """
         others = tuple(each for each in self.open_grants if each not in self.grants_of(grant.pod))
-        if self.hygiene is Hygiene.CLEAN and grant.exception is None:
+        if self.hygiene is Hygiene.CLEAN and grant.basis is Basis.CERTIFICATE:
             others = ()  # nobody is granted a clean device before the pods of all earlier grants are over
         return self._next(
             hygiene=HYGIENE(self.hygiene, HygieneEvent.GRANTED),
@@ -294,7 +289,7 @@ class DeviceRecord:
             last_grant=grant,
             open_grants=(*others, grant),
             certificates=self.certificates if fast is None else fast.sequence,
-            watched=self.watched and certain and grant.exception not in UNJUDGED,
+            watched=self.watched and certain and grant.basis not in UNJUDGED,
         )
 
     # -- health ----------------------------------------------------------------------------------------------------

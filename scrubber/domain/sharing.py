@@ -19,14 +19,8 @@ from enum import StrEnum
 from scrubber.domain.assignment import Pod
 from scrubber.domain.leftover import PodState
 from scrubber.domain.policy import Sharing
-from scrubber.domain.record import UNJUDGED
 
-__all__ = ["SHARED", "UNPROVED", "Beside", "Neighbour", "Verdict", "beside"]
-
-SHARED = "shared"
-"""The exception by which a pod joins a device: what stands in for a certificate in its grant."""
-UNPROVED = frozenset({"adopted", *UNJUDGED})
-"""Exceptions of grants before which nobody proved the device clean."""
+__all__ = ["Beside", "Neighbour", "Verdict", "beside"]
 
 
 class Beside(StrEnum):

@@ -11,9 +11,8 @@ from scrubber.domain.assignment import Process
 from scrubber.domain.certify import certify
 from scrubber.domain.errors import DeviceFault, NotReady, Unreadable
 from scrubber.domain.evidence import Path
-from scrubber.domain.handover import HandOver
-from scrubber.domain.record import UNJUDGED, DeviceRecord, Grant
-from scrubber.domain.sharing import SHARED
+from scrubber.domain.handover import UNJUDGED, Basis, HandOver
+from scrubber.domain.record import DeviceRecord, Grant
 from scrubber.engine import narrate
 from scrubber.engine.container_start import AwaitedStart, await_start, follow_start
 from scrubber.engine.finish import to_the_end
@@ -116,10 +115,10 @@ class Handing:
                 if keeper.retired or keeper.allocations != each.allocations:
                     return None
                 # Of a device that is joined, that somebody holds it says nothing.
-                if each.decision.exception not in (*UNJUDGED, SHARED) and await keeper.held():
+                if each.decision.basis not in (*UNJUDGED, Basis.SHARED) and await keeper.held():
                     self._held = (keeper, keeper.record)
                     return None
-                if each.decision.exception not in UNJUDGED and keeper.unwatched:
+                if each.decision.basis not in UNJUDGED and keeper.unwatched:
                     return None
             if any(keeper.policy != each.policy for keeper, each in zip(self._keepers, ready, strict=True)):
                 return None  # it was judged by rules that are in force no more, or a glass was mended meanwhile
@@ -169,7 +168,7 @@ class Handing:
         try:
             return await self._instruments.pods.baseline(ready.assignment, earlier)
         except Unreadable as unreadable:
-            if ready.decision.exception in UNJUDGED:
+            if ready.decision.basis in UNJUDGED:
                 return ()
             raise NotReady(
                 f"The processes of the pod that is to start cannot be told, so its end could not be either: {unreadable}",
@@ -182,8 +181,9 @@ class Handing:
         record = keeper.record
         instruments, now = self._instruments, self._instruments.clock.wall()
         sequence = record.grants + 1
-        exception = ready.decision.exception
-        used = None if record.certificate is None or exception is not None else record.certificate
+        basis = ready.decision.basis
+        assert basis is not None  # whatever is ready may go
+        used = record.certificate if basis is Basis.CERTIFICATE else None
         fast = certify(
             ready.check,
             ready.check.steps,
@@ -193,7 +193,7 @@ class Handing:
             certificate_id=instruments.new_id("cert"),
             now=now,
             rests_on=record.rests_on,
-            exception=exception,
+            basis=basis,
         )
         fast = replace(sealed(fast, instruments.signer), next_grant=sequence)
         check = replace(ready.check, certificate=fast.id)
@@ -201,7 +201,7 @@ class Handing:
         own = record.grants_of(None if assignment is None else assignment.pod)
         cgroups = own[-1].cgroups if own else ()
         grant = Grant(
-            sequence, assignment, ready.kind, now, instruments.identity.boot, fast.id, exception, baseline, cgroups
+            sequence, assignment, ready.kind, now, instruments.identity.boot, fast.id, basis, baseline, cgroups
         )
         spent = (fast,) if used is None else (replace(used, next_grant=sequence), fast)
         seconds = instruments.clock.monotonic() - self._began
@@ -217,4 +217,4 @@ class Handing:
             scrubs=(check,),
             events=(narrate.granted(grant, fast, path.value, seconds),),
         )
-        return change, Granted(record.device, sequence, ready.kind, path, fast.id, exception)
+        return change, Granted(record.device, sequence, ready.kind, path, fast.id, basis)

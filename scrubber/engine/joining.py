@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from scrubber.domain.assignment import Assignment, Pod, Reading
 from scrubber.domain.errors import NotReady, Retry
 from scrubber.domain.evidence import Finding, Occasion, Outcome, Path, ScrubRecord, Step, StepResult, Verdict
+from scrubber.domain.handover import UNPROVED
 from scrubber.domain.health import Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.leftover import PodState, Standing
 from scrubber.domain.record import DeviceRecord, Grant
-from scrubber.domain.sharing import UNPROVED, Beside, Neighbour, beside
+from scrubber.domain.sharing import Beside, Neighbour, beside
 from scrubber.domain.sharing import Verdict as SharingVerdict
 from scrubber.domain.telemetry import Holder, HolderKind
 from scrubber.domain.using import Use, judge_use
@@ -81,7 +82,7 @@ async def company_of(
 
 def _neighbour(grant: Grant, where: Standing) -> Neighbour:
     share = grant.assignment is not None and bool(grant.assignment.shares)
-    return Neighbour(grant.pod, where.state, share, grant.exception not in UNPROVED)
+    return Neighbour(grant.pod, where.state, share, grant.basis not in UNPROVED)
 
 
 def foreign_refusal(device: str, asking: Pod | None, reading: Reading, own: frozenset[str]) -> NotReady | None:

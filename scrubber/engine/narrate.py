@@ -180,7 +180,7 @@ def granted(grant: Grant, proof: Certificate, path: str, seconds: float) -> Even
             "grant": grant.sequence,
             "certificate": proof.id,
             "rests_on": proof.rests_on,
-            "exception": grant.exception,
+            "exception": grant.basis.exception,
             "tenant_namespace": None if assignment is None else assignment.pod.namespace,
             "pod": None if assignment is None else assignment.pod.name,
             "container": None if assignment is None else assignment.container,

@@ -22,11 +22,11 @@ from scrubber.domain.errors import (
     ScrubberError,
 )
 from scrubber.domain.evidence import Finding, Severity, Step
+from scrubber.domain.handover import UNJUDGED, Basis
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.leftover import PodState
-from scrubber.domain.record import UNJUDGED, DeviceRecord, Grant
+from scrubber.domain.record import DeviceRecord, Grant
 from scrubber.domain.resources import LONGEST_NAME, MOST_RESOURCES, Announced, Meaning
-from scrubber.domain.sharing import SHARED
 from scrubber.engine.board import Board
 from scrubber.engine.breaker import Fuse
 from scrubber.engine.handing import Handing
@@ -104,7 +104,7 @@ class Node(Orders):
             grant.assignment.resource
             for keeper in self._keepers.values()
             for grant in keeper.record.open_grants
-            if grant.assignment is not None and grant.exception != "adopted"
+            if grant.assignment is not None and grant.basis is not Basis.ADOPTED
         }
         return frozenset((self._announced.resources.keys() | self._named.keys() | given) - {""})
 
@@ -115,7 +115,7 @@ class Node(Orders):
         said = self._resources.get(device, frozenset())
         keeper = self._keepers.get(device)
         last = None if keeper is None else keeper.record.last_grant
-        if not said and last is not None and last.assignment is not None and last.exception != "adopted":
+        if not said and last is not None and last.assignment is not None and last.basis is not Basis.ADOPTED:
             said = frozenset({last.assignment.resource})
         return said - {""}
 
@@ -347,7 +347,7 @@ class Node(Orders):
         The caller was cancelled before it could answer the kubelet, so nothing was started on this grant.
         """
         unheard = self._undelivered.pop(_key(wanted), None)
-        if unheard is None or any(granted.exception in UNJUDGED for granted in unheard.answer):
+        if unheard is None or any(granted.basis in UNJUDGED for granted in unheard.answer):
             return None
         answer = unheard.answer
         reading: Reading = await self._instruments.pods.refresh()
@@ -444,7 +444,7 @@ def _key(wanted: Sequence[Wanted]) -> _Key:
 
 async def _used_since(keeper: Keeper, grant: Grant) -> bool:
     """Whether something may have been started on ``grant``, the last one."""
-    if grant.exception != SHARED:
+    if grant.basis is not Basis.SHARED:
         return await keeper.held()
     # Others hold it, by grants of their own: what tells is whether the pod itself has begun.
     standings = await keeper.standings(grant.pod, shares=True)

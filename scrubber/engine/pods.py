@@ -19,6 +19,7 @@ from scrubber.domain.assignment import (
     starting_container,
 )
 from scrubber.domain.errors import Unreadable
+from scrubber.domain.handover import Basis
 from scrubber.domain.leftover import PodState, Standing, own_standing, standing, unread_standing
 from scrubber.domain.policy import Limits
 from scrubber.domain.record import Grant
@@ -75,7 +76,7 @@ class PodWatch:
         if assignment is None or assignment.pod.uid is None:
             return ()
         for grant in earlier:
-            if grant.pod is not None and grant.pod.uid == assignment.pod.uid and grant.exception != "adopted":
+            if grant.pod is not None and grant.pod.uid == assignment.pod.uid and grant.basis is not Basis.ADOPTED:
                 return grant.baseline
         return await self._containers.processes(assignment.pod)
 
@@ -237,7 +238,7 @@ def _sandbox_now(everything: Collection[Process], grant: Grant, *, held: bool) -
     if grant.baseline:
         return presumed_sandbox(everything, held=held)  # the runtime made another one since
     # It was adopted when its processes could not be told, or granted before it had a sandbox, or it keeps none.
-    return presumed_sandbox(everything, held=held and grant.exception != "adopted")
+    return presumed_sandbox(everything, held=held and grant.basis is not Basis.ADOPTED)
 
 
 def _age(grant: Grant, wall: float) -> float:

@@ -9,12 +9,12 @@ from scrubber.domain.admission import Answer, Decision, may_be_handed_over, unju
 from scrubber.domain.assignment import Assignment, Pod, Reading, Trust
 from scrubber.domain.errors import DeviceFault, NotReady, Quarantined, ScrubberError
 from scrubber.domain.evidence import Finding, Occasion, Outcome, ScrubRecord, Severity, Step
-from scrubber.domain.handover import HandOver, judge
+from scrubber.domain.handover import UNJUDGED, Basis, HandOver, judge
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.leftover import PodState
 from scrubber.domain.policy import Enforcement, Policy
-from scrubber.domain.record import UNJUDGED, DeviceRecord
-from scrubber.domain.sharing import SHARED, Beside
+from scrubber.domain.record import DeviceRecord
+from scrubber.domain.sharing import Beside
 from scrubber.domain.signals import fault_finding
 from scrubber.domain.using import Use
 from scrubber.engine.instruments import Instruments
@@ -63,7 +63,7 @@ class Ready:
 
     @property
     def joins(self) -> bool:
-        return self.decision.exception == SHARED
+        return self.decision.basis is Basis.SHARED
 
 
 class Readiness:
@@ -103,7 +103,7 @@ class Readiness:
         """
         with self._instruments.tracer.span("device", device=self._wanted.device, tenant=None) as span:
             ready = await self._reached(span)
-            span.note(kind=ready.kind.value, exception=ready.decision.exception)
+            span.note(kind=ready.kind.value, exception=ready.decision.basis and ready.decision.basis.exception)
             return ready
 
     async def _reached(self, span: Span) -> Ready:
@@ -187,12 +187,12 @@ class Readiness:
         if wanted.share and record.advertised:
             company = await company_of(keeper, starting, share, reading, self._instruments)
             if company.verdict.answer is Beside.JOIN:
-                decision = Decision(Answer.GO_BY_EXCEPTION, company.verdict.reason, exception=SHARED)
+                decision = Decision(Answer.GO_BY_EXCEPTION, company.verdict.reason, basis=Basis.SHARED)
             elif company.verdict.answer is Beside.WAIT and observing:
                 decision = _observed(record, company.verdict.reason)
             elif company.verdict.answer is Beside.WAIT:
                 return must_wait(device, company.verdict.reason)
-        if decision.exception not in (*UNJUDGED, SHARED):
+        if decision.basis not in (*UNJUDGED, Basis.SHARED):
             if not decision.go:
                 return await self._scrub(keeper, record, own)
             others = await self._other_pods(keeper, asking) - {PodState.OVER}
@@ -202,17 +202,17 @@ class Readiness:
                 return await keeper.obstacle(own)
             elif others:
                 return await self._scrub(keeper, record, own)
-        if company is not None and decision.exception == SHARED:
+        if company is not None and decision.basis is Basis.SHARED:
             check, result = await check_beside(keeper, company.verdict.pods, self._instruments)
         else:
             check, result = await keeper.check(Occasion.START)
         if result.outcome is not Outcome.PASSED and observing:
             decision = _observed(record, "its checks found something")
-        elif result.outcome is not Outcome.PASSED and decision.exception == SHARED:
+        elif result.outcome is not Outcome.PASSED and decision.basis is Basis.SHARED:
             return await self._after_failed_joining(keeper, result.findings)
         elif result.outcome is not Outcome.PASSED:
             return await self._after_failed_check(keeper, record, result.findings, own)
-        elif decision.exception == kind.value and _warns(result.findings):
+        elif decision.basis == kind.value and _warns(result.findings):
             await keeper.report(result.findings)  # a device that is suspect has no exceptions
             return None
         now = self._instruments.clock.monotonic()
@@ -313,7 +313,7 @@ class Readiness:
 
 def _observed(record: DeviceRecord, reason: str) -> Decision:
     """What would have been refused, and is not."""
-    return Decision(Answer.GO_BY_EXCEPTION, reason, exception=unjudged(record))
+    return Decision(Answer.GO_BY_EXCEPTION, reason, basis=unjudged(record))
 
 
 def _warns(findings: Iterable[Finding]) -> bool:

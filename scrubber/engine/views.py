@@ -12,7 +12,7 @@ from scrubber.domain.breaker import Breaker
 from scrubber.domain.device import Device, NodeIdentity
 from scrubber.domain.errors import NotReady
 from scrubber.domain.evidence import Certificate, Path, ScrubRecord, Step
-from scrubber.domain.handover import HandOver
+from scrubber.domain.handover import Basis, HandOver
 from scrubber.domain.policy import Policy
 from scrubber.domain.record import DeviceRecord
 from scrubber.domain.reset import ResetPlan
@@ -143,7 +143,7 @@ class Granted:
     kind: HandOver
     path: Path
     certificate: str | None
-    exception: str | None
+    basis: Basis
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from plugin.emulator.events import KubeletEvent
 from scrubber.domain.assignment import Assignment, Pod
 from scrubber.domain.evidence import Certificate, Path
-from scrubber.domain.handover import HandOver
+from scrubber.domain.handover import Basis, HandOver
 from scrubber.domain.record import Grant
 from tests.chaos.verdict import (
     Record,
@@ -90,7 +90,7 @@ def test_a_certificate_carries_one_grant_and_no_other() -> None:
 
 
 def test_the_policys_exception_and_an_adoption_need_no_certificate_of_the_memory() -> None:
-    by_exception = replace(GRANT, sequence=2, exception="same-container", certificate="fast-2")
+    by_exception = replace(GRANT, sequence=2, basis=Basis.SAME_CONTAINER, certificate="fast-2")
     checks = replace(FAST, id="fast-2", sequence=3, previous_grant=1, next_grant=2, rests_on=None)
-    adopted = replace(GRANT, sequence=3, exception="adopted", certificate=None)
+    adopted = replace(GRANT, sequence=3, basis=Basis.ADOPTED, certificate=None)
     assert certificates_that_do_not_carry_their_grant(record(GRANT, by_exception, adopted, **{"fast-2": checks})) == []

@@ -14,6 +14,7 @@ from plugin.emulator.events import KubeletEvent
 from scrubber.adapters.ledger.codec import CERTIFICATE, GRANT
 from scrubber.domain.evidence import Certificate
 from scrubber.domain.evidence import Path as ScrubPath
+from scrubber.domain.handover import Basis
 from scrubber.domain.record import Grant
 
 __all__ = [
@@ -135,14 +136,16 @@ def certificates_that_do_not_carry_their_grant(record: Record) -> list[str]:
             this = f"grant {grant.sequence} of {device}"
             if grant.sequence != number:
                 flaws.append(f"{this} stands where number {number} belongs")
-            if grant.exception == "adopted":
+            if grant.basis is Basis.ADOPTED:
                 continue
             if grant.certificate is None:
                 flaws.append(f"{this} rests on nothing")
                 continue
             fast = record.certificates[grant.certificate]
-            used = [fast.id] if grant.exception is not None or fast.rests_on is None else [fast.id, fast.rests_on]
-            if grant.exception is None and fast.rests_on is None:
+            used = (
+                [fast.id] if grant.basis is not Basis.CERTIFICATE or fast.rests_on is None else [fast.id, fast.rests_on]
+            )
+            if grant.basis is Basis.CERTIFICATE and fast.rests_on is None:
                 flaws.append(f"{this}: nothing proves its memory")
             for name in used:
                 certificate = record.certificates[name]
@@ -153,7 +156,7 @@ def certificates_that_do_not_carry_their_grant(record: Record) -> list[str]:
                     flaws.append(f"{this} rests on {name}, which is for grant {certificate.next_grant}")
                 if certificate.previous_grant != grant.sequence - 1:
                     flaws.append(f"{this} rests on {name}, which is older than the grant before")
-            if grant.exception is None and record.certificates[used[-1]].path is not ScrubPath.SLOW:
+            if grant.basis is Basis.CERTIFICATE and record.certificates[used[-1]].path is not ScrubPath.SLOW:
                 flaws.append(f"{this} rests on a certificate that cleared no memory")
     return flaws
 

@@ -10,7 +10,7 @@ from scrubber.domain.breaker import Breaker
 from scrubber.domain.device import Access, AccessKind, Device, NodeIdentity
 from scrubber.domain.errors import InvalidRequest
 from scrubber.domain.evidence import Certificate, Occasion, Outcome, Path, ScrubRecord, Step
-from scrubber.domain.handover import HandOver
+from scrubber.domain.handover import Basis, HandOver
 from scrubber.domain.policy import Policy
 from scrubber.domain.record import DeviceRecord, Glass
 from scrubber.domain.reset import ResetPlan
@@ -151,7 +151,7 @@ class FakeNode:
             self.cancelled.set()
             raise
         return tuple(
-            Granted(each, n, HandOver.OTHER_TENANT, Path.SLOW, CERTIFICATE.id, None)
+            Granted(each, n, HandOver.OTHER_TENANT, Path.SLOW, CERTIFICATE.id, Basis.CERTIFICATE)
             for n, each in enumerate(call.devices, 1)
         )
 

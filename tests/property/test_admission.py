@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scrubber.domain.admission import Answer, may_be_handed_over
-from scrubber.domain.handover import HandOver
+from scrubber.domain.handover import Basis, HandOver
 from scrubber.domain.health import Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Policy, Proof
@@ -44,9 +44,9 @@ def test_an_exception_is_named_by_the_policy_and_knows_the_previous_tenant(
     device: DeviceRecord, kind: HandOver, policy: Policy
 ) -> None:
     decision = may_be_handed_over(device, kind, policy, NODE)
-    assert (decision.answer is Answer.GO_BY_EXCEPTION) == (decision.exception is not None)
-    if decision.exception is not None:
-        assert decision.exception == kind.value
+    assert (decision.answer is Answer.GO_BY_EXCEPTION) == (decision.basis not in (None, Basis.CERTIFICATE))
+    if decision.answer is Answer.GO_BY_EXCEPTION:
+        assert decision.basis == kind.value
         assert policy.proof_for(kind) is Proof.CHECKS
         assert kind is not HandOver.UNKNOWN
         assert device.previous is not None

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from scrubber.domain.assignment import Assignment, Pod
-from scrubber.domain.handover import HandOver
+from scrubber.domain.handover import UNPROVED, Basis, HandOver
 from scrubber.domain.health import Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.leftover import PodState
 from scrubber.domain.policy import Sharing
 from scrubber.domain.record import DeviceRecord, Grant
-from scrubber.domain.sharing import SHARED, UNPROVED, Beside, Neighbour, beside
+from scrubber.domain.sharing import Beside, Neighbour, beside
 from tests.world.samples import DEVICE, NODE, NOW, certificate, record
 
 TENANTS = ("acme", "acme", "umbrella")
@@ -106,7 +106,7 @@ class SharedDevice(RuleBasedStateMachine):
         self.born += 1
         pod = Pod(tenant, f"pod-{self.born}", f"uid-{self.born}")
         self.guests[pod] = Guest(pod, PodState.LIVING)
-        self.record = self.record.adopted(self._grant(pod, "adopted"))
+        self.record = self.record.adopted(self._grant(pod, Basis.ADOPTED))
         self.bytes_of |= {tenant, "whoever was there before"}
 
     # -- as the engine acts ----------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ class SharedDevice(RuleBasedStateMachine):
                         grant.pod,
                         standings[grant.sequence],
                         bool(grant.pod and self.guests[grant.pod].share),
-                        grant.exception not in UNPROVED,
+                        grant.basis not in UNPROVED,
                     )
                     for grant in others
                 ],
@@ -130,7 +130,7 @@ class SharedDevice(RuleBasedStateMachine):
                 sound=self.record.hygiene is Hygiene.IN_USE and self.record.health is Health.HEALTHY,
             )
             if verdict.answer is Beside.JOIN:
-                self._starts(guest, SHARED)
+                self._starts(guest, Basis.SHARED)
                 return
             if verdict.answer is Beside.WAIT:
                 return
@@ -139,20 +139,20 @@ class SharedDevice(RuleBasedStateMachine):
         if self.record.hygiene is Hygiene.IN_USE:
             self.record = self.record.released()
         self._scrub()
-        self._starts(guest, None)
+        self._starts(guest, Basis.CERTIFICATE)
 
-    def _starts(self, guest: Guest, exception: str | None) -> None:
+    def _starts(self, guest: Guest, basis: Basis) -> None:
         self.found_foreign += [(guest.pod, tenant) for tenant in self.bytes_of - {guest.pod.tenant}]
         guest.state = PodState.LIVING
         self.guests[guest.pod] = guest
-        self.record = self.record.granted(self._grant(guest.pod, exception), None, certain=True)
-        if exception == SHARED:
+        self.record = self.record.granted(self._grant(guest.pod, basis), None, certain=True)
+        if basis is Basis.SHARED:
             self.record = replace(self.record, watched=False)
         self.bytes_of.add(guest.pod.tenant)
 
-    def _grant(self, pod: Pod, exception: str | None) -> Grant:
+    def _grant(self, pod: Pod, basis: Basis) -> Grant:
         assignment = Assignment(pod, "main", frozenset({DEVICE}))
-        return Grant(self.record.grants + 1, assignment, HandOver.UNKNOWN, NOW, NODE.boot, exception=exception)
+        return Grant(self.record.grants + 1, assignment, HandOver.UNKNOWN, NOW, NODE.boot, basis=basis)
 
     def _scrub(self) -> None:
         """Leftovers are ended and the memory is cleared: every open grant's pod has to be over."""
@@ -192,7 +192,7 @@ class SharedDevice(RuleBasedStateMachine):
 
     @invariant()
     def no_exception_holds_for_a_device_that_was_joined(self) -> None:
-        if any(grant.exception == SHARED for grant in self.record.open_grants):
+        if any(grant.basis is Basis.SHARED for grant in self.record.open_grants):
             assert self.record.previous is None
 
 

@@ -19,7 +19,7 @@ from hypothesis import settings
 from scrubber.domain.admission import Answer, may_be_handed_over
 from scrubber.domain.assignment import Assignment, Pod, Trust
 from scrubber.domain.evidence import Certificate
-from scrubber.domain.handover import HandOver, judge
+from scrubber.domain.handover import Basis, HandOver, judge
 from scrubber.domain.health import ADVERTISED, Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Enforcement, Policy, Proof
@@ -251,9 +251,9 @@ def _answered(case: Case) -> str:
     decision = may_be_handed_over(_record(case), HandOver(case["kind"]), policy, NODE)
     assert decision.reason
     if decision.answer is Answer.GO_BY_EXCEPTION:
-        assert decision.exception in (case["kind"], "observe")
-        return OBSERVED if decision.exception == "observe" else EXCEPTION
-    assert decision.exception is None
+        assert decision.basis in (case["kind"], Basis.OBSERVED)
+        return OBSERVED if decision.basis is Basis.OBSERVED else EXCEPTION
+    assert decision.basis is Basis.CERTIFICATE
     return {
         Answer.GO_ON_CERTIFICATE: CERTIFICATE,
         Answer.WAIT_FOR_SCRUB: WAITS,
@@ -465,8 +465,8 @@ class Stage:
             return WAITS if self.world.record().advertised else REFUSED
         if self._case["finding"] not in (HELD, GHOST):  # a device that was touched is not known to be anybody's
             assert last.kind.value == self._case["kind"], "the case was not brought about"
-        if last.exception is not None:
-            return OBSERVED if last.exception == "observe" else EXCEPTION
+        if last.basis is not Basis.CERTIFICATE:
+            return OBSERVED if last.basis is Basis.OBSERVED else EXCEPTION
         assert last.certificate is not None
         fast = self.world.vault.certificates[last.certificate]
         assert fast.rests_on is not None

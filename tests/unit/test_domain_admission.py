@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from scrubber.domain.admission import Answer, certificate_flaw, may_be_handed_over
-from scrubber.domain.handover import HandOver
+from scrubber.domain.handover import Basis, HandOver
 from scrubber.domain.health import ADVERTISED, Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Enforcement, Policy, Proof
@@ -43,7 +43,7 @@ def test_a_dirty_device_is_scrubbed_for_everybody_but_its_own_container(hygiene:
 def test_a_restart_of_the_same_container_goes_by_the_exception_that_the_policy_names() -> None:
     decision = may_be_handed_over(RESTARTING, HandOver.SAME_CONTAINER, POLICY, NODE)
     assert decision.answer is Answer.GO_BY_EXCEPTION
-    assert decision.exception == "same-container"
+    assert decision.basis is Basis.SAME_CONTAINER
 
 
 def test_a_suspect_device_has_no_exceptions() -> None:
@@ -107,7 +107,7 @@ OBSERVE = replace(POLICY, enforcement=Enforcement.OBSERVE)
 def test_observing_lets_everything_go_and_says_what_would_have_been_refused() -> None:
     decision = may_be_handed_over(replace(CLEAN, health=Health.QUARANTINED), HandOver.OTHER_TENANT, OBSERVE, NODE)
     assert decision.answer is Answer.GO_BY_EXCEPTION
-    assert decision.exception == "observe"
+    assert decision.basis is Basis.OBSERVED
     assert "quarantined" in decision.reason
 
 
@@ -116,4 +116,4 @@ def test_observing_still_waits_for_a_scrub_under_way() -> None:
 
 
 def test_observing_does_not_call_a_certified_hand_over_an_exception() -> None:
-    assert may_be_handed_over(CLEAN, HandOver.OTHER_TENANT, OBSERVE, NODE).exception is None
+    assert may_be_handed_over(CLEAN, HandOver.OTHER_TENANT, OBSERVE, NODE).basis is Basis.CERTIFICATE

@@ -8,6 +8,7 @@ import pytest
 
 from scrubber.domain.certify import certify
 from scrubber.domain.evidence import Certificate, Path, Step, StepResult, Verdict
+from scrubber.domain.handover import Basis
 from scrubber.domain.hygiene import Hygiene
 from tests.world.samples import NODE, NOW, POLICY, grant, record, result, scrub
 
@@ -15,7 +16,9 @@ MEMORY = result(Step.MEMORY, measured={"total_bytes": 8, "cleared_bytes": 8, "ve
 ALL = (result(Step.HOLDERS), result(Step.RESET), MEMORY, result(Step.SETTINGS), result(Step.HEALTH))
 
 
-def certified(path: Path, *steps: StepResult, rests_on: str | None = None, exception: str | None = None) -> Certificate:
+def certified(
+    path: Path, *steps: StepResult, rests_on: str | None = None, basis: Basis = Basis.CERTIFICATE
+) -> Certificate:
     device = record(Hygiene.SCRUBBING, last_grant=grant(4), certificates=11)
     return certify(
         scrub(path, *steps),
@@ -26,7 +29,7 @@ def certified(path: Path, *steps: StepResult, rests_on: str | None = None, excep
         certificate_id="cert-12",
         now=NOW,
         rests_on=rests_on,
-        exception=exception,
+        basis=basis,
     )
 
 
@@ -84,7 +87,7 @@ def test_a_step_that_could_not_be_done_and_says_why_is_listed_once() -> None:
 
 
 def test_a_step_that_failed_and_was_let_go_by_an_exception_is_not_claimed_and_not_forgotten() -> None:
-    issued = certified(Path.FAST, result(Step.HOLDERS, Verdict.FAILED), exception="observe")
+    issued = certified(Path.FAST, result(Step.HOLDERS, Verdict.FAILED), basis=Basis.OBSERVED)
     assert "holders" not in named(issued.covered)
     assert "holders" in named(issued.not_covered)
 
@@ -96,7 +99,7 @@ def test_a_fast_path_names_the_slow_one_that_its_memory_rests_on() -> None:
 
 
 def test_an_exception_says_that_the_memory_was_left_as_it_was() -> None:
-    issued = certified(Path.FAST, result(Step.HOLDERS), rests_on="cert-7", exception="same-container")
+    issued = certified(Path.FAST, result(Step.HOLDERS), rests_on="cert-7", basis=Basis.SAME_CONTAINER)
     assert any(line.startswith("memory: left as it was") and "same-container" in line for line in issued.not_covered)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from scrubber.domain.handover import Basis
 from scrubber.domain.hygiene import Hygiene
 from tests.world.samples import assignment, certificate, grant, pod, record
 
@@ -22,7 +23,7 @@ def test_a_grant_uses_the_certificate_up_in_the_very_same_change() -> None:
 
 def test_whose_bytes_are_on_a_device_is_only_certain_after_a_certain_grant_from_clean() -> None:
     assert CLEAN.granted(grant(1, A), None, certain=False).previous is None
-    assert CLEAN.granted(grant(1, A, exception="observe"), None, certain=True).previous is None
+    assert CLEAN.granted(grant(1, A, basis=Basis.OBSERVED), None, certain=True).previous is None
     assert CLEAN.granted(grant(1, unknown=True), None, certain=True).previous is None
     unwatched = replace(CLEAN, watched=False)
     assert unwatched.granted(grant(1, A), None, certain=True).previous is None
@@ -62,7 +63,7 @@ def test_a_touch_voids_the_certificate_and_what_was_certain() -> None:
 
 
 def test_an_adopted_device_is_its_pods_and_nothing_about_it_is_certain() -> None:
-    adopted = record().adopted(grant(3, A, exception="adopted"))
+    adopted = record().adopted(grant(3, A, basis=Basis.ADOPTED))
     assert (adopted.hygiene, adopted.grants, adopted.previous) == (Hygiene.IN_USE, 3, None)
     kept = record(open_grants=(grant(1, A),), last_grant=grant(1, A)).adopted(None)
     assert (kept.hygiene, kept.grants, kept.previous) == (Hygiene.IN_USE, 1, None)

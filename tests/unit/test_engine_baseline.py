@@ -11,6 +11,7 @@ from scrubber.config.policy_file import load_policy
 from scrubber.domain.baseline import Baseline
 from scrubber.domain.device import Device
 from scrubber.domain.errors import DeviceFault, InvalidRequest, Refused
+from scrubber.domain.handover import Basis
 from scrubber.domain.health import Health, WayBack
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.record import DeviceRecord
@@ -210,7 +211,7 @@ async def test_the_restart_of_a_container_on_it_needs_a_certificate() -> None:
         await world.until(lambda: tenant.starts == 2)
         last = world.record().last_grant
         assert last is not None
-        assert last.exception is None
+        assert last.basis is Basis.CERTIFICATE
 
 
 @in_virtual_time

@@ -8,6 +8,7 @@ import pytest
 
 from scrubber.domain.breaker import Breaker
 from scrubber.domain.evidence import Occasion, Outcome, Path, Step, Verdict
+from scrubber.domain.handover import Basis
 from scrubber.domain.health import Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import BreakerRule
@@ -274,7 +275,7 @@ async def test_suspects_that_stay_in_are_handed_over_on_certificates() -> None:
         await started(world, "acme", "train-0", 1)
         grant = world.record(1).last_grant
         assert grant is not None
-        assert grant.exception is None
+        assert grant.basis is Basis.CERTIFICATE
 
 
 @in_virtual_time

@@ -6,9 +6,9 @@ import pytest
 
 from scrubber.domain.assignment import Assignment, Pod, Reading, Trust
 from scrubber.domain.errors import Quarantined
+from scrubber.domain.handover import Basis
 from scrubber.domain.health import Health
 from scrubber.domain.hygiene import Hygiene
-from scrubber.domain.sharing import SHARED
 from scrubber.engine.joining import foreign_refusal
 from tests.world.asking import answered, ask, started
 from tests.world.sharing import RESOURCE, a_shared_world
@@ -29,7 +29,7 @@ async def test_a_pod_that_only_a_hint_names_joins_nobody() -> None:
         assert "no witness says for certain which pod is about to start" in str(refusal)
         world.kubelet.trust = Trust.TRUSTED
         (granted,) = await world.call(joining)
-        assert granted.exception == SHARED
+        assert granted.basis is Basis.SHARED
 
 
 @in_virtual_time

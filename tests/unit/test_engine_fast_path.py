@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from scrubber.domain.handover import Basis
 from scrubber.domain.health import Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Enforcement, Policy
@@ -50,7 +51,7 @@ async def test_a_restart_waits_for_whoever_is_still_letting_go_and_is_an_excepti
         await world.run(0.5)
         world.gpu().ghost = False
         await world.until(lambda: tenant.running, within=5.0)
-        assert last_grant(world).exception == "same-container"
+        assert last_grant(world).basis is Basis.SAME_CONTAINER
 
 
 @pytest.mark.parametrize("told", [True, False], ids=["told", "found-by-the-checks"])
@@ -66,7 +67,7 @@ def test_a_device_of_which_the_driver_warns_has_no_exceptions(told: bool) -> Non
                 await world.run(0.1)
             world.kubelet.exit(tenant, again=True)
             await world.until(lambda: tenant.starts == 2)
-            assert last_grant(world).exception is None
+            assert last_grant(world).basis is Basis.CERTIFICATE
             assert world.gpu().cells == [""] * 4
 
     warn()
@@ -140,5 +141,5 @@ async def test_a_policy_that_changes_in_the_last_moment_of_a_hand_over_judges_it
         before = last_grant(world).sequence
         world.kubelet.exit(tenant, again=True)
         await world.until(lambda: world.policy is STRICT and world.record().grants > before)
-        assert last_grant(world).exception is None
+        assert last_grant(world).basis is Basis.CERTIFICATE
         assert keeper.record.grants == before + 1

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from scrubber.domain.handover import Basis
 from scrubber.domain.health import Health
 from scrubber.domain.telemetry import Signal
 from scrubber.ports import Event
@@ -242,7 +243,7 @@ async def test_an_old_xid_of_a_soft_class_costs_no_restart_its_exception() -> No
         await world.until(lambda: tenant.starts == 2)
         grant = world.record().last_grant
         assert grant is not None
-        assert grant.exception == "same-container"
+        assert grant.basis is Basis.SAME_CONTAINER
         assert world.record().health is Health.HEALTHY
         assert sums(world, CONTEXT) == [1]
 
@@ -303,7 +304,7 @@ async def test_a_storm_delays_neither_a_look_at_another_device_nor_a_hand_over()
         assert world.record(1).health is Health.QUARANTINED
         before = world.clock.monotonic()
         (granted,) = await ask(world, await admitted(world))
-        assert granted.exception is None
+        assert granted.basis is Basis.CERTIFICATE
         assert world.clock.monotonic() - before < 0.5
 
 

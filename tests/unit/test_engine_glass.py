@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from scrubber.domain.errors import InvalidRequest, Quarantined, Refused
+from scrubber.domain.handover import Basis
 from scrubber.domain.health import Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Limits, Policy
@@ -81,7 +82,7 @@ async def test_a_quarantined_device_is_offered_and_granted_until_the_time_is_ove
         assert view(world).offered
         tenant = await admitted(world)
         (granted,) = await ask(world, tenant)
-        assert granted.exception == "break-glass"
+        assert granted.basis is Basis.BREAK_GLASS
         assert world.record().health is Health.QUARANTINED
         world.kubelet.delete(tenant)
         await world.run(HOUR - 60.0)
@@ -104,7 +105,7 @@ async def test_the_grant_its_certificate_and_its_event_name_the_exception() -> N
         assert event.fields["exception"] == "break-glass"
         grant = world.record().last_grant
         assert grant is not None
-        assert grant.exception == "break-glass"
+        assert grant.basis is Basis.BREAK_GLASS
 
 
 @in_virtual_time
@@ -142,7 +143,7 @@ async def test_a_condemned_device_can_be_had_too() -> None:
         await broken(world)
         assert view(world).offered
         (granted,) = await ask(world, await admitted(world))
-        assert granted.exception == "break-glass"
+        assert granted.basis is Basis.BREAK_GLASS
 
 
 @in_virtual_time
@@ -151,7 +152,7 @@ async def test_a_device_that_is_well_is_judged_as_ever() -> None:
     async with a_world(1) as world:
         await broken(world)
         (granted,) = await ask(world, await admitted(world))
-        assert granted.exception is None
+        assert granted.basis is Basis.CERTIFICATE
 
 
 @in_virtual_time
@@ -187,7 +188,7 @@ async def test_nothing_rests_on_what_was_granted_meanwhile() -> None:
         await world.until(lambda: second.running)
         grant = world.record().last_grant
         assert grant is not None
-        assert (grant.exception, grant.pod) == ("break-glass", second.pod)
+        assert (grant.basis, grant.pod) == (Basis.BREAK_GLASS, second.pod)
         assert world.record().previous is None
         await world.run(400.0)  # the first is over, and so is the time
         assert first.first is not None
@@ -197,7 +198,7 @@ async def test_nothing_rests_on_what_was_granted_meanwhile() -> None:
         await world.until(lambda: second.starts == 2)
         grant = world.record().last_grant
         assert grant is not None
-        assert grant.exception is None
+        assert grant.basis is Basis.CERTIFICATE
         assert world.gpu().cells == [""] * 4
 
 
@@ -268,7 +269,7 @@ async def test_a_restart_of_the_service_neither_ends_nor_prolongs_it() -> None:
         assert view(world).offered
         tenant = await admitted(world)
         (granted,) = await ask(world, tenant)
-        assert granted.exception == "break-glass"
+        assert granted.basis is Basis.BREAK_GLASS
         world.kubelet.delete(tenant)
         await world.run(HOUR - 120.0)
         await restarted(world)
@@ -403,4 +404,4 @@ async def test_a_scrub_under_way_is_waited_for() -> None:
         await world.until(lambda: follower.running)
         grant = world.record().last_grant
         assert grant is not None
-        assert grant.exception is None
+        assert grant.basis is Basis.CERTIFICATE

@@ -7,7 +7,7 @@ import asyncio
 from scrubber.domain.assignment import Trust
 from scrubber.domain.errors import NotReady, Quarantined
 from scrubber.domain.evidence import Path
-from scrubber.domain.handover import HandOver
+from scrubber.domain.handover import Basis, HandOver
 from scrubber.domain.health import Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.engine.views import Granted
@@ -93,7 +93,7 @@ async def test_a_container_that_starts_again_needs_no_scrub() -> None:
         assert world.erasers.started == scrubs
         grant = world.record().last_grant
         assert grant is not None
-        assert (grant.kind, grant.exception) == (HandOver.SAME_CONTAINER, "same-container")
+        assert (grant.kind, grant.basis) == (HandOver.SAME_CONTAINER, Basis.SAME_CONTAINER)
 
 
 @in_virtual_time
@@ -104,7 +104,7 @@ async def test_under_a_strict_policy_it_does() -> None:
         await world.until(lambda: tenant.starts == 2)
         grant = world.record().last_grant
         assert grant is not None
-        assert grant.exception is None
+        assert grant.basis is Basis.CERTIFICATE
         assert world.gpu().cells == [""] * 4
 
 
@@ -119,7 +119,7 @@ async def test_what_an_init_container_left_is_cleared_for_the_main_one() -> None
         await world.until(lambda: tenant.running and tenant.container == "main")
         grant = world.record().last_grant
         assert grant is not None
-        assert (grant.kind, grant.exception) == (HandOver.SAME_POD, None)
+        assert (grant.kind, grant.basis) == (HandOver.SAME_POD, Basis.CERTIFICATE)
 
 
 @in_virtual_time
@@ -142,7 +142,7 @@ async def test_a_pod_that_the_kubelet_cannot_name_is_granted_on_a_certificate_on
         await world.until(lambda: tenant.starts == 2)
         grant = world.record().last_grant
         assert grant is not None
-        assert (grant.kind, grant.assignment, grant.exception) == (HandOver.UNKNOWN, None, None)
+        assert (grant.kind, grant.assignment, grant.basis) == (HandOver.UNKNOWN, None, Basis.CERTIFICATE)
 
 
 @in_virtual_time
@@ -185,7 +185,7 @@ async def test_a_policy_that_trusts_a_tenant_still_waits_for_its_last_pod_to_end
         await world.until(lambda: second.running)
         grant = world.record().last_grant
         assert grant is not None
-        assert grant.exception == "same-tenant"
+        assert grant.basis is Basis.SAME_TENANT
 
 
 @in_virtual_time

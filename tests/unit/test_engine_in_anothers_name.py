@@ -8,6 +8,7 @@ import pytest
 
 from scrubber.domain.assignment import Pod, PodAbsence, Reading, Trust
 from scrubber.domain.errors import ScrubberError
+from scrubber.domain.handover import Basis
 from scrubber.domain.policy import Policy
 from scrubber.domain.record import Grant
 from tests.world.asking import STRICT, TRUSTED, admitted, answered, ask, started
@@ -72,7 +73,7 @@ def test_no_exception_follows_a_start_that_was_made_in_another_pods_name(seconds
             world.kubelet.ask_again(second)
             await world.until(lambda: second.running)
             await world.run(0.1)
-            assert last_grant(world).exception is None
+            assert last_grant(world).basis is Basis.CERTIFICATE
             assert world.gpu().cells == [""] * 4
 
     follow()
@@ -100,7 +101,7 @@ async def test_a_sandbox_that_came_after_such_a_grant_is_no_run_and_keeps_nobody
         world.kubelet.ask_again(second)
         await world.until(lambda: second.running, within=60.0)
         await world.run(0.1)
-        assert last_grant(world).exception is None
+        assert last_grant(world).basis is Basis.CERTIFICATE
 
 
 @in_virtual_time

@@ -9,6 +9,7 @@ import pytest
 
 from scrubber.domain.diagnosis import Level
 from scrubber.domain.evidence import Occasion, Outcome, Path, ScrubRecord, Step
+from scrubber.domain.handover import Basis
 from scrubber.domain.health import Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import MaintenanceRule, Policy
@@ -68,7 +69,7 @@ async def test_its_certificate_counts_as_any_other() -> None:
         await world.run(HOUR + 60.0)
         (scrub,) = scheduled(world)
         (granted,) = await ask(world, await admitted(world))
-        assert granted.exception is None
+        assert granted.basis is Basis.CERTIFICATE
         assert world.vault.certificates[granted.certificate or ""].rests_on == scrub.certificate
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from scrubber.domain.errors import Quarantined
-from scrubber.domain.handover import HandOver
+from scrubber.domain.handover import Basis, HandOver
 from scrubber.domain.health import Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Enforcement, Limits, Override, Policy, Proof, ResetUse
@@ -101,7 +101,7 @@ async def test_what_must_be_proved_goes_by_the_model() -> None:
             await world.until(lambda tenant=tenant: tenant.starts == 2)  # type: ignore[misc]
             grant = world.record(number).last_grant
             assert grant is not None
-            exceptions.append(grant.exception)
+            exceptions.append(grant.basis.exception)
         assert exceptions == ["same-container", None]
 
 
@@ -215,7 +215,7 @@ def test_what_is_observed_is_offered_and_granted_though_it_is_quarantined(how: s
             assert offered(world) == [how == "node", True]
             await world.node.reserve([world.gpu(1).id])
             (granted,) = await ask(world, await admitted(world, "acme", "train-0", 1))
-            assert granted.exception == "observe"
+            assert granted.basis is Basis.OBSERVED
             assert world.record(1).health is Health.QUARANTINED
 
     play()
@@ -234,7 +234,7 @@ def test_one_device_is_observed_and_its_neighbour_enforced(how: str) -> None:
             refused = world.kubelet.admit("acme", "train-0", [world.gpu(0).id], starts=False)
             assert isinstance(await answered(ask(world, refused, wait=1.0)), Quarantined)
             (granted,) = await ask(world, await admitted(world, "acme", "train-1", 1))
-            assert granted.exception == "observe"
+            assert granted.basis is Basis.OBSERVED
 
     play()
 
@@ -254,7 +254,7 @@ async def test_no_leftovers_are_ended_on_a_device_that_is_observed_and_those_of_
         assert children[1].alive
         follower = await admitted(world, "umbrella", "serve-0", 1)
         (granted,) = await ask(world, follower, wait=5.0)
-        assert granted.exception == "observe"
+        assert granted.basis is Basis.OBSERVED
 
 
 @in_virtual_time
@@ -329,11 +329,11 @@ async def test_what_was_granted_while_observed_is_no_exception_for_later() -> No
         await world.until(lambda: second.running)
         grant = world.record(0).last_grant
         assert grant is not None
-        assert grant.exception == "observe"
+        assert grant.basis is Basis.OBSERVED
         await world.run(90.0)
         world.policy = DEFAULT
         world.kubelet.exit(second, again=True)
         await world.until(lambda: second.starts == 2)
         grant = world.record(0).last_grant
         assert grant is not None
-        assert grant.exception is None
+        assert grant.basis is Basis.CERTIFICATE

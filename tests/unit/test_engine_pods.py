@@ -8,7 +8,7 @@ from dataclasses import replace
 from scrubber.adapters.clock import SystemClock
 from scrubber.domain.assignment import Assignment, Pod, Process, Reading, Trust
 from scrubber.domain.errors import Unreadable
-from scrubber.domain.handover import HandOver
+from scrubber.domain.handover import Basis, HandOver
 from scrubber.domain.leftover import PodState, Standing
 from scrubber.domain.policy import Limits
 from scrubber.domain.record import Grant
@@ -146,7 +146,7 @@ async def test_an_adopted_pod_without_a_sandbox_is_not_over_while_its_main_proce
     watch = watching(node)
     node.running = (MAIN,)
     await gone(watch, node)
-    assert await state(watch, grant=replace(GRANT, exception="adopted", baseline=(MAIN,))) is PodState.LIVING
+    assert await state(watch, grant=replace(GRANT, basis=Basis.ADOPTED, baseline=(MAIN,))) is PodState.LIVING
 
 
 async def test_while_the_kubelet_cannot_be_read_the_sandbox_alone_keeps_nobody_waiting() -> None:
@@ -258,6 +258,6 @@ async def test_what_stood_there_when_a_pod_was_adopted_is_no_baseline_of_a_grant
     node = Node()
     watch = watching(node)
     node.running = (SANDBOX, MAIN)
-    adopted = replace(GRANT, exception="adopted", baseline=())
+    adopted = replace(GRANT, basis=Basis.ADOPTED, baseline=())
     assert await watch.baseline(GRANT.assignment, [adopted]) == (SANDBOX, MAIN)
     assert await watch.baseline(GRANT.assignment, [adopted, GRANT]) == (SANDBOX,)

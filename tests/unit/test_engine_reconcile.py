@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from scrubber.domain.assignment import Trust
+from scrubber.domain.handover import Basis
 from scrubber.domain.health import Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.record import DeviceRecord, Grant
@@ -81,7 +82,7 @@ async def test_the_restart_of_a_container_after_a_restart_of_the_service_is_no_e
         await restart(world)
         world.kubelet.exit(tenant, again=True)
         await world.until(lambda: tenant.starts == 2)
-        assert last_grant(world.record()).exception is None
+        assert last_grant(world.record()).basis is Basis.CERTIFICATE
         assert world.gpu().cells == [""] * 4
 
 
@@ -106,7 +107,7 @@ async def test_a_pod_that_an_empty_ledger_knows_nothing_of_is_adopted() -> None:
         await world.start_service()
         await world.run(60.0)
         grant = last_grant(world.record())
-        assert grant.exception == "adopted"
+        assert grant.basis is Basis.ADOPTED
         assert grant.pod is not None
         assert grant.pod.uid == tenant.pod
         assert world.record().hygiene is Hygiene.IN_USE

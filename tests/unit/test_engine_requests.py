@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from scrubber.domain.errors import InvalidRequest, NotReady
+from scrubber.domain.handover import Basis
 from scrubber.domain.policy import Enforcement
 from scrubber.engine.views import HandOverCall
 from tests.world.asking import admitted, answered, ask, started
@@ -74,7 +75,7 @@ async def test_observing_refuses_nothing_and_ends_nobody() -> None:
     world.kubelet.force_delete(first, lives_on=300.0)
     tenant = await admitted(world)
     (granted,) = await ask(world, tenant, wait=1.0)
-    assert granted.exception == "observe"
+    assert granted.basis is Basis.OBSERVED
     assert granted.certificate is not None
     issued = world.vault.certificates[granted.certificate]
     assert any(line.startswith("holders") for line in issued.not_covered)

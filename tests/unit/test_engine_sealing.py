@@ -12,6 +12,7 @@ import pytest
 from scrubber.adapters.signing.ed25519 import EphemeralKey, verify
 from scrubber.domain.errors import InvalidRequest
 from scrubber.domain.evidence import Certificate, Path
+from scrubber.domain.handover import Basis
 from scrubber.domain.policy import Enforcement
 from scrubber.domain.statement import UNSIGNED, statement
 from scrubber.engine.sealing import sealed
@@ -99,7 +100,7 @@ async def test_so_does_one_that_was_let_go_by_a_policy_that_only_observes() -> N
         world.signal(0)
         await world.until(lambda: not world.record().advertised)
         (granted,) = await ask(world, await admitted(world))
-        assert granted.exception == "observe"
+        assert granted.basis is Basis.OBSERVED
         fast = {each.id: each for each in all_signed(world)}[granted.certificate or ""]
         assert "memory: left as it was, because the policy only observes" in fast.not_covered
 

@@ -11,10 +11,10 @@ import pytest
 
 from scrubber.domain.assignment import Assignment, Pod, Trust
 from scrubber.domain.errors import InvalidRequest, Quarantined
+from scrubber.domain.handover import Basis
 from scrubber.domain.health import Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Enforcement, Limits, Sharing
-from scrubber.domain.sharing import SHARED
 from scrubber.engine.adoption import adopt
 from scrubber.engine.views import HandOverCall
 from tests.world.kubelet import Tenant
@@ -27,7 +27,7 @@ OBSERVE = replace(DEFAULT, name="watching", digest="sha256:watching", enforcemen
 
 
 def exceptions(world: SharedWorld) -> list[str | None]:
-    return [grant.exception for _, grant in sorted(world.vault.grants.items())]
+    return [grant.basis.exception for _, grant in sorted(world.vault.grants.items())]
 
 
 # -- together ----------------------------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ async def test_several_shares_of_a_device_in_one_request_are_the_device_once() -
         tenant = await world.admit_shares("acme", "train-0", world.share(0), world.share(3), starts=False)
         (granted,) = await world.call(tenant)
         assert granted.device == world.gpu().id
-        assert granted.exception is None
+        assert granted.basis is Basis.CERTIFICATE
 
 
 @in_virtual_time
@@ -151,7 +151,7 @@ async def test_a_pod_of_another_tenant_waits_until_everybody_has_left_and_finds_
         assert (await world.refused(stranger)).code == "sharing"
         world.kubelet.delete(second)
         (granted,) = await world.call(stranger)
-        assert granted.exception is None
+        assert granted.basis is Basis.CERTIFICATE
         assert not any(world.gpu().cells)
 
 
@@ -165,7 +165,7 @@ async def test_the_policy_may_let_no_two_pods_be_on_one_device() -> None:
         assert "sharing: never" in str(refusal)
         world.kubelet.delete(first)
         (granted,) = await world.call(second)
-        assert granted.exception is None
+        assert granted.basis is Basis.CERTIFICATE
 
 
 @in_virtual_time
@@ -177,7 +177,7 @@ async def test_nobody_joins_while_no_witness_says_who_it_is() -> None:
         assert (await world.refused(second)).code == "sharing"
         world.kubelet.trust = Trust.TRUSTED
         (granted,) = await world.call(second)
-        assert granted.exception == "shared"
+        assert granted.basis is Basis.SHARED
 
 
 @in_virtual_time
@@ -186,7 +186,7 @@ async def test_observing_refuses_no_sharing() -> None:
         await world.start("acme", "train-0", world.share(0), writes=False)
         stranger = await world.admit_shares("umbrella", "serve-0", world.share(1), starts=False)
         (granted,) = await world.call(stranger, 1.0)
-        assert granted.exception == "observe"
+        assert granted.basis is Basis.OBSERVED
 
 
 # -- the whole of it ---------------------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ async def test_a_device_of_which_somebody_has_a_share_is_never_given_whole() -> 
         assert (await world.refused(whole)).code == "earlier-pod-lives"
         world.kubelet.delete(shared)
         (granted,) = await world.call(whole)
-        assert granted.exception is None
+        assert granted.basis is Basis.CERTIFICATE
 
 
 @in_virtual_time
@@ -264,7 +264,7 @@ async def test_sharing_goes_on_across_a_restart_of_the_service() -> None:
         await world.until(world.settled)
         third = await world.admit_shares("acme", "train-2", world.share(2), starts=False)
         (granted,) = await world.call(third)
-        assert granted.exception == "shared"
+        assert granted.basis is Basis.SHARED
         world.kubelet.exit(first, again=True)
         await world.until(lambda: first.starts == 2)
         stranger = await world.admit_shares("umbrella", "serve-0", world.share(3), starts=False)
@@ -287,7 +287,7 @@ async def test_nobody_joins_once_a_pod_had_the_device_without_asking() -> None:
         world.kubelet.delete(second)
         await world.run(DEFAULT.limits.dying_grace)
         (granted,) = await world.call(third)
-        assert granted.exception is None
+        assert granted.basis is Basis.CERTIFICATE
 
 
 # -- what is off -------------------------------------------------------------------------------------------------------
@@ -306,7 +306,7 @@ async def test_nobody_joins_beside_a_leftover() -> None:
         assert "left processes behind" in str(refusal)
         world.kubelet.delete(second)
         (granted,) = await world.call(third)
-        assert granted.exception is None
+        assert granted.basis is Basis.CERTIFICATE
 
 
 @in_virtual_time
@@ -322,7 +322,7 @@ async def test_nobody_joins_where_somebody_used_the_device_without_a_grant_befor
         assert (await world.refused(second)).code == "sharing"
         world.kubelet.delete(first)
         (granted,) = await world.call(second)
-        assert granted.exception is None
+        assert granted.basis is Basis.CERTIFICATE
 
 
 @in_virtual_time
@@ -343,7 +343,7 @@ async def test_a_tenants_process_that_ends_while_it_is_asked_about_is_no_strange
         containers.pod_uid_of = after_its_end  # type: ignore[method-assign]
         second = await world.admit_shares("acme", "train-1", world.share(1), starts=False)
         (granted,) = await world.call(second)
-        assert granted.exception == SHARED
+        assert granted.basis is Basis.SHARED
         assert not world.record().tainted
 
 
@@ -394,7 +394,7 @@ async def test_whoever_was_not_told_of_its_share_is_given_the_same_answer_and_no
         assert granted.grant == 1
         await unheard(world, second)
         (other,) = await world.call(second)
-        assert (other.grant, other.exception) == (2, "shared")
+        assert (other.grant, other.basis) == (2, "shared")
         assert world.record().grants == 2
 
 

@@ -13,6 +13,7 @@ from scrubber.domain.assignment import Assignment, Pod, Trust
 from scrubber.domain.certify import certify
 from scrubber.domain.device import Device
 from scrubber.domain.evidence import Occasion
+from scrubber.domain.handover import Basis
 from scrubber.domain.health import Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Enforcement, Limits, Policy, Ungranted
@@ -160,7 +161,7 @@ async def test_after_a_stranger_the_same_container_starts_again_by_certificate_o
         await world.until(lambda: tenant.starts > starts)
         grant = world.record().last_grant
         assert grant is not None
-        assert grant.exception is None
+        assert grant.basis is Basis.CERTIFICATE
 
 
 @in_virtual_time
@@ -287,7 +288,7 @@ async def test_a_start_that_the_kubelet_did_not_announce_is_found_and_its_device
         assert [event.fields["use"] for event in told(world)] == ["unannounced"]
         grant = world.record().last_grant
         assert grant is not None
-        assert (grant.pod, grant.exception) == (tenant.pod, "adopted")
+        assert (grant.pod, grant.basis) == (tenant.pod, Basis.ADOPTED)
         world.matter.write(proc, world.gpu().id)
         await world.run(60.0)
         assert proc.alive
@@ -380,7 +381,7 @@ async def test_no_exception_outlives_a_gap_in_the_watch() -> None:
         await world.until(lambda: tenant.starts > starts)
         grant = world.record().last_grant
         assert grant is not None
-        assert grant.exception is None
+        assert grant.basis is Basis.CERTIFICATE
 
 
 @in_virtual_time

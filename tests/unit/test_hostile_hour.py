@@ -14,6 +14,7 @@ from random import Random
 
 import pytest
 
+from scrubber.domain.handover import Basis
 from scrubber.domain.health import ADVERTISED, Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import BreakerRule
@@ -242,7 +243,7 @@ async def _an_hour(world: World, seed: int) -> Achieved:
         others_out_of_service=_seconds(past, until, others=True),
         starts=len(grants),
         refused=refused,
-        exceptions=sum(grant.exception is not None for grant in grants),
+        exceptions=sum(grant.basis is not Basis.CERTIFICATE for grant in grants),
         resets=sum(resets.values()),
         most_of_one=max(resets.values(), default=0),
         condemned=len({each.device for _, each in past if each.health is Health.CONDEMNED}),

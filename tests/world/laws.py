@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable
 from scrubber.domain.assignment import Pod
 from scrubber.domain.errors import ScrubberError
 from scrubber.domain.evidence import Path
+from scrubber.domain.handover import UNJUDGED, Basis
 from scrubber.domain.health import ADVERTISED, Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Enforcement, Policy, Proof, Ungranted
-from scrubber.domain.record import UNJUDGED, DeviceRecord
+from scrubber.domain.record import DeviceRecord
 from scrubber.engine.views import DeviceView, Granted
 from scrubber.ports import Change
 from tests.world.erasing import Erasers, Erasing
@@ -168,8 +169,8 @@ class Laws:
     def stored(self, change: Change) -> None:
         """All or none, in one transaction; never a device that is out of service; clean means zeros."""
         self.health.stored(change)
-        unjudged = {device for device, grant in change.grants if grant.exception in UNJUDGED}
-        new = {device for device, grant in change.grants if grant.exception != "adopted"}
+        unjudged = {device for device, grant in change.grants if grant.basis in UNJUDGED}
+        new = {device for device, grant in change.grants if grant.basis is not Basis.ADOPTED}
         if new and new not in self.asked_sets():
             self.breach("4", f"{sorted(new)} were granted together, which nobody asked for")
         for record in change.records:
@@ -230,12 +231,12 @@ class Laws:
         if fast is None or fast.next_grant != grant.sequence or fast.boot != self._boot():
             self.breach("1", f"{device}: grant {grant.sequence} has no certificate of its own")
             return
-        if grant.exception in UNJUDGED:
+        if grant.basis in UNJUDGED:
             return
-        if grant.exception is not None:
-            allowed = grant.exception == grant.kind.value and self._policy().proof_for(grant.kind) is Proof.CHECKS
+        if grant.basis is not Basis.CERTIFICATE:
+            allowed = grant.basis == grant.kind.value and self._policy().proof_for(grant.kind) is Proof.CHECKS
             if not allowed:
-                self.breach("1", f"{device}: the policy names no exception {grant.exception}")
+                self.breach("1", f"{device}: the policy names no exception {grant.basis}")
             return
         slow = self._vault.certificates.get(fast.rests_on or "")
         if (

@@ -11,8 +11,8 @@ import pytest
 
 from scrubber.domain.assignment import Assignment, Reading, Share, Trust
 from scrubber.domain.errors import ScrubberError
+from scrubber.domain.handover import Basis
 from scrubber.domain.policy import Policy
-from scrubber.domain.sharing import SHARED
 from scrubber.engine.instruments import Instruments
 from scrubber.engine.pods import PodWatch
 from scrubber.engine.views import Granted, HandOverCall
@@ -43,7 +43,7 @@ class SharedLaws(Laws):
         return reader.partition("/")[0] == writer.partition("/")[0]
 
     def _one_granted(self, tenant: Tenant, answer: Granted) -> None:
-        if answer.exception != SHARED:
+        if answer.basis is not Basis.SHARED:
             super()._one_granted(tenant, answer)
             return
         record, grant = self._vault.records[answer.device], self._vault.grants[answer.device, answer.grant]

@@ -15,9 +15,10 @@ from scrubber.adapters.signing.ed25519 import EphemeralKey
 from scrubber.domain.assignment import Trust
 from scrubber.domain.device import NodeIdentity
 from scrubber.domain.errors import Retry, ScrubberError
+from scrubber.domain.handover import UNJUDGED
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Policy, XidClass
-from scrubber.domain.record import UNJUDGED, DeviceRecord
+from scrubber.domain.record import DeviceRecord
 from scrubber.domain.telemetry import Signal
 from scrubber.engine.instruments import Instruments
 from scrubber.engine.keeper import Keeper
@@ -292,7 +293,7 @@ class World:
         self._unseen -= unseen
         self.laws.granted(tenant, answer)
         grants = [self.vault.grants.get((each.device, each.grant)) for each in answer]
-        tenant.unjudged = tenant.unjudged or any(each.exception in UNJUDGED for each in answer)
+        tenant.unjudged = tenant.unjudged or any(each.basis in UNJUDGED for each in answer)
         tenant.unnamed = tenant.unnamed or any(grant is not None and grant.pod is None for grant in grants)
 
     def _container_starts(self, tenant: Tenant, proc: Proc) -> None:

@@ -40,7 +40,7 @@ from scrubber.domain.evidence import (
     StepResult,
     Verdict,
 )
-from scrubber.domain.handover import HandOver
+from scrubber.domain.handover import Basis, HandOver
 from scrubber.domain.health import Cause, Health, WayBack
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.record import DeviceRecord, Glass, Grant, Lasting
@@ -60,7 +60,7 @@ _GRANT = shape(
     at=NUMBER,
     boot=TEXT,
     certificate=optional(TEXT),
-    exception=optional(TEXT),
+    basis=choice(Basis),
     baseline=listed(_PROCESS),
     cgroups=listed(TEXT),
 )

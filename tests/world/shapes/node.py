@@ -9,8 +9,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from scrubber.domain.errors import Retry, ScrubberError
-from scrubber.domain.record import UNJUDGED
-from scrubber.domain.sharing import SHARED as BESIDE
+from scrubber.domain.handover import UNJUDGED, Basis
 from scrubber.engine.views import Granted, HandOverCall
 from tests.world.kubelet import Gone, Tenant
 from tests.world.life import in_the_world
@@ -80,7 +79,7 @@ class ShapedLaws(SharedLaws):
             self.breach("4", f"{sorted(devices)} were asked for and {answer} granted")
         for each in answer:
             self._one_granted(pod, each)
-            if each.exception == BESIDE and each.device not in self.shared:
+            if each.basis is Basis.SHARED and each.device not in self.shared:
                 self.breach("1", f"{each.device} is no share, and was granted as one")
 
 
@@ -171,7 +170,7 @@ class ShapedWorld(World):
         self._untold -= {(resource, id_) for id_ in ids}
         self.pod_laws.granted_to(pod, box, resource, answer)
         grants = [self.vault.grants.get((each.device, each.grant)) for each in answer]
-        pod.unjudged = pod.unjudged or any(each.exception in UNJUDGED for each in answer)
+        pod.unjudged = pod.unjudged or any(each.basis in UNJUDGED for each in answer)
         pod.unnamed = pod.unnamed or any(grant is not None and grant.pod is None for grant in grants)
 
     def _box_starts(self, pod: ShapedPod, box: Container) -> None:
