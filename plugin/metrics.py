@@ -12,6 +12,7 @@ from collections import Counter as Counts
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
+import grpc
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -19,8 +20,7 @@ from prometheus_client.registry import Collector
 from plugin.board import Board
 from plugin.kubelet import Over, Registration
 from scrubber import __version__
-from scrubber.domain import errors
-from scrubber.domain.errors import ScrubberError
+from scrubber.domain.codes import ErrorCode
 
 __all__ = ["MOST_RESOURCES", "Metrics"]
 
@@ -41,22 +41,9 @@ _METHODS = frozenset(
         *("GetInfo", "NotifyRegistrationStatus"),
     }
 )
-_STATUSES = frozenset(
-    {
-        *("OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS"),
-        *("PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE"),
-        *("UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED"),
-    }
-)
+_STATUSES = frozenset(each.name for each in grpc.StatusCode)
 _WRITES = frozenset({"event", "condition", "label", "eviction"})
-_REFUSALS = frozenset(
-    {
-        *(each.code for each in vars(errors).values() if isinstance(each, type) and issubclass(each, ScrubberError)),
-        *("breaker", "earlier-pod-lives", "foreign-assignment", "held-by-own-pod", "pod-unreadable", "reassigned"),
-        *("scrub-held-up", "scrubbing", "sharing", "spent", "starting", "unassigned", "unexpected", "unknown-method"),
-    }
-)
-"""Every error's own code, and those that the service gives instead where it can say more."""
+_REFUSALS: frozenset[str] = frozenset(ErrorCode)
 
 
 def _one_of(known: frozenset[str], value: str) -> str:

@@ -21,6 +21,7 @@ import grpc
 from plugin.api import deviceplugin_pb2 as kubelet
 from plugin.api import deviceplugin_pb2_grpc
 from plugin.sockets import SocketIdentity
+from scrubber.domain.codes import ErrorCode
 from scrubber.domain.errors import Away, BadConfiguration, Refused
 
 __all__ = ["MOST_DEVICES", "Garbled", "Hung", "Vendor", "VendorRefused", "VendorTimes"]
@@ -51,19 +52,19 @@ ENDED = Ended.ENDED
 class Hung(Away):
     """The vendor's plugin is there and did not answer in time."""
 
-    code = "vendor-hung"
+    code = ErrorCode.VENDOR_HUNG
 
 
 class Garbled(Refused):
     """The vendor's plugin answered what cannot be used."""
 
-    code = "vendor-garbled"
+    code = ErrorCode.VENDOR_GARBLED
 
 
 class VendorRefused(Refused):
     """The vendor's plugin refused; its status and its text are passed on."""
 
-    code = "vendor-refused"
+    code = ErrorCode.VENDOR_REFUSED
 
     def __init__(self, message: str, *, status: grpc.StatusCode, text: str) -> None:
         super().__init__(message, public=text)

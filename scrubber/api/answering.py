@@ -19,6 +19,7 @@ import structlog
 from scrubber.api.frontdoor import caller_of
 from scrubber.api.sockets import Purpose
 from scrubber.api.status import status_of
+from scrubber.domain.codes import ErrorCode
 from scrubber.domain.errors import InvalidRequest, NotPermitted, ScrubberError
 
 __all__ = ["Admit", "Answering", "Join", "Observer"]
@@ -221,8 +222,9 @@ def _not_served(method: str, purpose: Purpose) -> NotPermitted:
             return NotPermitted(
                 f"{other.value.capitalize()}.{name} is not served on the {purpose.value} socket; "
                 f"ask on {other.socket}, in the same directory.",
-                code="wrong-socket",
+                code=ErrorCode.WRONG_SOCKET,
             )
     return NotPermitted(
-        f"There is no method {method}; the {purpose.value} socket serves {purpose.service}.", code="unknown-method"
+        f"There is no method {method}; the {purpose.value} socket serves {purpose.service}.",
+        code=ErrorCode.UNKNOWN_METHOD,
     )

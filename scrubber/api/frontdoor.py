@@ -25,6 +25,7 @@ from urllib.parse import unquote
 
 import structlog
 
+from scrubber.domain.codes import ErrorCode
 from scrubber.domain.errors import NotPermitted
 
 __all__ = ["FrontDoor", "Peer", "actor_of", "admits", "caller_of", "peer_of"]
@@ -83,12 +84,12 @@ def actor_of(peer: str) -> str:
     scheme, _, path = peer.partition(":")
     named = _NAME.search(unquote(path)) if scheme == "unix" else None
     if named is None or named.end() != len(unquote(path)):
-        raise NotPermitted("The caller did not come through the admin socket.", code="unknown-caller")
+        raise NotPermitted("The caller did not come through the admin socket.", code=ErrorCode.UNKNOWN_CALLER)
     if named["verdict"] != "a":
         raise NotPermitted(
             f"uid {named['uid']} may not act on devices: root may, the user that the service runs as, "
             "and the members of the group that scrubber serve --admin-group names.",
-            code="wrong-user",
+            code=ErrorCode.WRONG_USER,
         )
     return f"uid:{named['uid']}"
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import grpc
 
 from scrubber.domain import errors
+from scrubber.domain.codes import ErrorCode
 from scrubber.domain.errors import (
     Away,
     BadConfiguration,
@@ -95,7 +96,7 @@ def status_of(error: Exception, *, public: bool) -> Status:
         public: the answer may end in a pod's status, so ``error.public`` is sent; else the operator's sentence.
     """
     if not isinstance(error, ScrubberError):
-        error = ScrubberError(UNEXPECTED, public=UNEXPECTED, code="unexpected")
+        error = ScrubberError(UNEXPECTED, public=UNEXPECTED, code=ErrorCode.UNEXPECTED)
     known = next(each for each in type(error).__mro__ if each in CODES)
     code = error.code.encode("ascii", "replace").decode()
     sentence = error.public if public else str(error)

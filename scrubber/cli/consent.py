@@ -19,6 +19,7 @@ import typer
 from scrubber.cli.asking import run
 from scrubber.cli.exits import Exit
 from scrubber.cli.output import tell
+from scrubber.domain.codes import ErrorCode
 from scrubber.domain.errors import NotPermitted
 
 __all__ = ["NoInputOption", "YesOption", "admitted", "ask", "asks"]
@@ -77,7 +78,7 @@ async def _knock(directory: Path) -> None:
         try:
             await door.info()
         except NotPermitted as error:
-            if error.code not in ("wrong-socket", "unknown-method"):  # somebody answers by now
+            if error.code not in (ErrorCode.WRONG_SOCKET, ErrorCode.UNKNOWN_METHOD):  # somebody answers by now
                 raise
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
 
-from scrubber.domain.evidence import Evidence, Finding, Severity, Step
+from scrubber.domain.evidence import Evidence, Finding, FindingCode, Severity, Step
 
 __all__ = ["CHECKS", "Check", "Level", "diagnostic_findings"]
 
@@ -59,12 +59,12 @@ def diagnostic_findings(
         if check.errors:
             sentence = f"{check.name}: {check.errors} wrong results."
             evidence: Evidence = {"check": check.name, "errors": check.errors}
-            found.append(Finding(Step.DIAGNOSTICS, "diagnostics-failed", Severity.FAULT, sentence, evidence))
+            found.append(Finding(Step.DIAGNOSTICS, FindingCode.DIAGNOSTICS_FAILED, Severity.FAULT, sentence, evidence))
         floor = least.get(check.name)
         rate = check.measured.get("operations_per_second", check.measured.get("bytes_per_second"))
         if floor is not None and (rate is None or not rate >= floor):
             said = "nothing was measured" if rate is None else f"{rate:.3g} per second"
             sentence = f"{check.name}: {said}, and the policy's floor for {model} is {floor:.3g}."
             evidence = {"check": check.name, "rate": rate, "floor": floor}
-            found.append(Finding(Step.DIAGNOSTICS, "diagnostics-slow", Severity.FAULT, sentence, evidence))
+            found.append(Finding(Step.DIAGNOSTICS, FindingCode.DIAGNOSTICS_SLOW, Severity.FAULT, sentence, evidence))
     return tuple(found)

@@ -27,6 +27,8 @@ state and scrub id, never another tenant, namespace, process or command.
 
 from __future__ import annotations
 
+from scrubber.domain.codes import ErrorCode
+
 __all__ = [
     "Away",
     "BadConfiguration",
@@ -55,14 +57,14 @@ class ScrubberError(Exception):
     Args:
         message: one sentence for the operator.
         public: one sentence that may be shown to any tenant; ``message`` is never shown in its place.
-        code: a short, stable, lower-case word for logs, metrics and the ledger.
+        code: where there is a more precise one than the class has; text of a service that knows more codes than this one.
     """
 
-    code = "error"
+    code: ErrorCode | str = ErrorCode.ERROR
     unexplained = "The scrub service refused; its log on the node says why."
     """What may be shown when nobody wrote a sentence for it."""
 
-    def __init__(self, message: str, *, public: str | None = None, code: str | None = None) -> None:
+    def __init__(self, message: str, *, public: str | None = None, code: ErrorCode | str | None = None) -> None:
         super().__init__(message)
         self.public = public or self.unexplained
         if code is not None:
@@ -72,109 +74,109 @@ class ScrubberError(Exception):
 class Retry(ScrubberError):
     """Nothing is wrong with the request: ask again."""
 
-    code = "retry"
+    code = ErrorCode.RETRY
 
 
 class NotReady(Retry):
     """A scrub is under way or an earlier pod is not over; it goes on, ask again and join it."""
 
-    code = "not-ready"
+    code = ErrorCode.NOT_READY
 
 
 class Away(Retry):
     """A collaborator did not answer in time."""
 
-    code = "away"
+    code = ErrorCode.AWAY
 
 
 class BeingReset(Away):
     """Nobody is asked about the device until its reset is over: no silence of anybody's."""
 
-    code = "being-reset"
+    code = ErrorCode.BEING_RESET
 
 
 class Refused(ScrubberError):
     """Asking again changes nothing until somebody acts."""
 
-    code = "refused"
+    code = ErrorCode.REFUSED
 
 
 class InvalidRequest(Refused):
     """The request names unknown, duplicate or no devices, or is malformed. Its text is safe to show to the caller."""
 
-    code = "invalid-request"
+    code = ErrorCode.INVALID_REQUEST
 
-    def __init__(self, message: str, *, public: str | None = None, code: str | None = None) -> None:
+    def __init__(self, message: str, *, public: str | None = None, code: ErrorCode | str | None = None) -> None:
         super().__init__(message, public=public or message, code=code)
 
 
 class Quarantined(Refused):
     """The device is out of service; the message names the cause and the way back."""
 
-    code = "quarantined"
+    code = ErrorCode.QUARANTINED
 
 
 class Held(Refused):
     """Somebody who is not a proved leftover has the device."""
 
-    code = "held"
+    code = ErrorCode.HELD
 
 
 class NotPermitted(Refused):
     """The caller asked on the wrong socket or runs under a uid that may not do this."""
 
-    code = "not-permitted"
+    code = ErrorCode.NOT_PERMITTED
 
 
 class DeviceFault(ScrubberError):
     """The device cannot be trusted now; ``code`` becomes the cause of its quarantine."""
 
-    code = "device-fault"
+    code = ErrorCode.DEVICE_FAULT
     unexplained = "A device could not be looked at, so it is out of service for now. The start is tried again."
 
 
 class Unreadable(DeviceFault):
     """The device gave no data, or data that makes no sense."""
 
-    code = "unreadable"
+    code = ErrorCode.UNREADABLE
 
 
 class Stuck(DeviceFault):
     """A call into the driver outlived its deadline."""
 
-    code = "driver-stuck"
+    code = ErrorCode.DRIVER_STUCK
 
 
 class Lost(DeviceFault):
     """The device fell off the bus."""
 
-    code = "lost"
+    code = ErrorCode.LOST
 
 
 class Fatal(ScrubberError):
     """The daemon stops, or refuses every hand-over until somebody acts."""
 
-    code = "fatal"
+    code = ErrorCode.FATAL
 
 
 class BadConfiguration(Fatal):
     """A setting, a policy or a path cannot work; the message says which and what to write instead."""
 
-    code = "bad-configuration"
+    code = ErrorCode.BAD_CONFIGURATION
 
 
 class SecondInstance(Fatal):
     """Another instance owns the state directory or the sockets."""
 
-    code = "second-instance"
+    code = ErrorCode.SECOND_INSTANCE
 
 
 class LedgerFailure(Fatal):
     """The ledger is corrupt, full, read-only, or newer than this program. Nothing is handed over meanwhile."""
 
-    code = "ledger"
+    code = ErrorCode.LEDGER
     unexplained = "The scrub service cannot record a hand-over now, so it makes none. The start is tried again."
 
-    def __init__(self, message: str, *, public: str | None = None, code: str | None = None) -> None:
+    def __init__(self, message: str, *, public: str | None = None, code: ErrorCode | str | None = None) -> None:
         told = "The scrub service cannot keep its record and hands nothing over until it can; its log on the node says why."
         super().__init__(message, public=public or told, code=code)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Self
 
 __all__ = [
     "Certificate",
     "Evidence",
     "Finding",
+    "FindingCode",
     "Occasion",
     "Outcome",
     "Path",
@@ -67,12 +69,72 @@ class Severity(StrEnum):
     """The device is quarantined."""
 
 
+_NOTE, _DIRTY, _FAULT = Severity.NOTE, Severity.DIRTY, Severity.FAULT
+_HOLDERS, _RESET, _MEMORY, _ON_CHIP = Step.HOLDERS, Step.RESET, Step.MEMORY, Step.ON_CHIP
+_DIAGNOSTICS, _SETTINGS = Step.DIAGNOSTICS, Step.SETTINGS
+
+
+class FindingCode(StrEnum):
+    """The code of a :class:`Finding` that a step of a scrub makes by itself.
+
+    Attributes:
+        places: in which steps and with which severities it is found.
+    """
+
+    places: tuple[tuple[Step, Severity], ...]
+
+    def __new__(cls, code: str, *places: tuple[Step, Severity]) -> Self:
+        member = str.__new__(cls, code)
+        member._value_ = code
+        member.places = places
+        return member
+
+    EARLIER_POD_LIVES = "earlier-pod-lives", (_HOLDERS, _DIRTY)
+    ERASER_UNKILLABLE = "eraser-unkillable", (_HOLDERS, _FAULT)
+    GHOST = "ghost", (_HOLDERS, _NOTE), (_HOLDERS, _FAULT)
+    HELD = "held", *((step, _DIRTY) for step in (_HOLDERS, _RESET, _MEMORY, _DIAGNOSTICS))
+    HELD_BY_OWN_POD = "held-by-own-pod", (_HOLDERS, _DIRTY)
+    HOLDERS_UNREADABLE = "holders-unreadable", (_HOLDERS, _NOTE)
+    INFRASTRUCTURE = "infrastructure", (_HOLDERS, _NOTE)
+    LEFTOVERS = "leftovers", (_HOLDERS, _NOTE)
+    LEFTOVERS_OBSERVED = "leftovers-observed", (_HOLDERS, _DIRTY)
+    LEFTOVERS_UNREADABLE = "leftovers-unreadable", (_HOLDERS, _DIRTY)
+    MORE_HOLDERS = "more-holders", (_HOLDERS, _NOTE), (_HOLDERS, _DIRTY)
+    ORPHANED_ERASER = "orphaned-eraser", (_HOLDERS, _NOTE)
+    POD_ENDED = "pod-ended", (_HOLDERS, _NOTE)
+    STRANGER_ENDED = "stranger-ended", (_HOLDERS, _NOTE)
+    UNGRANTED_USE = "ungranted-use", (_HOLDERS, _FAULT)
+    UNINSPECTED_ENDED = "uninspected-ended", (_HOLDERS, _NOTE)
+    UNKILLABLE = "unkillable", (_HOLDERS, _FAULT)
+    UNKNOWN_HOLDER = "unknown-holder", (_HOLDERS, _DIRTY)
+    WALK_UNFINISHED = "walk-unfinished", (_HOLDERS, _NOTE), (_HOLDERS, _DIRTY)
+    RESET_FAILED = "reset-failed", (_RESET, _FAULT)
+    RESET_UNAVAILABLE = "reset-unavailable", (_RESET, _NOTE), (_RESET, _FAULT)
+    DIAGNOSTICS_FAILED = "diagnostics-failed", (_DIAGNOSTICS, _FAULT)
+    DIAGNOSTICS_SLOW = "diagnostics-slow", (_DIAGNOSTICS, _FAULT)
+    ERASE_TIMEOUT = "erase-timeout", (_MEMORY, _FAULT)
+    FENCE_BROKEN = "fence-broken", (_MEMORY, _DIRTY)
+    MEMORY_NOT_BACK = "memory-not-back", (_MEMORY, _FAULT)
+    NOT_ALL_CLEARED = "not-all-cleared", (_MEMORY, _FAULT)
+    RESIDUE = "residue", (_MEMORY, _NOTE)
+    SIZE_MENDED = "size-mended", (_MEMORY, _NOTE)
+    VERIFICATION_FAILED = "verification-failed", (_MEMORY, _FAULT)
+    ON_CHIP_FAILED = "on-chip-failed", (_ON_CHIP, _FAULT)
+    ON_CHIP_RESIDUE = "on-chip-residue", (_ON_CHIP, _NOTE)
+    SETTINGS_OFF = "settings-off", (_SETTINGS, _DIRTY)
+    SETTINGS_RESTORED = "settings-restored", (_SETTINGS, _NOTE)
+    SETTINGS_STAY = "settings-stay", (_SETTINGS, _FAULT)
+    SCRUB_OVERDUE = "scrub-overdue", *((step, _FAULT) for step in Step)
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """Something a step saw.
 
     Attributes:
-        code: stable word, also the cause of a quarantine when the severity is ``FAULT``.
+        code: a :class:`FindingCode`, the code of an error that the step met, or what the device showed: one of
+            :data:`scrubber.domain.signals.SIGNALS` or ``xid-<number>``. The cause of a quarantine when the severity is
+            ``FAULT``.
         sentence: for the operator; may name processes and pods.
         evidence: numbers and words that support it; residue is counted in here, never stored.
     """

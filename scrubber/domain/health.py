@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from scrubber.domain.transitions import TransitionTable
 
-__all__ = ["ADVERTISED", "HEALTH", "Cause", "Health", "HealthEvent", "WayBack"]
+__all__ = ["ADVERTISED", "HEALTH", "OPERATOR", "Cause", "Health", "HealthEvent", "WayBack"]
 
 
 class Health(StrEnum):
@@ -79,12 +80,16 @@ _SENTENCES = {
 }
 
 
+OPERATOR: Final = "operator"
+"""The code of the cause when an operator takes a device out of service."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cause:
     """Why a device is out of service.
 
     Attributes:
-        code: stable word: ``xid-95``, ``verification-failed``, ``driver-stuck``, ``operator`` …
+        code: stable word: ``xid-95``, ``verification-failed``, ``driver-stuck``, or :data:`OPERATOR`.
         sentence: for the operator; the ledger and the CLI show it.
         way_back: how it can return.
         since: wall-clock seconds.

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from scrubber.domain.baseline import ACCEPTABLE, Baseline, differences
+from scrubber.domain.codes import ErrorCode
 from scrubber.domain.device import Device
 from scrubber.domain.errors import DeviceFault
-from scrubber.domain.evidence import Evidence, Finding, Severity, Step
+from scrubber.domain.evidence import Evidence, Finding, FindingCode, Severity, Step
 from scrubber.domain.health import WayBack
 from scrubber.domain.policy import Policy, XidClass
 from scrubber.domain.telemetry import Snapshot
@@ -86,27 +87,27 @@ SIGNALS: Mapping[str, Meaning] = {
     "lifetime-remapped-rows-uncorrectable": Meaning(_FAULT, _RESET, "rows remapped after uncorrectable errors"),
     "lifetime-retired-pages": Meaning(_WARNING, _RESET, "retired pages"),
     # A device that gives no answer, or the wrong one.
-    "device-fault": Meaning(_FAULT, _PERSON),
-    "driver-stuck": Meaning(_FAULT, _WAIT),
-    "lost": Meaning(_FAULT, _RESET),
-    "unreadable": Meaning(_FAULT, _WAIT),
+    ErrorCode.DEVICE_FAULT: Meaning(_FAULT, _PERSON),
+    ErrorCode.DRIVER_STUCK: Meaning(_FAULT, _WAIT),
+    ErrorCode.LOST: Meaning(_FAULT, _RESET),
+    ErrorCode.UNREADABLE: Meaning(_FAULT, _WAIT),
     # What a scrub meets.
-    "diagnostics-failed": Meaning(_FAULT, _RESET),
-    "diagnostics-slow": Meaning(_FAULT, _RESET),
-    "erase-timeout": Meaning(_FAULT, _SCRUB),
-    "eraser-unkillable": Meaning(_FAULT, _WAIT),
-    "ghost": Meaning(_FAULT, _RESET),
-    "memory-not-back": Meaning(_FAULT, _RESET),
-    "not-all-cleared": Meaning(_FAULT, _SCRUB),
-    "on-chip-failed": Meaning(_FAULT, _RESET),
-    "reset-failed": Meaning(_FAULT, _RESET),
-    "reset-unavailable": Meaning(_FAULT, _PERSON),
-    "scrub-overdue": Meaning(_FAULT, _SCRUB),
-    "settings-stay": Meaning(_FAULT, _RESET),
-    "unkillable": Meaning(_FAULT, _WAIT),
-    "verification-failed": Meaning(_FAULT, _RESET),
+    FindingCode.DIAGNOSTICS_FAILED: Meaning(_FAULT, _RESET),
+    FindingCode.DIAGNOSTICS_SLOW: Meaning(_FAULT, _RESET),
+    FindingCode.ERASE_TIMEOUT: Meaning(_FAULT, _SCRUB),
+    FindingCode.ERASER_UNKILLABLE: Meaning(_FAULT, _WAIT),
+    FindingCode.GHOST: Meaning(_FAULT, _RESET),
+    FindingCode.MEMORY_NOT_BACK: Meaning(_FAULT, _RESET),
+    FindingCode.NOT_ALL_CLEARED: Meaning(_FAULT, _SCRUB),
+    FindingCode.ON_CHIP_FAILED: Meaning(_FAULT, _RESET),
+    FindingCode.RESET_FAILED: Meaning(_FAULT, _RESET),
+    FindingCode.RESET_UNAVAILABLE: Meaning(_FAULT, _PERSON),
+    FindingCode.SCRUB_OVERDUE: Meaning(_FAULT, _SCRUB),
+    FindingCode.SETTINGS_STAY: Meaning(_FAULT, _RESET),
+    FindingCode.UNKILLABLE: Meaning(_FAULT, _WAIT),
+    FindingCode.VERIFICATION_FAILED: Meaning(_FAULT, _RESET),
     # Use without a grant, where the policy takes the device out for it.
-    "ungranted-use": Meaning(_FAULT, _WAIT),
+    FindingCode.UNGRANTED_USE: Meaning(_FAULT, _WAIT),
 }
 """The one table of what is known to go wrong, XIDs apart: their classes are the policy's."""
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 
 from scrubber.domain.breaker import Breaker, breaker_of, out_for_soft_signals
+from scrubber.domain.codes import ErrorCode
 from scrubber.domain.errors import LedgerFailure, NotReady
 from scrubber.domain.health import Health
 from scrubber.domain.policy import Policy, ResetUse
@@ -91,7 +92,7 @@ class Fuse:
         """
         state = self.state
         if state.resets:
-            raise NotReady(f"Device {device} waits with its reset. {state.resets}", code="breaker")
+            raise NotReady(f"Device {device} waits with its reset. {state.resets}", code=ErrorCode.BREAKER)
         self._starting.add(device)
         self.moved()
         try:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from scrubber.domain.evidence import Outcome, ScrubRecord
+from scrubber.domain.evidence import FindingCode, Outcome, ScrubRecord
 from scrubber.ports import Clock, Event
 
 __all__ = ["Disturbances", "was_disturbed"]
@@ -28,7 +28,9 @@ _TOUCHED, _USER = "device.touched", "use.ungranted"
 _COALESCED = frozenset({"certificate.issued", "scrub.finished", "scrub.started", _TOUCHED, _USER})
 """Events that a process without a grant can cause as often as it wants."""
 
-_BY_A_PROCESS = frozenset({"fence-broken", "held", "unknown-holder", "walk-unfinished"})
+_BY_A_PROCESS = frozenset(
+    {FindingCode.FENCE_BROKEN, FindingCode.HELD, FindingCode.UNKNOWN_HOLDER, FindingCode.WALK_UNFINISHED}
+)
 """Findings of a scrub that was held up by a process without a grant, and not by an earlier tenant's pod."""
 
 _Kind = tuple[str, ...]

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from scrubber.domain.assignment import Process
 from scrubber.domain.certify import certify
+from scrubber.domain.codes import ErrorCode
 from scrubber.domain.errors import DeviceFault, NotReady, Unreadable
 from scrubber.domain.evidence import Path
 from scrubber.domain.handover import UNJUDGED, Basis, HandOver
@@ -173,7 +174,7 @@ class Handing:
             raise NotReady(
                 f"The processes of the pod that is to start cannot be told, so its end could not be either: {unreadable}",
                 public="The pod's processes cannot be told on this node now. The start is tried again.",
-                code="pod-unreadable",
+                code=ErrorCode.POD_UNREADABLE,
             ) from unreadable
 
     def _one(self, keeper: Keeper, ready: Ready, baseline: tuple[Process, ...]) -> tuple[Change, Granted]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from scrubber.domain.assignment import Pod
+from scrubber.domain.codes import ErrorCode
 from scrubber.domain.errors import NotReady
 from scrubber.domain.evidence import Outcome, ScrubRecord, Severity
 from scrubber.domain.leftover import Standing
@@ -39,7 +40,7 @@ class HoldUp:
         refusal = NotReady(
             f"Device {device}: scrub {finished.id} was held up: {why}",
             public=f"Device {device} is dirty: scrub {finished.id} found it still in use. The start is tried again.",
-            code="scrub-held-up",
+            code=ErrorCode.SCRUB_HELD_UP,
         )
         return cls(refusal, 0 if earlier is None else earlier.before + 1, now)
 
@@ -59,13 +60,13 @@ def earlier_pod_lives(device: str, grant: Grant, where: Standing, asking: Pod | 
             f"{grant.pod.namespace}/{grant.pod.name} itself, which had the device last ({len(where.processes) or 'an unknown number of'} processes). The device has "
             "to be cleared before this start.",
             public=f"Device {device} is in-use: an earlier run of this pod has not ended yet. The start is tried again.",
-            code="earlier-pod-lives",
+            code=ErrorCode.EARLIER_POD_LIVES,
         )
     name = "an unknown pod" if grant.pod is None else f"{grant.pod.namespace}/{grant.pod.name}"
     return NotReady(
         f"Device {device} waits for the end of {name} ({len(where.processes)} processes).",
         public=f"Device {device} is in-use: its earlier use has not ended yet. The start is tried again.",
-        code="earlier-pod-lives",
+        code=ErrorCode.EARLIER_POD_LIVES,
     )
 
 
@@ -80,5 +81,5 @@ def held_by_own_pod(device: str, pod: Pod, holder: Holder, container: str) -> No
         f"Device {device} has to be cleared before this start of {pod.namespace}/{pod.name}, and PID {holder.pid} "
         f"({holder.command or 'unknown'}){where} of the same pod holds it. The start waits until that process closes it.",
         public=f"Device {device} is in-use by another container of this pod. The start is tried again.",
-        code="held-by-own-pod",
+        code=ErrorCode.HELD_BY_OWN_POD,
     )

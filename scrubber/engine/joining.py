@@ -11,8 +11,19 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from scrubber.domain.assignment import Assignment, Pod, Reading
+from scrubber.domain.codes import ErrorCode
 from scrubber.domain.errors import NotReady, Retry
-from scrubber.domain.evidence import Finding, Occasion, Outcome, Path, ScrubRecord, Step, StepResult, Verdict
+from scrubber.domain.evidence import (
+    Finding,
+    FindingCode,
+    Occasion,
+    Outcome,
+    Path,
+    ScrubRecord,
+    Step,
+    StepResult,
+    Verdict,
+)
 from scrubber.domain.handover import UNPROVED
 from scrubber.domain.health import Health
 from scrubber.domain.hygiene import Hygiene
@@ -97,7 +108,7 @@ def foreign_refusal(device: str, asking: Pod | None, reading: Reading, own: froz
                 f"Device {device} is {each.pod.namespace}/{each.pod.name}'s, too, as {each.resource}, which is none of our "
                 f"resources ({', '.join(sorted(own))}): stop that plugin or driver, or exclude the device from it.",
                 public=f"Device {device} was also given out as {each.resource}. The start is tried again.",
-                code="foreign-assignment",
+                code=ErrorCode.FOREIGN_ASSIGNMENT,
             )
     return None
 
@@ -107,7 +118,7 @@ def must_wait(device: str, reason: str) -> NotReady:
     return NotReady(
         f"Device {device} cannot be shared now: {reason}.",
         public=f"Device {device} is in use, and this pod may not be on it beside whoever has it. The start is tried again.",
-        code="sharing",
+        code=ErrorCode.SHARING,
     )
 
 
@@ -146,7 +157,9 @@ async def _check_users(work: Work, pods: int) -> StepResult:
             for owner, user in (await _ungranted(work)).items():
                 if owner in before:
                     who = f"PID {user.pid} ({user.command or 'unknown'})"
-                    found.append(work.dirty(Step.HOLDERS, "unknown-holder", f"{who} uses the device without a grant."))
+                    found.append(
+                        work.dirty(Step.HOLDERS, FindingCode.UNKNOWN_HOLDER, f"{who} uses the device without a grant.")
+                    )
     except Retry as away:
         found.append(work.dirty(Step.HOLDERS, away.code, str(away)))
     seconds = instruments.clock.monotonic() - start

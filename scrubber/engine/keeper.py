@@ -13,9 +13,10 @@ from dataclasses import replace
 
 from scrubber.domain.assignment import Pod, Trust
 from scrubber.domain.certify import certify
+from scrubber.domain.codes import ErrorCode
 from scrubber.domain.device import Device
 from scrubber.domain.errors import Held, LedgerFailure, NotReady
-from scrubber.domain.evidence import Certificate, Occasion, Outcome, Path, ScrubRecord, Step
+from scrubber.domain.evidence import Certificate, FindingCode, Occasion, Outcome, Path, ScrubRecord, Step
 from scrubber.domain.health import Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.leftover import PodState
@@ -237,7 +238,9 @@ class Keeper(Possession):
             return
         left = replace(left, version=self._record.version + 1)
         await self._commit(Change(events=self._health_events(self._record, left, now)), left)
-        raise NotReady(f"Device {self.device.id}: {left.cause.sentence if left.cause else left.state}", code="spent")
+        raise NotReady(
+            f"Device {self.device.id}: {left.cause.sentence if left.cause else left.state}", code=ErrorCode.SPENT
+        )
 
     def _may_start(self, *, recover: bool) -> bool:
         """Whether what the caller saw before it had the lock still holds."""
@@ -321,7 +324,7 @@ class Keeper(Possession):
             else:
                 hygiene = self._record.scrub_ended()
             if any(step.step is Step.HOLDERS for step in finished.steps):
-                lasting = (each for each in finished.findings if each.code == "walk-unfinished")
+                lasting = (each for each in finished.findings if each.code == FindingCode.WALK_UNFINISHED)
                 self._uninspected = tuple(each.sentence for each in lasting if "news" in each.evidence)
             self._hold_up = HoldUp.after(finished, self._hold_up, instruments.clock.monotonic())
             if was_disturbed(finished):
@@ -353,7 +356,7 @@ class Keeper(Possession):
         with self._span("check", record, self._record.tenant) as span:
             result = await scrub.run(work, lambda _: None)
             span.note(outcome=result.outcome.value)
-        if result.steps and any(finding.code == "held" for finding in result.steps[0].findings):
+        if result.steps and any(finding.code == FindingCode.HELD for finding in result.steps[0].findings):
             self._lookout.saw(held=True)
         now = instruments.clock.wall()
         return replace(record, ended=now, outcome=result.outcome, steps=result.steps), result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scrubber.domain.evidence import Certificate, Finding, Outcome, ScrubRecord, Step, Verdict
+from scrubber.domain.evidence import Certificate, Finding, FindingCode, Outcome, ScrubRecord, Step, Verdict
 from scrubber.domain.health import Health
 from scrubber.domain.record import DeviceRecord, Grant
 from scrubber.ports import Event
@@ -27,10 +27,10 @@ _HEALTH_EVENTS = {
 }
 
 
-_ENDED = {
-    "stranger-ended": "stranger.ended",
-    "pod-ended": "leftover.pod-ended",
-    "uninspected-ended": "uninspected.ended",
+_ENDED: dict[str, str] = {
+    FindingCode.STRANGER_ENDED: "stranger.ended",
+    FindingCode.POD_ENDED: "leftover.pod-ended",
+    FindingCode.UNINSPECTED_ENDED: "uninspected.ended",
 }
 """Findings of a scrub that ended somebody: acts that have an audit row of their own."""
 
@@ -77,23 +77,23 @@ def scrub_finished(scrub: ScrubRecord, certificate: Certificate | None, tenant: 
     leftovers = 0
     for step in scrub.steps:
         for finding in step.findings:
-            if finding.code == "leftovers":
+            if finding.code == FindingCode.LEFTOVERS:
                 pids = str(finding.evidence.get("pids", "")).split()
                 leftovers += len(pids)
                 events += [
                     Event("leftover.ended", now, scrub.device, scrub.id, fields={"pid": int(pid)}) for pid in pids
                 ]
-            if finding.code == "walk-unfinished" and finding.evidence.get("news"):
+            if finding.code == FindingCode.WALK_UNFINISHED and finding.evidence.get("news"):
                 fields = {**finding.evidence, "sentence": finding.sentence, "tenant_namespace": None}
                 del fields["news"]
                 events.append(Event("process.uninspected", now, scrub.device, scrub.id, fields=fields))
             if finding.code in _ENDED:
                 # A stranger is nobody's who had the device; of a pod that had it, the scrub's tenant is the pod's.
-                nobodys = {} if finding.code == "pod-ended" else {"tenant_namespace": None}
+                nobodys = {} if finding.code == FindingCode.POD_ENDED else {"tenant_namespace": None}
                 acts = {**finding.evidence, **nobodys}
                 events.append(Event(_ENDED[finding.code], now, scrub.device, scrub.id, fields=acts))
-            if finding.code in ("orphaned-eraser", "eraser-unkillable"):
-                ended = finding.code == "orphaned-eraser"
+            if finding.code in (FindingCode.ORPHANED_ERASER, FindingCode.ERASER_UNKILLABLE):
+                ended = finding.code == FindingCode.ORPHANED_ERASER
                 fields = {"pid": finding.evidence.get("pid"), "ended": ended}
                 events.append(Event("eraser.orphan", now, scrub.device, scrub.id, fields=fields))
         if step.step is Step.RESET:

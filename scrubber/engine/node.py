@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from scrubber.domain.assignment import Pod, Reading, Trust
+from scrubber.domain.codes import ErrorCode
 from scrubber.domain.device import Device
 from scrubber.domain.errors import (
     Held,
@@ -415,7 +416,7 @@ class Node(Orders):
         except Held:
             self._leaving.add(device)
             sentence = "The device is no longer in the inventory, or is somewhere else now."
-            await keeper.report([Finding(Step.HEALTH, "lost", Severity.FAULT, sentence)])
+            await keeper.report([Finding(Step.HEALTH, ErrorCode.LOST, Severity.FAULT, sentence)])
         else:
             self._leaving.discard(device)
 

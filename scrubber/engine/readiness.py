@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from scrubber.domain.admission import Answer, Decision, may_be_handed_over, unjudged
 from scrubber.domain.assignment import Assignment, Pod, Reading, Trust
+from scrubber.domain.codes import ErrorCode
 from scrubber.domain.errors import DeviceFault, NotReady, Quarantined, ScrubberError
-from scrubber.domain.evidence import Finding, Occasion, Outcome, ScrubRecord, Severity, Step
+from scrubber.domain.evidence import Finding, FindingCode, Occasion, Outcome, ScrubRecord, Severity, Step
 from scrubber.domain.handover import UNJUDGED, Basis, HandOver, judge
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.leftover import PodState
@@ -163,7 +164,7 @@ class Readiness:
             raise NotReady(
                 f"Device {device} was assigned anew while its hand-over was under way.",
                 public=f"Device {device} was assigned anew. The start is tried again.",
-                code="reassigned",
+                code=ErrorCode.REASSIGNED,
             )
         foreign = None if observing else foreign_refusal(device, asking, reading, self._own())
         if foreign is not None:
@@ -173,7 +174,7 @@ class Readiness:
             raise NotReady(
                 f"The kubelet assigns device {device} to nobody, so nobody can be about to start on it.",
                 public=f"Device {device} is assigned to no pod of this node. The start is tried again.",
-                code="unassigned",
+                code=ErrorCode.UNASSIGNED,
             )
         allocations = keeper.allocations
         ran = record.last_grant is not None and self._instruments.pods.ran(record.last_grant)
@@ -255,7 +256,7 @@ class Readiness:
         if any(finding.severity is Severity.FAULT for finding in findings):
             await keeper.report(findings)
             return None
-        held = any(finding.code == "held" for finding in findings)
+        held = any(finding.code == FindingCode.HELD for finding in findings)
         if held and record.hygiene is not Hygiene.IN_USE and await keeper.touched(record):
             return None
         if held and not await keeper.nobodys():
@@ -266,7 +267,7 @@ class Readiness:
             return NotReady(
                 f"Device {device} is still held; its next start waits for the holder's end.",
                 public=f"Device {device} is {keeper.record.state}: it is still held. The start is tried again.",
-                code="held",
+                code=ErrorCode.HELD,
             )
         return await self._scrub(keeper, record, asking)
 
@@ -275,7 +276,7 @@ class Readiness:
         if any(finding.severity is Severity.FAULT for finding in findings):
             await keeper.report(findings)
             return None
-        stranger = next((finding for finding in findings if finding.code == "unknown-holder"), None)
+        stranger = next((finding for finding in findings if finding.code == FindingCode.UNKNOWN_HOLDER), None)
         if stranger is not None and not keeper.record.tainted:
             fields = {"use": Use.STRANGER.value, "sentence": stranger.sentence}
             now = self._instruments.clock.wall()
@@ -323,4 +324,4 @@ def _warns(findings: Iterable[Finding]) -> bool:
 def _being_scrubbed(keeper: Keeper) -> NotReady:
     scrub = keeper.job.id if keeper.job is not None else "about to start"
     sentence = f"Device {keeper.device.id} is {keeper.record.state} (scrub {scrub})."
-    return NotReady(sentence, public=f"{sentence} The start is tried again and joins it.", code="scrubbing")
+    return NotReady(sentence, public=f"{sentence} The start is tried again and joins it.", code=ErrorCode.SCRUBBING)

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from scrubber.domain.errors import DeviceFault, Retry
-from scrubber.domain.evidence import Finding, Outcome, Path, Severity, Step, StepResult, Verdict
+from scrubber.domain.evidence import Finding, FindingCode, Outcome, Path, Severity, Step, StepResult, Verdict
 from scrubber.domain.signals import fault_finding
 from scrubber.engine.steps.diagnostics import diagnose
 from scrubber.engine.steps.health import check_health
@@ -56,7 +56,7 @@ class ScrubResult:
         """Whether the device was reset, or that was begun."""
         resets = (step for step in self.steps if step.step is Step.RESET)
         return any(
-            step.verdict is Verdict.PASSED or any(finding.code == "reset-failed" for finding in step.findings)
+            step.verdict is Verdict.PASSED or any(finding.code == FindingCode.RESET_FAILED for finding in step.findings)
             for step in resets
         )
 
@@ -88,7 +88,7 @@ async def run(work: Work, begin: Callable[[Step], None]) -> ScrubResult:
                         left -= counted()
             except TimeoutError:
                 sentence = f"The plan was not through with {step.value} when its {work.plan.deadline:g} s were over."
-                finding = Finding(step, "scrub-overdue", Severity.FAULT, sentence)
+                finding = Finding(step, FindingCode.SCRUB_OVERDUE, Severity.FAULT, sentence)
                 result = StepResult(step, Verdict.FAILED, clock.monotonic() - start, (finding,))
             except Retry as away:
                 finding = work.dirty(step, away.code, str(away))

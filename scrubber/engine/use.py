@@ -13,7 +13,7 @@ from functools import partial
 
 from scrubber.domain.assignment import Reading, Trust, presumed_sandbox
 from scrubber.domain.errors import Unreadable
-from scrubber.domain.evidence import Finding, Severity, Step
+from scrubber.domain.evidence import Finding, FindingCode, Severity, Step
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Enforcement, Policy, Ungranted
 from scrubber.domain.telemetry import Holder, HolderKind
@@ -178,7 +178,7 @@ def _faults(user: _User, policy: Policy, reading: Reading) -> tuple[Finding, ...
     if user.pod is not None and reading.trust is not Trust.TRUSTED:
         return ()
     sentence = "It was used by somebody to whom it was not granted."
-    return (Finding(Step.HOLDERS, "ungranted-use", Severity.FAULT, sentence),)
+    return (Finding(Step.HOLDERS, FindingCode.UNGRANTED_USE, Severity.FAULT, sentence),)
 
 
 def _event(keeper: Keeper, user: _User, sentence: str, instruments: Instruments) -> Event:

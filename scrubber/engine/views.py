@@ -9,6 +9,7 @@ from typing import Protocol
 
 from scrubber.domain.assignment import Pod
 from scrubber.domain.breaker import Breaker
+from scrubber.domain.codes import ErrorCode
 from scrubber.domain.device import Device, NodeIdentity
 from scrubber.domain.errors import NotReady
 from scrubber.domain.evidence import Certificate, Path, ScrubRecord, Step
@@ -116,7 +117,7 @@ class NodeView:
             raise NotReady(
                 "The service is starting and has not looked at every device yet. Ask again in a moment.",
                 public="The scrub service is starting. The start is tried again.",
-                code="starting",
+                code=ErrorCode.STARTING,
             )
 
 

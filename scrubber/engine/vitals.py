@@ -12,10 +12,11 @@ from dataclasses import replace
 
 from scrubber.domain.baseline import ACCEPTABLE, Baseline, facts_of
 from scrubber.domain.breaker import out_for_soft_signals
+from scrubber.domain.codes import ErrorCode
 from scrubber.domain.device import Device
 from scrubber.domain.errors import Away, BeingReset, DeviceFault, InvalidRequest, Refused
 from scrubber.domain.evidence import Finding, Severity, Step
-from scrubber.domain.health import Cause, Health, WayBack
+from scrubber.domain.health import OPERATOR, Cause, Health, WayBack
 from scrubber.domain.record import DeviceRecord, Glass
 from scrubber.domain.recovery import after_findings
 from scrubber.domain.signals import baseline_findings, fault_finding, lifetime_findings, snapshot_findings, xid_of
@@ -93,7 +94,7 @@ class Vitals(Custody):
         self._silent_since = now if self._silent_since is None else self._silent_since
         if now - self._silent_since < _SILENCE:
             raise away
-        return (Finding(Step.HEALTH, "unreadable", Severity.FAULT, f"No data for {_SILENCE:g} s: {away}"),)
+        return (Finding(Step.HEALTH, ErrorCode.UNREADABLE, Severity.FAULT, f"No data for {_SILENCE:g} s: {away}"),)
 
     async def report(self, findings: Iterable[Finding]) -> None:
         """Let what a look at the device's health found count."""
@@ -170,7 +171,7 @@ class Vitals(Custody):
             now = self._instruments.clock.wall()
             before = self._record.cause if self._record.ordered_out_by_person else None
             said = reason if before is None else f"{reason} (and before, by {before.actor}: {before.sentence})"
-            cause = Cause("operator", said[:_LONGEST_REASON], WayBack.PERSON, now, actor)
+            cause = Cause(OPERATOR, said[:_LONGEST_REASON], WayBack.PERSON, now, actor)
             event = Event("operator.quarantined", now, self.device.id, actor=actor, fields={"reason": reason})
             mended = self._mended("A person took the device out of service.", now, actor)
             events = (event,) if self._record.glass is None else (event, mended)

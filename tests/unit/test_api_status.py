@@ -7,6 +7,7 @@ import pytest
 
 from scrubber.api.status import CODES, UNEXPECTED, error_of, status_of
 from scrubber.domain import errors
+from scrubber.domain.codes import ErrorCode
 from scrubber.domain.errors import (
     Away,
     InvalidRequest,
@@ -67,11 +68,11 @@ def test_nothing_of_an_unforeseen_exception_is_told(public: bool) -> None:
 
 def test_an_error_of_a_part_of_its_own_arrives_as_the_nearest_of_the_tree() -> None:
     class ChildStuck(Stuck):
-        code = "child-stuck"
+        code = ErrorCode.CHILD_DIED
 
     status = status_of(ChildStuck("The child for GPU-1 hangs."), public=False)
     got = error_of(status.code, status.details, status.metadata, public=False)
-    assert (type(got), got.code) == (Stuck, "child-stuck")
+    assert (type(got), got.code) == (Stuck, ErrorCode.CHILD_DIED)
 
 
 @pytest.mark.parametrize("sentence", ["x" * 100_000, "\N{SNOWMAN}" * 100_000, "🦊" * 100_000])

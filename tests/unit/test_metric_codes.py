@@ -1,8 +1,4 @@
-"""Every code that the engine and the domain can give has a series of its own: none hides under "other".
-
-The codes are read from the sources and from the one table of what goes wrong, so a new one fails here until the metrics
-know it.
-"""
+"""Every declared code has a series of its own: none is counted as "other". The sources give codes by their declaration."""
 
 import ast
 from collections.abc import Iterator
@@ -13,67 +9,54 @@ from prometheus_client import CollectorRegistry
 
 from scrubber.adapters.journal.findings import KNOWN, labels_of
 from scrubber.adapters.journal.metrics import Metrics
-from scrubber.domain.evidence import Finding, Severity, Step
+from scrubber.domain.codes import NOT_OF_THE_ENGINE, ErrorCode
+from scrubber.domain.evidence import Finding, FindingCode, Severity, Step
 from scrubber.domain.signals import SIGNALS
 from scrubber.ports import Event
 
-ROOT = Path(__file__).parents[2] / "scrubber"
-HARMLESS = {"NOTE", "WARNING", "DIRTY"}
-"""Severities that take no device out of service."""
+SOURCES = sorted(
+    path for package in ("scrubber", "plugin") for path in (Path(__file__).parents[2] / package).rglob("*.py")
+)
+PLACES = [(code, step, severity) for code in FindingCode for step, severity in code.places]
 
 
-def nodes(*packages: str) -> Iterator[ast.AST]:
-    for package in packages:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            yield from ast.walk(ast.parse(path.read_text()))
+def calls() -> Iterator[tuple[str, str, ast.Call]]:
+    """Every call in the sources: the file, the last word of what is called, and the call."""
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                called = node.func
+                yield path.name, called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", ""), node
 
 
-def calls(*packages: str) -> Iterator[tuple[str, ast.Call]]:
-    """Every call in the packages, by the last word of what is called."""
-    for node in nodes(*packages):
-        if isinstance(node, ast.Call):
-            called = node.func
-            yield called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", ""), node
+def codes() -> Iterator[tuple[str, ast.expr]]:
+    """Every expression that is given as the code of an error or a finding, and the file that it is in."""
+    for file, name, call in calls():
+        if name == "Finding" and len(call.args) > 1:
+            yield file, call.args[1]
+        if name == "dirty" and len(call.args) == 3:
+            yield file, call.args[1]
+        yield from ((file, each.value) for each in call.keywords if each.arg == "code" and name[:1].isupper())
 
 
-def texts(expression: ast.expr) -> set[str]:
-    """The literal words in ``expression``; none for a code that is only passed on, which is some error's own."""
-    return {
-        node.value for node in ast.walk(expression) if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    }
-
-
-def refusals() -> set[str]:
-    """Codes that the engine gives to a refusal: ``NotReady(…, code="scrubbing")``."""
-    given = (keyword.value for _, call in calls("engine") for keyword in call.keywords if keyword.arg == "code")
-    return set().union(*map(texts, given))
-
-
-def causes() -> set[str]:
-    """Codes of findings that are a fault or may be one, of causes, and those for which the domain knows a way back.
-
-    A soft signal only warns, and yet takes a device out once it has lasted: the whole table counts.
-    """
-    found: set[str] = set(SIGNALS)
-    for name, call in calls("engine", "domain"):
-        if name == "Cause":
-            found |= texts(call.args[0])
-        if name == "Finding" and getattr(call.args[2], "attr", "") not in HARMLESS:
-            found |= texts(call.args[1]) - {"xid-"}
+def written_findings() -> set[tuple[str, str, str]]:
+    """Code, step and severity of the findings that are written down as such, by the names of their members."""
+    found = set()
+    for _, name, call in calls():
+        if name in ("Finding", "dirty") and len(call.args) > 2 and isinstance(call.args[0], ast.Attribute):
+            severities = ["DIRTY"] if name == "dirty" else members(call.args[2], "Severity")
+            found |= {
+                (code, call.args[0].attr, each) for code in members(call.args[1], "FindingCode") for each in severities
+            }
     return found
 
 
-def findings() -> set[tuple[str, str, str]]:
-    """Step, severity and code of every finding that the sources write down as one, a step's ``work.dirty`` included."""
-    found: set[tuple[str, str, str]] = set()
-    for name, call in calls("engine", "domain"):
-        if name == "Finding" and isinstance(call.args[0], ast.Attribute):
-            step, codes = Step[call.args[0].attr], texts(call.args[1]) - {"xid-"}
-            severities = {each.attr for each in ast.walk(call.args[2]) if isinstance(each, ast.Attribute)}
-            found |= {(step, Severity[each], code) for each in severities & set(Severity.__members__) for code in codes}
-        if name == "dirty" and len(call.args) == 3 and isinstance(call.args[0], ast.Attribute):
-            found |= {(Step[call.args[0].attr], Severity.DIRTY, code) for code in texts(call.args[1])}
-    return found
+def members(expression: ast.expr, enum: str) -> list[str]:
+    return [
+        node.attr
+        for node in ast.walk(expression)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == enum
+    ]
 
 
 def outcome_of(happened: Event, metric: str, label: str) -> str:
@@ -85,37 +68,35 @@ def outcome_of(happened: Event, metric: str, label: str) -> str:
     return counted.labels[label]
 
 
-def test_the_sources_are_read() -> None:
-    assert {"scrubbing", "starting"} <= refusals()
-    assert {"scrub-overdue", "lost", "operator", "driver-stuck", "settings-stay"} <= causes()
-    assert {"pcie-width", "nvlink-down", "hw-slowdown", "hw-thermal-slowdown", "power-brake", "too-hot"} <= causes()
+def test_codes_of_errors_and_findings_are_given_by_their_declaration() -> None:
+    found = list(codes())
+    assert len(found) > 60, "the sources are read"
+    assert [(file, ast.unparse(each)) for file, each in found if isinstance(each, ast.Constant)] == []
 
 
-@pytest.mark.parametrize("code", sorted(refusals()))
-def test_a_refusal_is_counted_under_its_code(code: str) -> None:
+def test_findings_are_made_where_their_codes_are_declared_to_be() -> None:
+    declared = {(code.name, step.name, severity.name) for code, step, severity in PLACES}
+    assert written_findings() - declared == set()
+    assert len(written_findings()) > 40, "the sources are read"
+
+
+@pytest.mark.parametrize("code", sorted(set(ErrorCode) - NOT_OF_THE_ENGINE))
+def test_a_refusal_is_counted_under_its_code(code: ErrorCode) -> None:
     event = Event("handover.refused", 0.0, fields={"code": code, "seconds": 1.0})
     assert outcome_of(event, "scrubber_handovers_total", "outcome") == code
 
 
-@pytest.mark.parametrize("code", sorted(causes() - {"operator"}))
+@pytest.mark.parametrize(
+    "code", sorted({*SIGNALS, *(code for code, _, severity in PLACES if severity is Severity.FAULT)})
+)
 def test_a_cause_is_counted_under_its_code(code: str) -> None:
     event = Event("health.quarantined", 0.0, "GPU-a", fields={"cause": code})
     assert outcome_of(event, "scrubber_quarantines_total", "cause_class") == code
 
 
-def test_findings_are_read() -> None:
-    assert {
-        ("memory", "note", "residue"),
-        ("holders", "dirty", "unknown-holder"),
-        ("holders", "note", "ghost"),
-        ("holders", "fault", "ghost"),
-    } <= findings()
-
-
-@pytest.mark.parametrize("found", sorted(findings()))
-def test_a_finding_is_counted_under_its_code(found: tuple[str, str, str]) -> None:
-    step, severity, code = found
-    assert labels_of(Finding(Step(step), code, Severity(severity), "")) == found
+@pytest.mark.parametrize(("code", "step", "severity"), PLACES)
+def test_a_finding_is_counted_under_its_code(code: FindingCode, step: Step, severity: Severity) -> None:
+    assert labels_of(Finding(step, code, severity, "")) == (step, severity, code)
 
 
 @pytest.mark.parametrize("code", sorted(SIGNALS))

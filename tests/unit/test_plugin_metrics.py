@@ -15,6 +15,7 @@ from plugin.metrics import MOST_RESOURCES, Metrics
 from plugin.observing import Nobody
 from scrubber import __version__
 from scrubber.adapters.journal.labels import REFUSALS
+from scrubber.domain.codes import ErrorCode
 
 GPU = "nvidia.com/gpu"
 
@@ -188,7 +189,7 @@ def test_whatever_is_told_nothing_is_raised_and_no_label_is_made_up(happened: li
     series = told.series()
     for name, labels in series.items():
         if "code" in CONTRACT[name] and "method" not in CONTRACT[name]:
-            assert len(labels) == len(REFUSALS) + 3  # and of the client's own: unexpected, unknown-method; other
+            assert len(labels) == len(ErrorCode) + 1  # and other
     methods = {dict(each)["method"] for each in series.get("scrubber_plugin_rpc_duration_seconds_count", set())}
     assert methods <= {"Allocate", "other"}
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from scrubber.adapters.children.message import HEADER, Garbled, Message, body_length, pack, unpack
+from scrubber.domain.codes import ErrorCode
 from scrubber.domain.errors import Away
 
 __all__ = ["ChildDied", "Conversation"]
@@ -24,7 +25,7 @@ _MOST_DESCRIPTORS = 4
 class ChildDied(Away):
     """The child ended, or spoke nonsense and cannot be talked to any more. A fresh one may do better."""
 
-    code = "child-died"
+    code = ErrorCode.CHILD_DIED
 
 
 class Conversation:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter as Counts
 from typing import Final
 
+import grpc
 from prometheus_client import Histogram
 
 from scrubber.adapters.journal.labels import BUCKETS, OTHER, measured, one_of
@@ -18,27 +19,7 @@ MOST_ANSWERS: Final = 128
 MOST_STREAMS: Final = 16
 """The same for streams."""
 
-_CODES = frozenset(
-    [
-        "OK",
-        "CANCELLED",
-        "UNKNOWN",
-        "INVALID_ARGUMENT",
-        "DEADLINE_EXCEEDED",
-        "NOT_FOUND",
-        "ALREADY_EXISTS",
-        "PERMISSION_DENIED",
-        "RESOURCE_EXHAUSTED",
-        "FAILED_PRECONDITION",
-        "ABORTED",
-        "OUT_OF_RANGE",
-        "UNIMPLEMENTED",
-        "INTERNAL",
-        "UNAVAILABLE",
-        "DATA_LOSS",
-        "UNAUTHENTICATED",
-    ]
-)
+_CODES = frozenset(each.name for each in grpc.StatusCode)
 
 
 class Calls:

@@ -11,7 +11,7 @@ from scrubber.adapters.journal.labels import OTHER, cause_class, measured, xid_l
 from scrubber.adapters.journal.labels import field as field_of
 from scrubber.adapters.journal.present import Present
 from scrubber.domain.evidence import Path, ScrubRecord, Step
-from scrubber.domain.health import ADVERTISED
+from scrubber.domain.health import ADVERTISED, OPERATOR
 from scrubber.domain.policy import Enforcement
 from scrubber.domain.record import DeviceRecord
 from scrubber.ports.journal import Event
@@ -24,7 +24,6 @@ MOST_XIDS: Final = 16
 """XIDs of one device that are counted by number; further ones are counted together."""
 
 _MODES: Final = tuple(sorted(Enforcement))
-_PERSON: Final = "operator"
 
 
 @dataclass(slots=True)
@@ -164,7 +163,7 @@ def _state(each: Shown) -> Iterator[tuple[tuple[str, ...], float]]:
 def _signals(record: DeviceRecord) -> set[str]:
     """Codes of what is off with a device: warnings that stand, and the cause for which it is out of service or suspect."""
     codes = {each.code for each in record.lasting} | ({record.cause.code} if record.cause is not None else set())
-    return {cause_class(code) for code in codes} - {_PERSON}
+    return {cause_class(code) for code in codes} - {OPERATOR}
 
 
 def _out_of_service(each: Shown) -> Iterator[tuple[tuple[str, ...], float]]:

@@ -9,6 +9,8 @@ import re
 from typing import Final
 
 from scrubber.domain import errors
+from scrubber.domain.codes import NOT_OF_THE_ENGINE, ErrorCode
+from scrubber.domain.health import OPERATOR
 from scrubber.domain.signals import SIGNALS
 from scrubber.ports.journal import Event
 
@@ -43,23 +45,10 @@ def codes(base: type[errors.ScrubberError]) -> frozenset[str]:
     return frozenset(each.code for each in tree)
 
 
-REFUSALS = codes(errors.ScrubberError) | {
-    "breaker",
-    "earlier-pod-lives",
-    "foreign-assignment",
-    "held-by-own-pod",
-    "pod-unreadable",
-    "reassigned",
-    "scrub-held-up",
-    "scrubbing",
-    "sharing",
-    "spent",
-    "starting",
-    "unassigned",
-}
-"""Every error's own code, and those that the engine gives instead where it can say more."""
+REFUSALS: frozenset[str] = frozenset(ErrorCode) - NOT_OF_THE_ENGINE
+"""The codes with which hand-overs are refused."""
 
-CAUSES = codes(errors.DeviceFault) | SIGNALS.keys() | {XID, "operator"}
+CAUSES = codes(errors.DeviceFault) | SIGNALS.keys() | {XID, OPERATOR}
 """Every device fault's code, those of the one table of what goes wrong, and a person's word. All XIDs are one class."""
 
 _XID_CODE = re.compile(rf"(?:{XID}-)?([0-9]+)", re.ASCII)

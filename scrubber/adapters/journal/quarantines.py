@@ -8,6 +8,7 @@ from prometheus_client import Counter
 
 from scrubber.adapters.journal.labels import CAUSES, OTHER, cause_class, one_of
 from scrubber.adapters.journal.page import Page
+from scrubber.domain.health import OPERATOR
 from scrubber.ports.journal import Event
 
 __all__ = ["MOST_TENANTS", "Quarantines"]
@@ -19,7 +20,6 @@ _MOST_INNOCENT: Final = 32
 of the names is kept for those who cause one."""
 
 _USES = frozenset({"stranger", "unannounced", "foreign-assignment"})
-_PERSON: Final = "operator"
 
 
 class Quarantines:
@@ -49,12 +49,12 @@ class Quarantines:
 
     def quarantined(self, event: Event) -> None:
         """A person's quarantine is counted by :meth:`by_a_person` alone."""
-        if event.fields.get("cause") != _PERSON:
+        if event.fields.get("cause") != OPERATOR:
             self._quarantines.labels(cause_class(event.fields.get("cause"))).inc()
             self.blamed(event)
 
     def by_a_person(self, event: Event) -> None:
-        self._quarantines.labels(_PERSON).inc()
+        self._quarantines.labels(OPERATOR).inc()
 
     def granted(self, event: Event) -> None:
         tenant = _tenant(event)

@@ -13,7 +13,18 @@ from prometheus_client import Counter, Histogram
 from scrubber.adapters.journal import findings
 from scrubber.adapters.journal.labels import BUCKETS, OTHER, exemplar, field, measured, one_of
 from scrubber.adapters.journal.page import Page
-from scrubber.domain.evidence import Occasion, Outcome, Path, ScrubRecord, Severity, Step, StepResult, Verdict
+from scrubber.domain.codes import ErrorCode
+from scrubber.domain.evidence import (
+    FindingCode,
+    Occasion,
+    Outcome,
+    Path,
+    ScrubRecord,
+    Severity,
+    Step,
+    StepResult,
+    Verdict,
+)
 from scrubber.ports.journal import Event
 
 __all__ = ["Scrubs"]
@@ -32,7 +43,16 @@ _ACTS: Final = {
 
 _METHODS: Final = {"the simulated": "sim", "nvidia-smi": "nvidia-smi"}
 """By how the words of a plan begin."""
-_RESETS = frozenset({"ok", "reset-failed", "reset-unavailable", "held", "scrub-overdue", "away"})
+_RESETS: frozenset[str] = frozenset(
+    {
+        "ok",
+        FindingCode.RESET_FAILED,
+        FindingCode.RESET_UNAVAILABLE,
+        FindingCode.HELD,
+        FindingCode.SCRUB_OVERDUE,
+        ErrorCode.AWAY,
+    }
+)
 
 
 class Scrubs:

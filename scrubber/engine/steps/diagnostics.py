@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scrubber.domain.diagnosis import diagnostic_findings
 from scrubber.domain.errors import DeviceFault, Held, Lost
-from scrubber.domain.evidence import Finding, Severity, Step, StepResult, Verdict
+from scrubber.domain.evidence import Finding, FindingCode, Severity, Step, StepResult, Verdict
 from scrubber.domain.signals import fault_finding
 from scrubber.engine.steps.work import Work
 
@@ -23,16 +23,16 @@ async def diagnose(work: Work) -> StepResult:
         async with instruments.slots.slot(work.urgent):
             checks = await instruments.diagnostics.diagnose(work.device, level, level.seconds + _SLACK)
     except Held as held:
-        findings = (work.dirty(Step.DIAGNOSTICS, "held", str(held)),)
+        findings = (work.dirty(Step.DIAGNOSTICS, FindingCode.HELD, str(held)),)
     except Lost as lost:
         findings = (fault_finding(Step.DIAGNOSTICS, lost),)
     except DeviceFault as fault:
-        findings = (Finding(Step.DIAGNOSTICS, "diagnostics-failed", Severity.FAULT, str(fault)),)
+        findings = (Finding(Step.DIAGNOSTICS, FindingCode.DIAGNOSTICS_FAILED, Severity.FAULT, str(fault)),)
     else:
         findings = diagnostic_findings(checks, work.device.model, work.policy.diagnostics.floors)
         if not checks:
             sentence = "The diagnostics came back without a single check."
-            findings = (Finding(Step.DIAGNOSTICS, "diagnostics-failed", Severity.FAULT, sentence),)
+            findings = (Finding(Step.DIAGNOSTICS, FindingCode.DIAGNOSTICS_FAILED, Severity.FAULT, sentence),)
         measured["checks"] = len(checks)
         for check in checks:
             measured.update({f"{check.name} {name}": value for name, value in check.measured.items()})

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from scrubber.domain.assignment import Pod, Process
 from scrubber.domain.errors import DeviceFault, Unreadable
-from scrubber.domain.evidence import Finding, Severity, Step, StepResult, Verdict
+from scrubber.domain.evidence import Finding, FindingCode, Severity, Step, StepResult, Verdict
 from scrubber.domain.leftover import PodState
 from scrubber.domain.policy import Enforcement, Uninspectable
 from scrubber.domain.telemetry import Holder, HolderKind, HolderReport, Uninspected
@@ -29,7 +29,7 @@ async def check_holders(work: Work) -> StepResult:
     held = (await work.one_snapshot()).held
     if held is None:
         held = await work.instruments.holders.held(work.device)
-    findings = (work.dirty(Step.HOLDERS, "held", "Somebody holds the device."),) if held else ()
+    findings = (work.dirty(Step.HOLDERS, FindingCode.HELD, "Somebody holds the device."),) if held else ()
     verdict = Verdict.FAILED if held else Verdict.PASSED
     return StepResult(
         Step.HOLDERS,
@@ -56,7 +56,7 @@ async def clear_holders(work: Work) -> StepResult:
             findings.append(
                 Finding(
                     Step.HOLDERS,
-                    "orphaned-eraser",
+                    FindingCode.ORPHANED_ERASER,
                     Severity.NOTE,
                     f"Eraser {orphan} was left; it is over.",
                     {"pid": orphan},
@@ -64,7 +64,9 @@ async def clear_holders(work: Work) -> StepResult:
             )
         else:
             sentence = f"Eraser {orphan} of an earlier scrub cannot be ended."
-            findings.append(Finding(Step.HOLDERS, "eraser-unkillable", Severity.FAULT, sentence, {"pid": orphan}))
+            findings.append(
+                Finding(Step.HOLDERS, FindingCode.ERASER_UNKILLABLE, Severity.FAULT, sentence, {"pid": orphan})
+            )
 
     if not findings or findings[-1].severity is Severity.NOTE:
         more, ended = await _end_leftovers(work, uncovered)
@@ -76,7 +78,7 @@ async def clear_holders(work: Work) -> StepResult:
             if Step.RESET not in work.plan.steps:
                 raise
             # It may answer nothing until it is reset, and a reset is refused while anybody has it.
-            findings.append(Finding(Step.HOLDERS, "holders-unreadable", Severity.NOTE, str(fault)))
+            findings.append(Finding(Step.HOLDERS, FindingCode.HOLDERS_UNREADABLE, Severity.NOTE, str(fault)))
             uncovered.append("holders: the device did not answer who has it before it was reset")
 
     bad = any(finding.severity in (Severity.DIRTY, Severity.FAULT) for finding in findings)
@@ -102,12 +104,12 @@ async def _end_leftovers(work: Work, uncovered: list[str]) -> tuple[list[Finding
             continue
         if where.state is PodState.LIVING or grant.pod is None:
             findings.append(
-                work.dirty(Step.HOLDERS, "earlier-pod-lives", _still_there(grant.pod, len(where.processes)))
+                work.dirty(Step.HOLDERS, FindingCode.EARLIER_POD_LIVES, _still_there(grant.pod, len(where.processes)))
             )
             continue
         if work.policy.enforcement is Enforcement.OBSERVE:
             sentence = f"{len(where.processes)} leftover(s) would be ended: {where.proof}."
-            findings.append(work.dirty(Step.HOLDERS, "leftovers-observed", sentence))
+            findings.append(work.dirty(Step.HOLDERS, FindingCode.LEFTOVERS_OBSERVED, sentence))
             continue
         if where.unread:
             findings.append(await _end_unread(work, grant.pod, where.proof))
@@ -115,7 +117,7 @@ async def _end_leftovers(work: Work, uncovered: list[str]) -> tuple[list[Finding
         try:
             survivors = await instruments.containers.end(grant.pod, where.processes, limits.question * 5)
         except Unreadable as unreadable:
-            findings.append(work.dirty(Step.HOLDERS, "leftovers-unreadable", str(unreadable)))
+            findings.append(work.dirty(Step.HOLDERS, FindingCode.LEFTOVERS_UNREADABLE, str(unreadable)))
             continue
         gone = [process for process in where.processes if process not in survivors]
         ended += len(gone)
@@ -124,17 +126,21 @@ async def _end_leftovers(work: Work, uncovered: list[str]) -> tuple[list[Finding
             findings.append(
                 Finding(
                     Step.HOLDERS,
-                    "leftovers",
+                    FindingCode.LEFTOVERS,
                     Severity.NOTE,
                     sentence,
                     {"pids": " ".join(str(process.pid) for process in gone)},
                 )
             )
         if where.others:
-            findings.append(work.dirty(Step.HOLDERS, "earlier-pod-lives", _still_there(grant.pod, len(where.others))))
+            findings.append(
+                work.dirty(Step.HOLDERS, FindingCode.EARLIER_POD_LIVES, _still_there(grant.pod, len(where.others)))
+            )
         if survivors:
             sentence = f"{len(survivors)} leftover(s) could not be ended (PID {survivors[0].pid} first)."
-            findings.append(Finding(Step.HOLDERS, "unkillable", Severity.FAULT, sentence, {"alive": len(survivors)}))
+            findings.append(
+                Finding(Step.HOLDERS, FindingCode.UNKILLABLE, Severity.FAULT, sentence, {"alive": len(survivors)})
+            )
     return findings, ended
 
 
@@ -143,14 +149,14 @@ async def _end_unread(work: Work, pod: Pod, proof: str) -> Finding:
     try:
         ended = await containers.end_unread(pod, work.policy.limits.question * 5)
     except Unreadable as unreadable:
-        return work.dirty(Step.HOLDERS, "leftovers-unreadable", str(unreadable))
+        return work.dirty(Step.HOLDERS, FindingCode.LEFTOVERS_UNREADABLE, str(unreadable))
     if ended:
         sentence = f"Whatever was left of {pod.namespace}/{pod.name} was ended: {proof}."
-        return Finding(Step.HOLDERS, "pod-ended", Severity.NOTE, sentence, {"pod_uid": pod.uid})
+        return Finding(Step.HOLDERS, FindingCode.POD_ENDED, Severity.NOTE, sentence, {"pod_uid": pod.uid})
     sentence = f"What is left of {pod.namespace}/{pod.name} could not be ended: {proof}."
     if containers.not_covered():  # there is no kernel's word on who is in a pod: nobody was ended
-        return work.dirty(Step.HOLDERS, "leftovers-unreadable", sentence)
-    return Finding(Step.HOLDERS, "unkillable", Severity.FAULT, sentence)
+        return work.dirty(Step.HOLDERS, FindingCode.LEFTOVERS_UNREADABLE, sentence)
+    return Finding(Step.HOLDERS, FindingCode.UNKILLABLE, Severity.FAULT, sentence)
 
 
 def _still_there(pod: object, processes: int) -> str:
@@ -173,9 +179,9 @@ async def _holders_left(work: Work, uncovered: list[str]) -> list[Finding]:
     if more:
         sentence = f"{more} more process(es) of the same pods and units hold the device."
         if all(each.kind is HolderKind.INFRASTRUCTURE for each in report.holders):
-            found.append(Finding(Step.HOLDERS, "more-holders", Severity.NOTE, sentence, {"more": more}))
+            found.append(Finding(Step.HOLDERS, FindingCode.MORE_HOLDERS, Severity.NOTE, sentence, {"more": more}))
         else:
-            found.append(Finding(Step.HOLDERS, "more-holders", Severity.DIRTY, sentence, {"more": more}))
+            found.append(Finding(Step.HOLDERS, FindingCode.MORE_HOLDERS, Severity.DIRTY, sentence, {"more": more}))
     for owner, processes in sorted(owners.items(), key=lambda each: str(each[0])):
         found += await _unfinished(work, owner, processes)
     outside = [each for (_, blocks), processes in owners.items() if not blocks for each in processes]
@@ -189,7 +195,9 @@ async def _holders_left(work: Work, uncovered: list[str]) -> list[Finding]:
     if not any(holder.kind is not HolderKind.INFRASTRUCTURE for holder in report.holders) and (
         await work.instruments.holders.held(work.device)
     ):
-        found.append(work.dirty(Step.HOLDERS, "held", "Somebody has just opened the device; it is looked at again."))
+        found.append(
+            work.dirty(Step.HOLDERS, FindingCode.HELD, "Somebody has just opened the device; it is looked at again.")
+        )
     return found
 
 
@@ -244,24 +252,26 @@ async def _about(work: Work, holder: Holder) -> Finding:
         cured = Step.RESET in work.plan.steps
         sentence = "Something holds the device and no process can be found for it."
         sentence += f" {holder.command}" if holder.command else ""
-        return Finding(Step.HOLDERS, "ghost", Severity.NOTE if cured else Severity.FAULT, sentence)
+        return Finding(Step.HOLDERS, FindingCode.GHOST, Severity.NOTE if cured else Severity.FAULT, sentence)
     if holder.kind is HolderKind.INFRASTRUCTURE:
         sentence = f"PID {holder.pid} ({holder.command or 'unknown'}) of the node's infrastructure has the device open."
-        return Finding(Step.HOLDERS, "infrastructure", Severity.NOTE, sentence, {"pid": holder.pid})
+        return Finding(Step.HOLDERS, FindingCode.INFRASTRUCTURE, Severity.NOTE, sentence, {"pid": holder.pid})
     if holder.kind is HolderKind.UNKILLABLE:
         sentence = f"PID {holder.pid} holds the device and cannot be ended (uninterruptible)."
-        return Finding(Step.HOLDERS, "unkillable", Severity.FAULT, sentence, {"pid": holder.pid})
+        return Finding(Step.HOLDERS, FindingCode.UNKILLABLE, Severity.FAULT, sentence, {"pid": holder.pid})
     uid = await work.instruments.containers.pod_uid_of(holder.pid)
     who = _who(holder, uid)
     grants, reading = work.record.open_grants, work.instruments.pods.reading
     strangers = work.instruments.strangers
     if await strangers.meet(work.device.id, holder, uid, grants, reading=reading, policy=work.policy):
         sentence = f"{who} held the device without a grant for over {work.policy.limits.dying_grace:g} s and was ended."
-        return Finding(Step.HOLDERS, "stranger-ended", Severity.NOTE, sentence, {"pid": holder.pid, "pod_uid": uid})
+        return Finding(
+            Step.HOLDERS, FindingCode.STRANGER_ENDED, Severity.NOTE, sentence, {"pid": holder.pid, "pod_uid": uid}
+        )
     if any(grant.pod is not None and grant.pod.uid == uid for grant in grants if uid is not None):
         sentence = f"{who} holds the device while another container of its own pod starts on it."
-        return work.dirty(Step.HOLDERS, "held-by-own-pod", sentence)
-    return work.dirty(Step.HOLDERS, "unknown-holder", f"{who} holds the device without a grant.")
+        return work.dirty(Step.HOLDERS, FindingCode.HELD_BY_OWN_POD, sentence)
+    return work.dirty(Step.HOLDERS, FindingCode.UNKNOWN_HOLDER, f"{who} holds the device without a grant.")
 
 
 async def _unfinished(work: Work, owner: Owner, processes: Sequence[Uninspected]) -> list[Finding]:
@@ -283,9 +293,9 @@ async def _unfinished(work: Work, owner: Owner, processes: Sequence[Uninspected]
     if lasts:
         evidence["news"] = work.instruments.strangers.is_news(work.device.id, f"uninspected {uid or 'node'}")
     found = [
-        Finding(Step.HOLDERS, "walk-unfinished", Severity.DIRTY, sentence, evidence)
+        Finding(Step.HOLDERS, FindingCode.WALK_UNFINISHED, Severity.DIRTY, sentence, evidence)
         if blocks
-        else Finding(Step.HOLDERS, "walk-unfinished", Severity.NOTE, sentence, evidence)
+        else Finding(Step.HOLDERS, FindingCode.WALK_UNFINISHED, Severity.NOTE, sentence, evidence)
     ]
     if lasts and uid is not None:
         found += [finding for each in processes if (finding := await _ended(work, uid, each)) is not None]
@@ -308,7 +318,9 @@ async def _ended(work: Work, uid: str, each: Uninspected) -> Finding | None:
     except Unreadable:
         return None  # whether it is still the same process cannot be told
     sentence = f"PID {each.pid} of pod {uid} could not be looked through in {each.walks} walks and was ended."
-    return Finding(Step.HOLDERS, "uninspected-ended", Severity.NOTE, sentence, {"pid": each.pid, "pod_uid": uid})
+    return Finding(
+        Step.HOLDERS, FindingCode.UNINSPECTED_ENDED, Severity.NOTE, sentence, {"pid": each.pid, "pod_uid": uid}
+    )
 
 
 def _who(holder: Holder, uid: str | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scrubber.domain.errors import Held, Stuck
-from scrubber.domain.evidence import Finding, Severity, Step, StepResult, Verdict
+from scrubber.domain.evidence import Finding, FindingCode, Severity, Step, StepResult, Verdict
 from scrubber.engine.steps.work import Work
 from scrubber.ports import EraseReport, EraseRequest
 
@@ -23,11 +23,11 @@ async def clear_memory(work: Work) -> StepResult:
         try:
             report = await instruments.eraser.erase(work.device, request, work.progress)
         except Held as held:
-            finding = work.dirty(Step.MEMORY, "held", str(held))
+            finding = work.dirty(Step.MEMORY, FindingCode.HELD, str(held))
             return StepResult(Step.MEMORY, Verdict.FAILED, instruments.clock.monotonic() - start, (finding,))
         except Stuck as stuck:
             sentence = f"The memory was not cleared within {limit:.0f} s: {stuck}"
-            finding = Finding(Step.MEMORY, "erase-timeout", Severity.FAULT, sentence)
+            finding = Finding(Step.MEMORY, FindingCode.ERASE_TIMEOUT, Severity.FAULT, sentence)
             return StepResult(Step.MEMORY, Verdict.FAILED, instruments.clock.monotonic() - start, (finding,))
         work.erased.append(report)
         return _judge(work, report, instruments.clock.monotonic() - start)
@@ -49,27 +49,27 @@ def _judge(work: Work, report: EraseReport, seconds: float) -> StepResult:
         sentence = (
             "The fence did not hold while the device was cleared: somebody tried to open it, or took the fence down."
         )
-        findings.append(work.dirty(Step.MEMORY, "fence-broken", sentence))
+        findings.append(work.dirty(Step.MEMORY, FindingCode.FENCE_BROKEN, sentence))
     elif report.failed_bytes:
         sentence = f"{report.failed_bytes} bytes did not read back as they were written."
         evidence = {"failed_bytes": report.failed_bytes}
-        findings.append(Finding(Step.MEMORY, "verification-failed", Severity.FAULT, sentence, evidence))
+        findings.append(Finding(Step.MEMORY, FindingCode.VERIFICATION_FAILED, Severity.FAULT, sentence, evidence))
     elif _unaccounted(report, work.policy.memory.max_uncovered):
         sentence = (
             f"{report.cleared_bytes} cleared and {report.verified_bytes} verified of {report.total_bytes} bytes, "
             f"{report.not_covered_bytes} out of reach; the driver reserves {report.reserved_bytes}."
         )
-        findings.append(Finding(Step.MEMORY, "not-all-cleared", Severity.FAULT, sentence))
+        findings.append(Finding(Step.MEMORY, FindingCode.NOT_ALL_CLEARED, Severity.FAULT, sentence))
     if report.residue_bytes:
         sentence = f"{report.residue_bytes} bytes of residue were found and cleared."
         evidence = {"residue_bytes": report.residue_bytes}
-        findings.append(Finding(Step.MEMORY, "residue", Severity.NOTE, sentence, evidence))
+        findings.append(Finding(Step.MEMORY, FindingCode.RESIDUE, Severity.NOTE, sentence, evidence))
     if report.unsettled_bytes:
         sentence = f"{report.unsettled_bytes} bytes stay in use although nobody has the device any more."
         evidence = {"unsettled_bytes": report.unsettled_bytes}
-        findings.append(Finding(Step.MEMORY, "memory-not-back", Severity.FAULT, sentence, evidence))
+        findings.append(Finding(Step.MEMORY, FindingCode.MEMORY_NOT_BACK, Severity.FAULT, sentence, evidence))
     if report.mended is not None:
-        findings.append(Finding(Step.MEMORY, "size-mended", Severity.NOTE, report.mended))
+        findings.append(Finding(Step.MEMORY, FindingCode.SIZE_MENDED, Severity.NOTE, report.mended))
     bad = any(finding.severity in (Severity.DIRTY, Severity.FAULT) for finding in findings)
     measured: dict[str, str | int | float | bool | None] = {
         "total_bytes": report.total_bytes,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scrubber.domain.evidence import Finding, Severity, Step, StepResult, Verdict
+from scrubber.domain.evidence import Finding, FindingCode, Severity, Step, StepResult, Verdict
 from scrubber.engine.steps.work import Work
 
 __all__ = ["judge_on_chip"]
@@ -20,16 +20,16 @@ async def judge_on_chip(work: Work) -> StepResult:
     if found.units_seen < found.units or found.units < 1:
         sentence = f"Only {found.units_seen} of {found.units} processors ran and were cleared."
         evidence = {"units": found.units, "units_seen": found.units_seen}
-        findings.append(Finding(Step.ON_CHIP, "on-chip-failed", Severity.FAULT, sentence, evidence))
+        findings.append(Finding(Step.ON_CHIP, FindingCode.ON_CHIP_FAILED, Severity.FAULT, sentence, evidence))
     elif found.failed_bytes:
         sentence = f"{found.failed_bytes} bytes of on-chip memory did not read back as zeros."
         evidence = {"failed_bytes": found.failed_bytes}
-        findings.append(Finding(Step.ON_CHIP, "on-chip-failed", Severity.FAULT, sentence, evidence))
+        findings.append(Finding(Step.ON_CHIP, FindingCode.ON_CHIP_FAILED, Severity.FAULT, sentence, evidence))
     bad = bool(findings)
     if found.residue_bytes:
         sentence = f"{found.residue_bytes} bytes of residue were found in on-chip memory."
         evidence = {"residue_bytes": found.residue_bytes}
-        findings.append(Finding(Step.ON_CHIP, "on-chip-residue", Severity.NOTE, sentence, evidence))
+        findings.append(Finding(Step.ON_CHIP, FindingCode.ON_CHIP_RESIDUE, Severity.NOTE, sentence, evidence))
     measured = {
         "units": found.units,
         "units_seen": found.units_seen,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scrubber.domain.evidence import Finding, Severity, Step, StepResult, Verdict
+from scrubber.domain.evidence import Finding, FindingCode, Severity, Step, StepResult, Verdict
 from scrubber.domain.signals import settings_off, wanted_settings
 from scrubber.engine.steps.work import Work
 
@@ -14,7 +14,7 @@ async def check_settings(work: Work) -> StepResult:
     start = work.instruments.clock.monotonic()
     off = settings_off(await work.one_snapshot(), work.policy)
     findings = tuple(
-        work.dirty(Step.SETTINGS, "settings-off", f"{name} is {found}, not {wanted}.")
+        work.dirty(Step.SETTINGS, FindingCode.SETTINGS_OFF, f"{name} is {found}, not {wanted}.")
         for name, (found, wanted) in sorted(off.items())
     )
     verdict = Verdict.FAILED if off else Verdict.PASSED
@@ -30,10 +30,15 @@ async def restore_settings(work: Work) -> StepResult:
     wanted = wanted_settings(snapshot, work.policy)
     after = await instruments.settings.restore(work.device, wanted)
     findings = [
-        Finding(Step.SETTINGS, "settings-stay", Severity.FAULT, f"{name} stays {after.get(name)}, not {wanted[name]}.")
+        Finding(
+            Step.SETTINGS,
+            FindingCode.SETTINGS_STAY,
+            Severity.FAULT,
+            f"{name} stays {after.get(name)}, not {wanted[name]}.",
+        )
         for name in sorted(name for name in wanted if after.get(name) != wanted[name])
     ] or [
-        Finding(Step.SETTINGS, "settings-restored", Severity.NOTE, f"{name} was {found}, is {value} again.")
+        Finding(Step.SETTINGS, FindingCode.SETTINGS_RESTORED, Severity.NOTE, f"{name} was {found}, is {value} again.")
         for name, (found, value) in sorted(off.items())
     ]
     bad = any(finding.severity is Severity.FAULT for finding in findings)
