@@ -16,6 +16,10 @@ from scrubber.domain.record import DeviceRecord
 __all__ = ["Answer", "Decision", "certificate_flaw", "may_be_handed_over", "unjudged"]
 
 
+_EXCEPTIONS = {kind: Basis(kind.value) for kind in (HandOver.SAME_CONTAINER, HandOver.SAME_POD, HandOver.SAME_TENANT)}
+"""The kinds of hand-over that a policy may let start on checks alone. Never to another tenant, whatever it says."""
+
+
 class Answer(StrEnum):
     """What to do with a hand-over, as far as the record tells."""
 
@@ -92,12 +96,13 @@ def _judge(record: DeviceRecord, kind: HandOver, policy: Policy, node: NodeIdent
         if flaw is None:
             return Decision(Answer.GO_ON_CERTIFICATE, "certified since the last grant", Basis.CERTIFICATE)
         return Decision(Answer.SCRUB, f"its certificate does not count: {flaw}")
-    if policy.proof_for(kind) is not Proof.CHECKS or kind is HandOver.UNKNOWN:
+    exception = _EXCEPTIONS.get(kind)
+    if policy.proof_for(kind) is not Proof.CHECKS or exception is None:
         return Decision(Answer.SCRUB, f"the device is {record.hygiene.value}")
     missing = _missing(record, ran)
     if missing is not None:
         return Decision(Answer.SCRUB, f"the policy lets {kind.value} start on checks, but {missing}")
-    return Decision(Answer.GO_BY_EXCEPTION, f"the policy lets {kind.value} start on checks", Basis(kind.value))
+    return Decision(Answer.GO_BY_EXCEPTION, f"the policy lets {kind.value} start on checks", exception)
 
 
 def _missing(record: DeviceRecord, ran: bool) -> str | None:
