@@ -14,7 +14,7 @@ help:  ## what there is to make
 
 venv: $(STAMP)  ## install everything the lock file names into .venv
 
-$(STAMP): pyproject.toml requirements/build.txt requirements/dev.txt scripts/bootstrap.sh
+$(STAMP): pyproject.toml requirements/dev.txt scripts/bootstrap.sh
 	@scripts/bootstrap.sh $(VENV)
 	@touch $@
 

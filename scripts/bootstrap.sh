@@ -73,9 +73,6 @@ fi
 
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check --no-input "$@"; }
 
-# Nothing is built by a backend that the lock files do not name: the backends first, then no isolation, which would
-# fetch others. sdnotify is the one dependency that comes as source; anything else without a wheel is refused.
-pip install --quiet --require-hashes --only-binary :all: --requirement requirements/build.txt
-pip install --quiet --require-hashes --only-binary :all: --no-binary sdnotify --use-pep517 --no-build-isolation \
-    --requirement requirements/dev.txt
+# Nothing is built by a backend that the lock file does not name: it names ours, and isolation would fetch others.
+pip install --quiet --require-hashes --only-binary :all: --requirement requirements/dev.txt
 pip install --quiet --no-deps --no-build-isolation --editable .

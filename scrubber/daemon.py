@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import signal
 import sys
 from collections.abc import Coroutine, Mapping
@@ -18,7 +19,6 @@ from random import SystemRandom
 from secrets import token_hex
 from typing import Any
 
-import sdnotify
 import structlog
 import tenacity
 from prometheus_client import CollectorRegistry
@@ -39,6 +39,7 @@ from scrubber.adapters.ledger.sqlite import SqliteLedger
 from scrubber.adapters.nvidia.places import Places
 from scrubber.adapters.nvidia.setting_values import refusals
 from scrubber.adapters.signing.node_key import NodeKey
+from scrubber.adapters.systemd import SystemdNotifier
 from scrubber.api.listening import Listener, listen_or_warn
 from scrubber.api.scraping import check, serve_on
 from scrubber.api.server import ApiServer
@@ -131,12 +132,13 @@ async def _serve(
     policy = policies.policy
     if settings.backend is Backend.NVIDIA:
         refuse_another_pid_namespace(settings.pod_resources_socket)
-    supervisor = sdnotify.SystemdNotifier()
+    supervisor = SystemdNotifier(os.environ.get("NOTIFY_SOCKET", ""))
     clock = SystemClock()
     journal = StructlogJournal(registry=CollectorRegistry(), logger=log)
     metrics = journal.metrics
     losses.counted_by(metrics.service.line_lost)
     async with AsyncExitStack() as stack:
+        stack.callback(supervisor.close)
         listener = _metrics_port(settings, log, stack)
         traces = _traces(settings, log, stack)
         # Single instance and a readable record come first: nothing else is touched without them.
@@ -268,7 +270,7 @@ async def _run_tasks(
     backend: DeviceBackend,
     state: LedgerState,
     instruments: Instruments,
-    supervisor: sdnotify.SystemdNotifier,
+    supervisor: SystemdNotifier,
     settings: ServiceSettings,
     log: structlog.typing.FilteringBoundLogger,
     beside: Mapping[str, Coroutine[Any, Any, None]],
@@ -360,10 +362,11 @@ async def _tell_of_kubelet(instruments: Instruments, log: structlog.typing.Filte
         await instruments.clock.sleep(_KUBELET_EVERY)
 
 
-async def _keep_alive(supervisor: sdnotify.SystemdNotifier, clock: Clock) -> None:
+async def _keep_alive(supervisor: SystemdNotifier, clock: Clock) -> None:
     """From the engine's own loop: a loop that hangs is restarted by the supervisor."""
     while True:
-        supervisor.notify("WATCHDOG=1")
+        # Ready once more: a supervisor that was too busy for the first word would end the service.
+        supervisor.notify("READY=1\nWATCHDOG=1")
         await clock.sleep(5.0)
 
 
@@ -422,7 +425,7 @@ async def _driver(
     backend: DeviceBackend,
     clock: Clock,
     log: structlog.typing.FilteringBoundLogger,
-    supervisor: sdnotify.SystemdNotifier,
+    supervisor: SystemdNotifier,
     *,
     patient: bool,
 ) -> tuple[NodeIdentity, tuple[Device, ...]]:

@@ -18,7 +18,7 @@ from scrubber.api import scrubber_pb2_grpc
 from scrubber.api.sockets import Purpose, Sockets, target
 from scrubber.domain.errors import SecondInstance
 from tests.integration import log_lines
-from tests.integration.acting import SOON, Capacity, found_by, reader, running, sockets_below, staged, writer
+from tests.integration.acting import QUICK, SOON, Capacity, found_by, reader, running, sockets_below, staged, writer
 
 
 async def ended(daemon: Daemon) -> tuple[int, str]:
@@ -50,6 +50,19 @@ async def test_sigterm_ends_both_with_0_and_leaves_no_process_and_no_socket() ->
         ours = sockets_below(stage.sockets, stage.kubelet.plugins_registry, stage.kubelet.device_plugins)
         assert ours == [stage.kubelet.kubelet_socket]
         assert verify(stage.directory / "state").intact
+
+
+async def test_the_service_tells_its_supervisor_that_it_is_ready_and_then_that_it_runs() -> None:
+    async with Stage(devices=1, memory="2MiB", policy=QUICK) as stage:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as supervisor:
+            supervisor.bind(str(stage.directory / "notify"))
+            stage.service.environment = {"NOTIFY_SOCKET": str(stage.directory / "notify")}
+            await stage.service.start()
+            loop = asyncio.get_running_loop()
+            async with asyncio.timeout(SOON):
+                states = [await loop.sock_recv(supervisor, 4096) for _ in range(3)]
+        assert states[:2] == [b"STATUS=Waiting for the driver", b"READY=1\nSTATUS=Watching 1 devices"]
+        assert b"WATCHDOG=1" in states[2].splitlines()
 
 
 async def test_sigterm_in_mid_scrub_leaves_the_device_dirty_and_the_next_life_scrubs_it() -> None:

@@ -185,7 +185,7 @@ def test_no_reset_is_broken_off_by_a_stop_and_no_eraser_outlives_one() -> None:
 def test_the_supervisor_is_told_of_a_loop_that_stands_still() -> None:
     said = unit("scrubber.service")
     assert said["Type"] == ["notify"]
-    (beat,) = re.findall(r'"WATCHDOG=1"\)\n +await clock\.sleep\(([\d.]+)\)', (ROOT / "scrubber/daemon.py").read_text())
+    (beat,) = re.findall(r'WATCHDOG=1"\)\n +await clock\.sleep\(([\d.]+)\)', (ROOT / "scrubber/daemon.py").read_text())
     assert int(said["WatchdogSec"][0].removesuffix("s")) >= 4 * float(beat)
     assert {"startupProbe", "livenessProbe"} <= set(SERVICE.container)
 

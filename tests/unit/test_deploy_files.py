@@ -148,5 +148,5 @@ def test_what_the_image_is_built_from_is_there() -> None:
         for cuda in ("12", "13"):
             assert (ROOT / word.replace("${CUDA}", cuda)).exists(), word
     installs = re.findall(r"pip install ([^&\n]+)", CONTAINERFILE.replace("\\\n", " "))
-    assert len(installs) == 3
+    assert len(installs) == 2
     assert all("--require-hashes" in each or "--no-deps --no-build-isolation ." in each for each in installs)

@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LINTER = Path(sys.executable).with_name("lint-imports")
 
-SIBLINGS = ("clock", "containers", "cuda", "journal", "kubelet", "ledger", "nvidia", "sim")
+SIBLINGS = ("clock", "containers", "cuda", "journal", "kubelet", "ledger", "nvidia", "sim", "systemd")
 LEAF = "scrubber.adapters.proc"
 SHARED = tuple(f"scrubber.adapters.{name}" for name in ("inotify", "locks", "patience", "signals", "walk", "walker"))
 CHILD_MODULES = (

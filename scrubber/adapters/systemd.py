@@ -1,0 +1,34 @@
+"""What the service tells the program that started it, by systemd's notify protocol (sd_notify(3))."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+
+__all__ = ["SystemdNotifier"]
+
+
+class SystemdNotifier:
+    """Sends states to a supervisor.
+
+    Args:
+        address: the value of ``NOTIFY_SOCKET``, a path or ``@`` and an abstract name; empty where there is no supervisor.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = f"\0{address[1:]}" if address.startswith("@") else address
+        # One socket for good: a service that is out of file descriptors can still feed the watchdog.
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) if address else None
+
+    def notify(self, state: str) -> None:
+        """Send ``state``: variable assignments, one a line.
+
+        Never raises and never waits: a state that cannot be delivered now is dropped.
+        """
+        if self._socket is not None:
+            with suppress(OSError):
+                self._socket.sendto(state.encode(), self._address)
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()

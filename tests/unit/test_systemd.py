@@ -1,0 +1,66 @@
+"""The notify protocol, against real sockets in the place of systemd's."""
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from scrubber.adapters.systemd import SystemdNotifier
+
+
+@contextmanager
+def supervisor(address: str) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as listening:
+        listening.bind(address)
+        yield listening
+
+
+def received(listening: socket.socket) -> list[bytes]:
+    """Everything that is in the socket's queue."""
+    messages: list[bytes] = []
+    while True:
+        try:
+            messages.append(listening.recv(4096))
+        except BlockingIOError:
+            return messages
+
+
+@pytest.mark.parametrize("kind", ["path", "abstract"])
+def test_each_state_is_one_datagram_at_the_named_socket(kind: str, short_tmp: Path) -> None:
+    path, abstract = str(short_tmp / "notify"), f"scrubber-test-{os.getpid()}"
+    bound, named = {"path": (path, path), "abstract": (f"\0{abstract}", f"@{abstract}")}[kind]
+    with supervisor(bound) as listening, closing(SystemdNotifier(named)) as notifier:
+        notifier.notify("READY=1\nSTATUS=Watching 2 devices")
+        notifier.notify("WATCHDOG=1")
+        assert received(listening) == [b"READY=1\nSTATUS=Watching 2 devices", b"WATCHDOG=1"]
+
+
+@pytest.mark.parametrize("address", ["", "/nonexistent/notify", "@scrubber-test-nobody", "relative", "/" + 200 * "x"])
+def test_a_supervisor_that_is_not_there_is_no_error(address: str) -> None:
+    with closing(SystemdNotifier(address)) as notifier:
+        notifier.notify("READY=1")
+
+
+def test_a_supervisor_that_is_back_at_its_path_hears_the_next_state(short_tmp: Path) -> None:
+    path = short_tmp / "notify"
+    with closing(SystemdNotifier(str(path))) as notifier:
+        for state in ("READY=1", "WATCHDOG=1"):
+            with supervisor(str(path)) as listening:
+                notifier.notify(state)
+                assert received(listening) == [state.encode()]
+            path.unlink()
+            notifier.notify("WATCHDOG=1")
+
+
+def test_a_supervisor_that_reads_nothing_keeps_nobody_waiting(short_tmp: Path) -> None:
+    path = str(short_tmp / "notify")
+    with supervisor(path) as listening, closing(SystemdNotifier(path)) as notifier:
+        sent = 10_000  # Linux queues 10 by default, systemd asks for 512
+        for _ in range(sent):
+            notifier.notify("WATCHDOG=1")
+        assert 0 < len(received(listening)) < sent
+        notifier.notify("READY=1")
+        assert received(listening) == [b"READY=1"]
