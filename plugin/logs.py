@@ -13,9 +13,9 @@ from typing import Any, Protocol, TextIO, cast
 
 from structlog.contextvars import bound_contextvars
 
-from scrubber.config.logging import LogFormat, configure_logging, line_logger
-from scrubber.config.outlet import Losses
 from scrubber.domain.errors import BadConfiguration
+from scrubber.observability.log_sink import Losses
+from scrubber.observability.logging import LogFormat, configure_logging, line_logger
 
 __all__ = ["Log", "Reminder", "about", "logger"]
 

@@ -34,17 +34,17 @@ from plugin.server import DevicePlugin
 from plugin.service import ServiceWatch, WatchTimes
 from scrubber import __version__
 from scrubber.api.client import PluginClient
-from scrubber.api.listening import Listener, listen_or_warn
-from scrubber.config.outlet import Losses
 from scrubber.config.settings import Address, MetricsTls, TraceExport
 from scrubber.domain.errors import BadConfiguration, ScrubberError
+from scrubber.observability.listening import Listener, listen_or_warn
+from scrubber.observability.log_sink import Losses
 from scrubber.ports import UNTRACED, Tracer
 
 if TYPE_CHECKING:
     from plugin.cluster.telling import ClosableCluster, ClusterTimes, Telling
     from plugin.upstream.behind import Behind, BehindTimes
     from plugin.upstream.front import Front
-    from scrubber.api.tracing import Traces
+    from scrubber.observability.tracing import Traces
 
 __all__ = ["PluginSettings", "PluginTimes", "run"]
 
@@ -326,9 +326,9 @@ def _metrics_port(settings: PluginSettings, log: Log, stack: ExitStack) -> Liste
         log.warning("metrics.unavailable", sentence=sentence)
 
     if settings.metrics_tls is not None:
-        from scrubber.api import scraping
+        from scrubber.observability import metrics_server
 
-        scraping.check(settings.metrics_tls)
+        metrics_server.check(settings.metrics_tls)
     listener = listen_or_warn(address.host, address.port, required=settings.metrics_required, warn=warn)
     if listener is not None:
         stack.callback(listener.close)
@@ -352,12 +352,12 @@ async def _after_registration(
         with suppress(TimeoutError):
             async with asyncio.timeout(settings.times.metrics):
                 await observer.any_registration.wait()
-        for module in ("plugin.metrics", "scrubber.api.scraping"):
+        for module in ("plugin.metrics", "scrubber.observability.metrics_server"):
             await asyncio.to_thread(importlib.import_module, module)
         from prometheus_client import CollectorRegistry
 
         from plugin.metrics import Metrics
-        from scrubber.api import scraping
+        from scrubber.observability import metrics_server
 
         registry = CollectorRegistry()
         metrics = Metrics(registry, boards)
@@ -367,7 +367,7 @@ async def _after_registration(
         def tell(sentence: str) -> None:
             log.warning("metrics.refused", sentence=sentence)
 
-        served = scraping.serve_on(listener, scraping.page(registry), tell=tell, tls=settings.metrics_tls)
+        served = metrics_server.serve_on(listener, metrics_server.page(registry), tell=tell, tls=settings.metrics_tls)
         stack.callback(served.close)
         log.info("metrics.serving", address=served.address, encrypted=settings.metrics_tls is not None)
     # A full collection looks at everything that was loaded: 24 ms, in the midst of a hand-over.
@@ -383,7 +383,7 @@ def _traces(settings: PluginSettings, log: Log, stack: ExitStack) -> Traces | No
     """
     if settings.traces is TraceExport.OFF:
         return None
-    from scrubber.api import tracing
+    from scrubber.observability import tracing
 
     traces = tracing.otlp("gpu-scrubber-plugin", __version__, settings.node_name, log)
     stack.callback(traces.close)

@@ -29,9 +29,6 @@ from scrubber.adapters.containers.cgroup import CgroupContainers
 from scrubber.adapters.containers.hierarchy import discover_root
 from scrubber.adapters.containers.marker import MarkerContainers
 from scrubber.adapters.containers.origin import unit_of
-from scrubber.adapters.journal.binding import Binding
-from scrubber.adapters.journal.journal import StructlogJournal
-from scrubber.adapters.journal.metrics import Metrics
 from scrubber.adapters.kubelet.assignments import KubeletAssignments
 from scrubber.adapters.kubelet.pid_namespace import refuse_another_pid_namespace
 from scrubber.adapters.kubelet.service_accounts import ServiceAccounts
@@ -40,14 +37,9 @@ from scrubber.adapters.nvidia.places import Places
 from scrubber.adapters.nvidia.setting_values import refusals
 from scrubber.adapters.signing.node_key import NodeKey
 from scrubber.adapters.systemd import SystemdNotifier
-from scrubber.api.listening import Listener, listen_or_warn
-from scrubber.api.scraping import check, serve_on
 from scrubber.api.server import ApiServer
 from scrubber.api.sockets import Sockets
-from scrubber.api.tracing import Traces, otlp
 from scrubber.backends import DeviceBackend, nvidia_backend, sim_backend
-from scrubber.config.logging import configure_logging
-from scrubber.config.outlet import Losses
 from scrubber.config.policy_file import signed
 from scrubber.config.policy_source import PolicySource
 from scrubber.config.settings import Backend, ServiceSettings, TraceExport
@@ -69,6 +61,14 @@ from scrubber.engine.tend import tend_all
 from scrubber.engine.use import watch_use
 from scrubber.engine.views import ServiceView
 from scrubber.engine.watch import follow_signals, watch_health, watch_inventory, watch_pods
+from scrubber.observability.journal import StructlogJournal
+from scrubber.observability.listening import Listener, listen_or_warn
+from scrubber.observability.log_context import Binding
+from scrubber.observability.log_sink import Losses
+from scrubber.observability.logging import configure_logging
+from scrubber.observability.metrics.metrics import Metrics
+from scrubber.observability.metrics_server import check, serve_on
+from scrubber.observability.tracing import Traces, otlp
 from scrubber.ports import UNTRACED, Change, Clock, Containers, Event, LedgerState
 from scrubber.showing import facts_of, tell_of_head, watch_trail
 

@@ -11,8 +11,6 @@ from collections.abc import Callable
 import structlog
 
 from scrubber.adapters.children.process import Children
-from scrubber.adapters.journal.facts import Facts, Shown
-from scrubber.adapters.journal.journal import StructlogJournal
 from scrubber.adapters.ledger.auditor import look_through
 from scrubber.adapters.ledger.examination import Verdict
 from scrubber.adapters.ledger.sqlite import SqliteLedger
@@ -22,6 +20,8 @@ from scrubber.domain.policy import Policy
 from scrubber.engine.instruments import Instruments
 from scrubber.engine.node import Node
 from scrubber.engine.views import NodeView
+from scrubber.observability.journal import StructlogJournal
+from scrubber.observability.metrics.facts import Facts, Shown
 from scrubber.ports import AuditTrail, Clock, Event
 
 __all__ = ["facts_of", "tell_of_head", "watch_trail"]

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from prometheus_client import CollectorRegistry
 
-from scrubber.adapters.journal.facts import Facts, Shown
-from scrubber.adapters.journal.metrics import Metrics
 from scrubber.domain.device import Device
 from scrubber.domain.evidence import Finding, Occasion, Outcome, Path, ScrubRecord, Severity, Step, StepResult, Verdict
 from scrubber.domain.policy import Enforcement
 from scrubber.domain.record import DeviceRecord
+from scrubber.observability.metrics.facts import Facts, Shown
+from scrubber.observability.metrics.metrics import Metrics
 from scrubber.ports import Event
 
 __all__ = ["NOON", "Measures", "event", "finding", "memory", "scrub", "shown"]

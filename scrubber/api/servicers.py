@@ -16,13 +16,14 @@ from typing import Any
 
 import grpc
 
-from scrubber.api import event_names, messages, scrubber_pb2_grpc
+from scrubber.api import messages, scrubber_pb2_grpc
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.api.frontdoor import actor_of
 from scrubber.api.watching import Following
 from scrubber.domain.device import find_device
 from scrubber.domain.errors import InvalidRequest, LedgerFailure, NotReady
 from scrubber.engine.views import DeviceView, ScrubNews, Service
+from scrubber.observability import event_names
 from scrubber.ports import HistoryEntry, HistoryQuery
 
 __all__ = ["AdminServicer", "PluginServicer", "ReadServicer"]

@@ -218,7 +218,7 @@ def _devices(given: Mapping[str, str]) -> Iterator[Candidate]:
 
 
 def _events() -> Iterator[Candidate]:
-    from scrubber.api.event_names import BEGINNINGS, EVENTS
+    from scrubber.observability.event_names import BEGINNINGS, EVENTS
 
     yield from (Candidate(each, "all that begin so") for each in BEGINNINGS)
     yield from map(Candidate, EVENTS)

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from scrubber.adapters.journal import Binding, StructlogJournal
-from scrubber.config.logging import line_logger
-from scrubber.config.outlet import Losses
 from scrubber.domain.policy import XidClass
+from scrubber.observability.journal import StructlogJournal
+from scrubber.observability.log_context import Binding
+from scrubber.observability.log_sink import Losses
+from scrubber.observability.logging import line_logger
 from scrubber.ports import Event, Journal
 from tests.measures import memory, scrub
 

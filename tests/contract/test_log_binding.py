@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.contextvars import bind_contextvars, bound_contextvars, get_contextvars
 
-from scrubber.adapters.journal import Binding
-from scrubber.config.logging import line_logger
+from scrubber.observability.log_context import Binding
+from scrubber.observability.logging import line_logger
 from scrubber.ports import Attribute, Span, Tracer
 
 

@@ -20,9 +20,9 @@ from prometheus_client import CollectorRegistry
 from structlog.typing import FilteringBoundLogger
 
 from plugin import logs as of_the_plugin
-from scrubber.adapters.journal import StructlogJournal
-from scrubber.config.logging import LIBRARY, LogFormat, configure_logging, line_logger
-from scrubber.config.outlet import Losses
+from scrubber.observability.journal import StructlogJournal
+from scrubber.observability.log_sink import Losses
+from scrubber.observability.logging import LIBRARY, LogFormat, configure_logging, line_logger
 from scrubber.ports import Event
 
 NOON = 1_767_182_400.25  # 2025-12-31T12:00:00.25Z

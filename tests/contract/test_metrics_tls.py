@@ -34,10 +34,10 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from plugin.emulator.stage import Stage
-from scrubber.api.listening import listen_or_warn
-from scrubber.api.scraping import Scraping, ScrapingTimes, _Kept, page, serve, serve_on
 from scrubber.config.settings import MetricsTls
 from scrubber.domain.errors import BadConfiguration
+from scrubber.observability.listening import listen_or_warn
+from scrubber.observability.metrics_server import Scraping, ScrapingTimes, _Kept, page, serve, serve_on
 from tests.ports import free_port
 
 HOST = str(ipaddress.IPv4Address("127.64.0.0") + os.getpid() % (1 << 22))

@@ -14,12 +14,11 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parsed_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parsed_text
 
-from scrubber.adapters.journal import findings
-from scrubber.adapters.journal.labels import REFUSALS
 from scrubber.domain.evidence import Occasion, Outcome, Path, ScrubRecord, Severity, Step, StepResult, Verdict
 from scrubber.domain.health import Cause, Health, WayBack
 from scrubber.domain.record import DeviceRecord, Glass, Lasting
 from scrubber.domain.signals import SIGNALS
+from scrubber.observability.metrics.labels import KNOWN, REFUSALS
 from scrubber.ports import Event
 from scrubber.ports.trail import Head
 from tests.measures import NOON, Measures, event, finding, memory, scrub, shown
@@ -123,7 +122,7 @@ def flood(told: Measures, devices: int, tenants: int) -> None:
                 fields = {"path": str(path), "outcome": str(outcome), "occasion": str(occasion)}
                 told(event("scrub.finished", seconds=1.0, **fields))
             told(event("handover.granted", path=str(path), kind=str(outcome), seconds=1.0))
-    known = {code for _, _, code in findings.KNOWN}
+    known = {code for _, _, code in KNOWN}
     for code in (*known, *REFUSALS, *SIGNALS, *words):
         told(event("handover.refused", code=code, seconds=1.0), event("health.quarantined", cause=code))
         for step in Step:

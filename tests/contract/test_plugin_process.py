@@ -81,8 +81,14 @@ async def test_it_is_not_registered_before_the_first_snapshot_has_come(short_tmp
 
 NOT_NEEDED = {
     *("lightkube", "opentelemetry", "prometheus_client", "pydantic", "rich.console", "wsgiref", "yaml"),
-    *("plugin.cdi", "plugin.cluster.telling", "plugin.metrics", "plugin.upstream.behind", "scrubber.api.scraping"),
-    *("scrubber.api.tracing", "scrubber.domain.policy", "scrubber.ports.ledger"),
+    *(
+        "plugin.cdi",
+        "plugin.cluster.telling",
+        "plugin.metrics",
+        "plugin.upstream.behind",
+        "scrubber.observability.metrics_server",
+    ),
+    *("scrubber.observability.tracing", "scrubber.domain.policy", "scrubber.ports.ledger"),
 }
 """What takes a while to load. A pod that is admitted while the kubelet has no plugin fails for good."""
 

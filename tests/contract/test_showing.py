@@ -17,9 +17,9 @@ from prometheus_client import CollectorRegistry
 
 from scrubber.adapters.children.process import Children
 from scrubber.adapters.clock import SystemClock
-from scrubber.adapters.journal import StructlogJournal
 from scrubber.adapters.ledger.sqlite import SqliteLedger
 from scrubber.domain.errors import LedgerFailure
+from scrubber.observability.journal import StructlogJournal
 from scrubber.ports import Change
 from scrubber.ports.trail import TrailPage
 from scrubber.showing import watch_trail

@@ -17,9 +17,9 @@ from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
-from scrubber.api import tracing
-from scrubber.api.tracing import Traces
 from scrubber.domain.errors import BadConfiguration, NotReady
+from scrubber.observability import tracing
+from scrubber.observability.tracing import Traces
 from tests.contract.traces_stage import RESOURCE, Sent
 
 
@@ -116,7 +116,7 @@ def test_a_refusal_names_the_variable_and_not_the_secret_in_it(
 
 def test_what_the_library_cannot_even_be_loaded_with_is_refused_as_any_setting() -> None:
     """It reads some variables once, as it is loaded."""
-    asked = "import logging, sys\nfrom scrubber.api.tracing import otlp\nfrom scrubber.domain.errors import BadConfiguration\n"
+    asked = "import logging, sys\nfrom scrubber.observability.tracing import otlp\nfrom scrubber.domain.errors import BadConfiguration\n"
     asked += "try: otlp('x', '0', '', logging.getLogger())\nexcept BadConfiguration as refusal: print(refusal)"
     variables = {"OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT": "-1", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
     told = subprocess.run(
@@ -301,7 +301,7 @@ def test_what_is_sent_is_sent_by_a_thread_of_its_own(environment: pytest.MonkeyP
 
 def test_who_never_answers_does_not_hold_up_the_end_of_a_process(environment: pytest.MonkeyPatch) -> None:
     code = (
-        "from scrubber.api import tracing; import structlog\n"
+        "from scrubber.observability import tracing; import structlog\n"
         "traces = tracing.otlp('gpu-scrubber', '0.1', '', structlog.get_logger())\n"
         "with traces.span('hand-over'): pass\n"
         "traces.close(); print('over')"

@@ -18,16 +18,16 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from scrubber.adapters.journal.binding import Binding
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.api import scrubber_pb2_grpc
 from scrubber.api.client import AdminClient, PluginClient, ReadClient
 from scrubber.api.server import ApiServer
 from scrubber.api.sockets import Purpose, Sockets, target
-from scrubber.api.tracing import Traces
 from scrubber.domain.evidence import Path as ScrubPath
 from scrubber.domain.hygiene import Hygiene
 from scrubber.engine.views import NodeView, ScrubNews
+from scrubber.observability.log_context import Binding
+from scrubber.observability.tracing import Traces
 from tests.contract.api_service import FakeNode
 from tests.contract.traces_stage import RESOURCE, Sent, id_of, said_of, trace_of
 from tests.world.asking import admitted, answered, ask, started

@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from scrubber.api.tracing import Traces
+from scrubber.observability.tracing import Traces
 
 __all__ = ["RESOURCE", "Sent", "id_of", "said_of", "trace_of"]
 

@@ -16,12 +16,12 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry
 
-from scrubber.adapters.journal import StructlogJournal
-from scrubber.adapters.journal.facts import Facts, Shown
-from scrubber.config.logging import line_logger
 from scrubber.domain.assignment import Trust
 from scrubber.domain.evidence import ScrubRecord
 from scrubber.engine.instruments import Instruments
+from scrubber.observability.journal import StructlogJournal
+from scrubber.observability.logging import line_logger
+from scrubber.observability.metrics.facts import Facts, Shown
 from scrubber.ports import Event, Journal
 from scrubber.ports.trail import Head
 from tests.world.kubelet import Tenant

@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from dashboards.frame import Board
 from dashboards.queries import BORN_COUNTING
 from plugin.metrics import Metrics as PluginMetrics
-from scrubber.adapters.journal.metrics import Metrics
+from scrubber.observability.metrics.metrics import Metrics
 from tests.dashboards.prometheus import POSSIBLE, promtool
 from tests.pods import only_with
 

@@ -21,15 +21,14 @@ import yaml
 
 from dashboards.queries import BORN_COUNTING
 from scripts.gen_rules import PROMETHEUS_RULE, RULES, main, prometheus_files, prometheus_rule
-from scrubber.adapters.journal.findings import KNOWN
-from scrubber.adapters.journal.labels import CAUSES, REFUSALS
-from scrubber.api.event_names import asked_for
 from scrubber.cli.history import moment_of
 from scrubber.cli.main import app
 from scrubber.domain.evidence import Path as ScrubPath
 from scrubber.domain.health import ADVERTISED, Health, WayBack
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Enforcement
+from scrubber.observability.event_names import asked_for
+from scrubber.observability.metrics.labels import CAUSES, KNOWN, REFUSALS
 from tests.dashboards.prometheus import POSSIBLE, promtool
 from tests.pods import only_with
 

@@ -20,7 +20,7 @@ PASSED_ON: Final = {
     "plugin/logs.py": "the reminder writes what its callers name",
     "scrubber/adapters/ledger/chain.py": "rows of the trail are read back, not told again",
 }
-SHARED: Final = frozenset({"scrubber/api/tracing.py"})
+SHARED: Final = frozenset({"scrubber/observability/tracing.py"})
 """Modules of the service's that write in the plugin too."""
 NO_DAEMON: Final = "plugin/emulator/"
 """It stands in for the kubelet."""

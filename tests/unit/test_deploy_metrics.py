@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from plugin.main import PluginSettings
-from scrubber.api.scraping import Tls
 from scrubber.cli import metrics_flags
 from scrubber.config.settings import Address, MetricsTls, ServiceSettings
+from scrubber.observability.metrics_server import Tls
 from tests.dashboards.prometheus import POSSIBLE, promtool
 from tests.deployed import (
     BASE,

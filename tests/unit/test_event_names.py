@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from scrubber.api.event_names import BEGINNINGS, ELSEWHERE, EVENTS, asked_for
 from scrubber.domain.errors import InvalidRequest
+from scrubber.observability.event_names import BEGINNINGS, ELSEWHERE, EVENTS, asked_for
 from tests.unit.log_events import told
 
 

@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LINTER = Path(sys.executable).with_name("lint-imports")
 
-SIBLINGS = ("clock", "containers", "cuda", "journal", "kubelet", "ledger", "nvidia", "sim", "systemd")
+SIBLINGS = ("clock", "containers", "cuda", "kubelet", "ledger", "nvidia", "sim", "systemd")
 LEAF = "scrubber.adapters.proc"
 SHARED = tuple(f"scrubber.adapters.{name}" for name in ("inotify", "locks", "patience", "signals", "walk", "walker"))
 CHILD_MODULES = (
@@ -40,7 +40,7 @@ HOUSE = (
     "plugin.emulator.kubelet",
     "scrubber.api.client",
     "scrubber.api.server",
-    "scrubber.api.tracing",
+    "scrubber.observability.tracing",
     "scrubber.backends",
     "scrubber.cli.main",
     "scrubber.config.policy",
@@ -57,14 +57,14 @@ HOUSE = (
 )
 ALLOWED = {
     "plugin.cluster.client": ("httpx2", "lightkube", "msgspec"),
-    "plugin.server": ("scrubber.api.client", "scrubber.api.tracing", "scrubber.wire.podresources_pb2"),
+    "plugin.server": ("scrubber.api.client", "scrubber.observability.tracing", "scrubber.wire.podresources_pb2"),
     "scrubber.adapters.cuda.cuda": ("scrubber.adapters.children.child", "cupy"),
     "scrubber.adapters.containers.containers": (LEAF,),
     "scrubber.adapters.kubelet.kubelet": ("scrubber.wire.podresources_pb2", "scrubber.ports.inventory"),
     "scrubber.adapters.nvidia.nvidia": ("scrubber.adapters.children.child", "pynvml"),
     "scrubber.adapters.sim.sim": ("scrubber.adapters.children.child", LEAF, "asyncio"),
     "scrubber.api.server": ("scrubber.engine.node", "grpc"),
-    "scrubber.api.tracing": ("opentelemetry", "scrubber.ports.inventory"),
+    "scrubber.observability.tracing": ("opentelemetry", "scrubber.ports.inventory"),
     "scrubber.cli.main": ("scrubber.api.client", "scrubber.daemon", "plugin.server"),
     "scrubber.adapters.walker": ("scrubber.adapters.children.child", "scrubber.adapters.walk"),
     "scrubber.backends": (
@@ -77,7 +77,7 @@ ALLOWED = {
         "scrubber.showing",
         "scrubber.adapters.sim.sim",
         "scrubber.api.server",
-        "scrubber.api.tracing",
+        "scrubber.observability.tracing",
         "scrubber.engine.node",
     ),
     "scrubber.engine.node": ("scrubber.ports.inventory", "scrubber.domain.handover"),
@@ -89,6 +89,8 @@ FORBIDDEN = (
     ("layers", "scrubber.ports.inventory", "scrubber.engine.node"),
     ("layers", "scrubber.engine.node", "scrubber.adapters.ledger.ledger"),
     ("layers", "scrubber.engine.node", "scrubber.config.policy"),
+    ("layers", "scrubber.engine.node", "scrubber.observability.tracing"),
+    ("layers", "scrubber.observability.tracing", "scrubber.config.policy"),
     ("layers", "scrubber.config.policy", "scrubber.api.client"),
     ("layers", "scrubber.api.server", "scrubber.daemon"),
     ("layers", "scrubber.daemon", "plugin.server"),

@@ -12,9 +12,9 @@ from typing import Final
 import pytest
 from prometheus_client import CollectorRegistry
 
-from scrubber.adapters.journal import StructlogJournal
-from scrubber.config.logging import LIBRARY, line_logger
 from scrubber.domain.policy import XidClass
+from scrubber.observability.journal import StructlogJournal
+from scrubber.observability.logging import LIBRARY, line_logger
 from scrubber.ports import Event
 from tests.unit.log_events import HOUSE, PASSED_ON, Told, renamed, told
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from scrubber.adapters.journal.findings import KNOWN, labels_of
-from scrubber.adapters.journal.metrics import Metrics
 from scrubber.domain.codes import NOT_OF_THE_ENGINE, ErrorCode
 from scrubber.domain.evidence import Finding, FindingCode, Severity, Step
 from scrubber.domain.signals import SIGNALS
+from scrubber.observability.metrics.labels import KNOWN, labels_of
+from scrubber.observability.metrics.metrics import Metrics
 from scrubber.ports import Event
 
 SOURCES = sorted(

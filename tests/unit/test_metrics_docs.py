@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from plugin.metrics import Metrics as PluginMetrics
-from scrubber.adapters.journal.labels import BUCKETS
+from scrubber.observability.metrics.labels import BUCKETS
 from tests.contract.test_metrics_written import flood
 from tests.measures import Measures
 

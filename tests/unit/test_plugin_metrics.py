@@ -14,8 +14,8 @@ from plugin.kubelet import Over
 from plugin.metrics import MOST_RESOURCES, Metrics
 from plugin.observing import Nobody
 from scrubber import __version__
-from scrubber.adapters.journal.labels import REFUSALS
 from scrubber.domain.codes import ErrorCode
+from scrubber.observability.metrics.labels import REFUSALS
 
 GPU = "nvidia.com/gpu"
 

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from scrubber.adapters.journal.facts import Shown
-from scrubber.adapters.journal.labels import OTHER, cause_class, measured, xid_label
-from scrubber.adapters.journal.labels import field as field_of
-from scrubber.adapters.journal.present import Present
 from scrubber.domain.evidence import Path, ScrubRecord, Step
 from scrubber.domain.health import ADVERTISED, OPERATOR
 from scrubber.domain.policy import Enforcement
 from scrubber.domain.record import DeviceRecord
+from scrubber.observability.metrics.facts import Shown
+from scrubber.observability.metrics.labels import OTHER, cause_class, measured, xid_label
+from scrubber.observability.metrics.labels import field as field_of
+from scrubber.observability.metrics.page import Present
 from scrubber.ports.journal import Event
 
 __all__ = ["MOST_DEVICES", "MOST_XIDS", "Devices"]

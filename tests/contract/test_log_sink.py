@@ -14,7 +14,7 @@ from typing import IO
 
 import pytest
 
-from scrubber.config.outlet import PATIENCE, Lines, Losses
+from scrubber.observability.log_sink import PATIENCE, Lines, Losses
 
 LONG = "x" * 20_000
 
@@ -156,7 +156,7 @@ def test_what_no_encoding_has_is_written_in_words(pipe: Pipe) -> None:
 def test_a_process_whose_standard_error_is_read_by_nobody_goes_on(component: str) -> None:
     """More lines than any pipe has room for."""
     said = (
-        "import sys; from scrubber.config.logging import configure_logging\n"
+        "import sys; from scrubber.observability.logging import configure_logging\n"
         f"log = configure_logging('auto', 'info', sys.stderr, component={component!r})\n"
         f"for _ in range(500): log.info('scrub.finished', sentence={LONG[:4000]!r})\n"
         "print('through', flush=True)"

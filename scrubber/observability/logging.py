@@ -19,7 +19,7 @@ from typing import Final, Literal, TextIO, TypeAlias, cast
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, WrappedLogger
 
-from scrubber.config.outlet import Lines, Losses
+from scrubber.observability.log_sink import Lines, Losses
 
 __all__ = ["LIBRARY", "LogFormat", "configure_logging", "line_logger", "timestamp"]
 

@@ -1,6 +1,6 @@
 """The port of a daemon's metrics, taken before anything else is started that a taken one would have to end.
 
-Apart from :mod:`scrubber.api.scraping`, which serves it: that takes as long to load as all else that the plugin needs.
+Apart from :mod:`scrubber.observability.metrics_server`, which serves it: that takes as long to load as all else that the plugin needs.
 """
 
 from __future__ import annotations

@@ -15,10 +15,10 @@ from prometheus_client import CollectorRegistry
 from structlog.contextvars import get_contextvars
 from structlog.typing import FilteringBoundLogger
 
-from scrubber.adapters.journal.binding import BOUND, without
-from scrubber.adapters.journal.metrics import Metrics
 from scrubber.domain.evidence import ScrubRecord
 from scrubber.domain.policy import XidClass
+from scrubber.observability.log_context import BOUND, without
+from scrubber.observability.metrics.metrics import Metrics
 from scrubber.ports.journal import Event
 
 __all__ = ["StructlogJournal"]

@@ -1,7 +1,7 @@
-"""Scrubs: how they ended, what their steps took and found, and what they cleared.
+"""What happened, counted and timed from events and from the records of scrubs: hand-overs, quarantines, scrubs.
 
-How a scrub ended is counted by its event, as the audit trail has it. What its steps did is taken from its record; the checks
-of a hand-over's fast path are steps as well, of a record that has no such event.
+How a scrub ended is counted by its event, as the audit log has it. What its steps did is taken from its record; the checks of a
+hand-over's fast path are steps as well, of a record that has no such event.
 """
 
 from __future__ import annotations
@@ -10,9 +10,6 @@ from typing import Final
 
 from prometheus_client import Counter, Histogram
 
-from scrubber.adapters.journal import findings
-from scrubber.adapters.journal.labels import BUCKETS, OTHER, exemplar, field, measured, one_of
-from scrubber.adapters.journal.page import Page
 from scrubber.domain.codes import ErrorCode
 from scrubber.domain.evidence import (
     FindingCode,
@@ -25,9 +22,139 @@ from scrubber.domain.evidence import (
     StepResult,
     Verdict,
 )
+from scrubber.domain.handover import HandOver
+from scrubber.domain.health import OPERATOR
+from scrubber.observability.metrics.labels import (
+    BUCKETS,
+    CAUSES,
+    KNOWN,
+    OTHER,
+    REFUSALS,
+    cause_class,
+    exemplar,
+    field,
+    labels_of,
+    measured,
+    one_of,
+)
+from scrubber.observability.metrics.page import Page
 from scrubber.ports.journal import Event
 
-__all__ = ["Scrubs"]
+__all__ = ["MOST_TENANTS", "HandOvers", "Quarantines", "Scrubs"]
+
+_KINDS = frozenset(HandOver)
+_PATHS = frozenset(Path)
+_NO_PATH: Final = "none"
+_GRANTED: Final = "granted"
+
+_WAITS = tuple(sorted((*BUCKETS, 15, 20, 25)))
+"""A start waits for 25 s at most: without bounds in between 11 s and 24 s would read the same."""
+
+
+class HandOvers:
+    """The metrics of hand-overs."""
+
+    def __init__(self, page: Page) -> None:
+        self._answers = Counter(
+            "scrubber_handovers",
+            "Hand-overs that were answered: granted, or the code of the refusal.",
+            ("kind", "path", "outcome"),
+            registry=page.counted,
+        )
+        self._duration = Histogram(
+            "scrubber_handover_duration_seconds",
+            "How long a container start waited for each device: until the grant, or until the refusal.",
+            ("path", "outcome"),
+            buckets=_WAITS,
+            registry=page.counted,
+        )
+        for path in Path:
+            self._duration.labels(path.value, _GRANTED)
+            for kind in HandOver:
+                self._answers.labels(kind.value, path.value, _GRANTED)
+        for code in sorted(REFUSALS):
+            self._answers.labels(HandOver.UNKNOWN.value, _NO_PATH, code)
+
+    def granted(self, event: Event) -> None:
+        kind = one_of(_KINDS, event.fields.get("kind"), HandOver.UNKNOWN.value)
+        self._answered(kind, one_of(_PATHS, event.fields.get("path"), _NO_PATH), _GRANTED, event)
+
+    def refused(self, event: Event) -> None:
+        """A refusal has neither kind nor path: it may come before either is known."""
+        self._answered(HandOver.UNKNOWN.value, _NO_PATH, one_of(REFUSALS, event.fields.get("code")), event)
+
+    def _answered(self, kind: str, path: str, outcome: str, event: Event) -> None:
+        self._answers.labels(kind, path, outcome).inc()
+        seconds = field(event, "seconds")
+        if seconds is not None:
+            self._duration.labels(path, outcome).observe(seconds)
+
+
+MOST_TENANTS: Final = 64
+"""Tenants that are counted by name in the life of one service: each is a series, and namespaces come and go."""
+_MOST_INNOCENT: Final = 32
+"""Tenants that have a series, at 0, from their first grant: the first quarantine of a tenant is seen as a step then. The rest
+of the names is kept for those who cause one."""
+
+_USES = frozenset({"stranger", "unannounced", "foreign-assignment"})
+
+
+class Quarantines:
+    """The metrics of what went wrong."""
+
+    def __init__(self, page: Page) -> None:
+        self._quarantines = Counter(
+            "scrubber_quarantines", "Devices taken out of service.", ("cause_class",), registry=page.counted
+        )
+        self._ungranted = Counter(
+            "scrubber_ungranted_uses",
+            "Uses of devices without a grant: of a stranger, unannounced by the kubelet, assigned by another plugin.",
+            ("use",),
+            registry=page.counted,
+        )
+        self._by_tenant = Counter(
+            "scrubber_tenant_quarantines",
+            "Devices taken out of service while one tenant had them, by tenant.",
+            ("tenant_namespace",),
+            registry=page.counted,
+        )
+        self._tenants: set[str] = set()
+        for cause in sorted(CAUSES | {OTHER}):
+            self._quarantines.labels(cause)
+        for use in sorted(_USES | {OTHER}):
+            self._ungranted.labels(use)
+
+    def quarantined(self, event: Event) -> None:
+        """A person's quarantine is counted by :meth:`by_a_person` alone."""
+        if event.fields.get("cause") != OPERATOR:
+            self._quarantines.labels(cause_class(event.fields.get("cause"))).inc()
+            self.blamed(event)
+
+    def by_a_person(self, event: Event) -> None:
+        self._quarantines.labels(OPERATOR).inc()
+
+    def granted(self, event: Event) -> None:
+        tenant = _tenant(event)
+        if tenant and len(self._tenants) < _MOST_INNOCENT:
+            self._tenants.add(tenant)
+            self._by_tenant.labels(tenant)
+
+    def blamed(self, event: Event) -> None:
+        tenant = _tenant(event)
+        if not tenant:
+            return
+        if len(self._tenants) < MOST_TENANTS:
+            self._tenants.add(tenant)
+        self._by_tenant.labels(tenant if tenant in self._tenants else OTHER).inc()
+
+    def used(self, event: Event) -> None:
+        self._ungranted.labels(one_of(_USES, event.fields.get("use"))).inc()
+
+
+def _tenant(event: Event) -> str:
+    tenant = event.fields.get("tenant_namespace")
+    return tenant.encode(errors="replace").decode() if isinstance(tenant, str) else ""
+
 
 _PATHS = frozenset(Path)
 _OCCASIONS = frozenset(Occasion)
@@ -105,7 +232,7 @@ class Scrubs:
             for occasion in Occasion:
                 for outcome in Outcome:
                     self._scrubs.labels(path.value, occasion.value, outcome.value)
-        for known in sorted(findings.KNOWN):
+        for known in sorted(KNOWN):
             self._findings.labels(*map(str, known))
         for act in _ACTS.values():
             self._leftovers.labels(act)
@@ -137,7 +264,7 @@ class Scrubs:
             seconds = measured(step.seconds) or 0.0
             self._steps.labels(step.step.value, record.path.value, step.verdict.value).observe(seconds, named)
             for finding in step.findings:
-                self._findings.labels(*map(str, findings.labels_of(finding))).inc()
+                self._findings.labels(*map(str, labels_of(finding))).inc()
             if step.step is Step.RESET:
                 self._reset(step)
             if step.step is Step.MEMORY:

@@ -8,9 +8,8 @@ from typing import Final
 import grpc
 from prometheus_client import Histogram
 
-from scrubber.adapters.journal.labels import BUCKETS, OTHER, measured, one_of
-from scrubber.adapters.journal.page import Page
-from scrubber.adapters.journal.present import Present
+from scrubber.observability.metrics.labels import BUCKETS, OTHER, measured, one_of
+from scrubber.observability.metrics.page import Page, Present
 
 __all__ = ["MOST_ANSWERS", "MOST_STREAMS", "Calls"]
 

@@ -28,8 +28,8 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import gzip_accepted
 from prometheus_client.registry import Collector
 
-from scrubber.api.listening import MOST_CONNECTIONS, Listener, listen
 from scrubber.domain.errors import BadConfiguration
+from scrubber.observability.listening import MOST_CONNECTIONS, Listener, listen
 
 __all__ = ["App", "Scraping", "ScrapingTimes", "Tls", "check", "page", "serve", "serve_on"]
 

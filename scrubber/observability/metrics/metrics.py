@@ -10,16 +10,13 @@ from collections.abc import Callable, Mapping
 
 from prometheus_client import CollectorRegistry
 
-from scrubber.adapters.journal.calls import Calls
-from scrubber.adapters.journal.devices import Devices
-from scrubber.adapters.journal.facts import Facts
-from scrubber.adapters.journal.handovers import HandOvers
-from scrubber.adapters.journal.page import Page
-from scrubber.adapters.journal.present import Group
-from scrubber.adapters.journal.quarantines import Quarantines
-from scrubber.adapters.journal.scrubs import Scrubs
-from scrubber.adapters.journal.service import Service
 from scrubber.domain.evidence import ScrubRecord
+from scrubber.observability.metrics.calls import Calls
+from scrubber.observability.metrics.counted import HandOvers, Quarantines, Scrubs
+from scrubber.observability.metrics.devices import Devices
+from scrubber.observability.metrics.facts import Facts
+from scrubber.observability.metrics.page import Group, Page
+from scrubber.observability.metrics.service import Service
 from scrubber.ports.journal import Event
 
 __all__ = ["Metrics"]

@@ -7,10 +7,9 @@ from typing import Final
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from scrubber.adapters.journal.facts import Facts
-from scrubber.adapters.journal.labels import BUCKETS, OTHER, measured
-from scrubber.adapters.journal.page import Page
-from scrubber.adapters.journal.present import Present
+from scrubber.observability.metrics.facts import Facts
+from scrubber.observability.metrics.labels import BUCKETS, OTHER, measured
+from scrubber.observability.metrics.page import Page, Present
 from scrubber.ports.journal import Event
 
 __all__ = ["Service"]
