@@ -5,6 +5,7 @@ from pathlib import Path
 
 from scrubber.adapters.ledger.sqlite import SqliteLedger
 from scrubber.domain.assignment import Assignment, Pod, Process
+from scrubber.domain.basis import HandOver
 from scrubber.domain.evidence import (
     Certificate,
     Finding,
@@ -17,7 +18,6 @@ from scrubber.domain.evidence import (
     Verdict,
 )
 from scrubber.domain.evidence import Path as ScrubPath
-from scrubber.domain.handover import HandOver
 from scrubber.domain.record import DeviceRecord, Grant
 from scrubber.ports import Change, Event
 

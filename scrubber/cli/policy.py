@@ -18,9 +18,9 @@ from scrubber.domain import evidence
 from scrubber.domain.admission import Answer as Verdict
 from scrubber.domain.admission import Decision, may_be_handed_over
 from scrubber.domain.assignment import Assignment, Pod
+from scrubber.domain.basis import HandOver
 from scrubber.domain.device import NodeIdentity
 from scrubber.domain.errors import BadConfiguration
-from scrubber.domain.handover import HandOver
 from scrubber.domain.health import Cause, Health, WayBack
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import News, Override, Policy, XidClass

@@ -24,8 +24,8 @@ from scrubber.config.policy_values import (
 )
 from scrubber.config.quantities import parse_rate
 from scrubber.config.section import Section
+from scrubber.domain.basis import HandOver
 from scrubber.domain.diagnosis import CHECKS, Level
-from scrubber.domain.handover import HandOver
 from scrubber.domain.policy import DiagnosticsRule, Infrastructure, Limits, MemoryRule, Policy, Proof
 
 __all__ = [

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from scrubber.domain.basis import Basis, HandOver
 from scrubber.domain.device import NodeIdentity
 from scrubber.domain.evidence import Certificate
-from scrubber.domain.handover import Basis, HandOver
 from scrubber.domain.health import Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Enforcement, Policy, Proof

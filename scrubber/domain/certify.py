@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from scrubber.domain.basis import UNJUDGED, Basis
 from scrubber.domain.device import NodeIdentity
 from scrubber.domain.evidence import Certificate, Path, ScrubRecord, Severity, Step, StepResult, Verdict
-from scrubber.domain.handover import UNJUDGED, Basis
 from scrubber.domain.policy import Policy
 from scrubber.domain.record import DeviceRecord
 from scrubber.domain.using import LONGEST_UNSEEN

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
 
+from scrubber.domain.basis import HandOver
 from scrubber.domain.diagnosis import Level
 from scrubber.domain.evidence import Occasion, Path, Step
-from scrubber.domain.handover import HandOver
 
 __all__ = [
     "BreakerRule",

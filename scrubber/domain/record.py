@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from scrubber.domain.assignment import Assignment, Pod, Process
 from scrubber.domain.baseline import Baseline
+from scrubber.domain.basis import UNJUDGED, Basis, HandOver
 from scrubber.domain.evidence import Certificate
-from scrubber.domain.handover import UNJUDGED, Basis, HandOver
 from scrubber.domain.health import ADVERTISED, HEALTH, Cause, Health, HealthEvent, WayBack
 from scrubber.domain.hygiene import HYGIENE, Hygiene, HygieneEvent
 from scrubber.domain.signals import SIGNALS, SOFT

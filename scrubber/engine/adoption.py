@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scrubber.domain.assignment import Assignment, Process
-from scrubber.domain.handover import Basis, HandOver
+from scrubber.domain.basis import Basis, HandOver
 from scrubber.domain.record import Grant
 from scrubber.engine.instruments import Instruments
 from scrubber.engine.keeper import Keeper

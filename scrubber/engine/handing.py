@@ -8,11 +8,11 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 
 from scrubber.domain.assignment import Process
+from scrubber.domain.basis import UNJUDGED, Basis, HandOver
 from scrubber.domain.certify import certify
 from scrubber.domain.codes import ErrorCode
 from scrubber.domain.errors import DeviceFault, NotReady, Unreadable
 from scrubber.domain.evidence import Path
-from scrubber.domain.handover import UNJUDGED, Basis, HandOver
 from scrubber.domain.record import DeviceRecord, Grant
 from scrubber.engine import narrate
 from scrubber.engine.container_start import AwaitedStart, await_start, follow_start

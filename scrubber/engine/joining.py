@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from scrubber.domain.assignment import Assignment, Pod, Reading
+from scrubber.domain.basis import UNPROVED
 from scrubber.domain.codes import ErrorCode
 from scrubber.domain.errors import NotReady, Retry
 from scrubber.domain.evidence import (
@@ -24,7 +25,6 @@ from scrubber.domain.evidence import (
     StepResult,
     Verdict,
 )
-from scrubber.domain.handover import UNPROVED
 from scrubber.domain.health import Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.leftover import PodState, Standing
@@ -39,7 +39,7 @@ from scrubber.engine.keeper import Keeper
 from scrubber.engine.scrub import ScrubResult
 from scrubber.engine.steps.work import Work
 
-__all__ = ["Company", "check_beside", "company_of", "foreign_refusal", "joined", "must_wait"]
+__all__ = ["Company", "check_beside", "company_of", "foreign_refusal", "joined", "must_wait", "neighbours_of"]
 
 
 _LOOK_AGAIN = 0.1
@@ -89,6 +89,17 @@ async def company_of(
         if where.state is PodState.OVER and grant.pod is not None and instruments.pods.absent(grant.pod)
     )
     return Company(verdict, frozenset(over) if verdict.answer is Beside.JOIN else frozenset())
+
+
+async def neighbours_of(
+    keeper: Keeper, starting: Assignment | None, share: frozenset[str], reading: Reading
+) -> tuple[Neighbour, ...]:
+    device, asking = keeper.device.id, None if starting is None else starting.pod
+    several = asking is not None and bool(reading.shares_of(asking, device) - share)
+    standings = await keeper.standings(asking, shares=several)
+    return tuple(
+        _neighbour(grant, where) for grant, where in standings if several or asking is None or grant.pod != asking
+    )
 
 
 def _neighbour(grant: Grant, where: Standing) -> Neighbour:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from scrubber.domain.assignment import Pod, Reading, Trust
+from scrubber.domain.basis import UNJUDGED, Basis
 from scrubber.domain.codes import ErrorCode
 from scrubber.domain.device import Device
 from scrubber.domain.errors import (
@@ -23,7 +24,6 @@ from scrubber.domain.errors import (
     ScrubberError,
 )
 from scrubber.domain.evidence import Finding, Severity, Step
-from scrubber.domain.handover import UNJUDGED, Basis
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.leftover import PodState
 from scrubber.domain.record import DeviceRecord, Grant

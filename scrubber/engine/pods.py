@@ -18,8 +18,8 @@ from scrubber.domain.assignment import (
     remaining,
     starting_container,
 )
+from scrubber.domain.basis import Basis
 from scrubber.domain.errors import Unreadable
-from scrubber.domain.handover import Basis
 from scrubber.domain.leftover import PodState, Standing, own_standing, standing, unread_standing
 from scrubber.domain.policy import Limits
 from scrubber.domain.record import Grant

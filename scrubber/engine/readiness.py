@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from scrubber.domain import handover
 from scrubber.domain.admission import Answer, Decision, may_be_handed_over, unjudged
 from scrubber.domain.assignment import Assignment, Pod, Reading, Trust
+from scrubber.domain.basis import UNJUDGED, Basis, HandOver, judge
 from scrubber.domain.codes import ErrorCode
 from scrubber.domain.errors import DeviceFault, NotReady, Quarantined, ScrubberError
 from scrubber.domain.evidence import Finding, FindingCode, Occasion, Outcome, ScrubRecord, Severity, Step
-from scrubber.domain.handover import UNJUDGED, Basis, HandOver, judge
+from scrubber.domain.handover import Checks, HandoverFacts, Look, Verdict
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.leftover import PodState
 from scrubber.domain.policy import Enforcement, Policy
@@ -19,7 +21,7 @@ from scrubber.domain.sharing import Beside
 from scrubber.domain.signals import fault_finding
 from scrubber.domain.using import Use
 from scrubber.engine.instruments import Instruments
-from scrubber.engine.joining import Company, check_beside, company_of, foreign_refusal, must_wait
+from scrubber.engine.joining import Company, check_beside, company_of, foreign_refusal, must_wait, neighbours_of
 from scrubber.engine.keeper import Keeper
 from scrubber.ports import Event, Span
 
@@ -157,10 +159,20 @@ class Readiness:
             init_containers_known=reading.init_containers_known,
         )
         observing = policy.enforcement is Enforcement.OBSERVE
+        facts = HandoverFacts(
+            record=record,
+            kind=kind,
+            policy=policy,
+            identity=self._instruments.identity,
+            ran=record.last_grant is not None and self._instruments.pods.ran(record.last_grant),
+            share=wanted.share,
+            asking=own,
+        )
         self._asked_for = self._asked_for or (following,)
         # Other pods are given other shares all the while; the whole of a device only when it is this pod's no longer.
         allocated = not wanted.share and keeper.allocations != self._allocations
         if (allocated or self._asked_for != (following,)) and not observing:
+            _same(replace(facts, trouble=ErrorCode.REASSIGNED), Verdict.REFUSE)
             raise NotReady(
                 f"Device {device} was assigned anew while its hand-over was under way.",
                 public=f"Device {device} was assigned anew. The start is tried again.",
@@ -168,9 +180,11 @@ class Readiness:
             )
         foreign = None if observing else foreign_refusal(device, asking, reading, self._own())
         if foreign is not None:
+            _same(replace(facts, trouble=ErrorCode.FOREIGN_ASSIGNMENT), Verdict.WAIT)
             return foreign
         nobodys = following is None and reading.trust is Trust.TRUSTED and not reading.having(device, share)
         if nobodys and not observing:
+            _same(replace(facts, trouble=ErrorCode.UNASSIGNED), Verdict.REFUSE)
             raise NotReady(
                 f"The kubelet assigns device {device} to nobody, so nobody can be about to start on it.",
                 public=f"Device {device} is assigned to no pod of this node. The start is tried again.",
@@ -180,42 +194,59 @@ class Readiness:
         ran = record.last_grant is not None and self._instruments.pods.ran(record.last_grant)
         decision = may_be_handed_over(record, kind, policy, self._instruments.identity, ran=ran)
         if decision.answer is Answer.REFUSE:
+            _same(facts, Verdict.REFUSE)
             await self._let_it_recover(keeper, record, own)
             raise Quarantined(f"Device {device}: {decision.reason}.", public=keeper.view.refusal)
         if decision.answer is Answer.WAIT_FOR_SCRUB:
+            _same(facts, Verdict.JOIN)
             return await self._join(keeper, own)
         company: Company | None = None
         if wanted.share and record.advertised:
+            _same(facts, Verdict.LOOK, look=Look.NEIGHBOURS)
             company = await company_of(keeper, starting, share, reading, self._instruments)
+            facts = replace(facts, neighbours=await neighbours_of(keeper, starting, share, reading))
             if company.verdict.answer is Beside.JOIN:
                 decision = Decision(Answer.GO_BY_EXCEPTION, company.verdict.reason, basis=Basis.SHARED)
             elif company.verdict.answer is Beside.WAIT and observing:
                 decision = _observed(record, company.verdict.reason)
             elif company.verdict.answer is Beside.WAIT:
+                _same(facts, Verdict.WAIT)
                 return must_wait(device, company.verdict.reason)
         if decision.basis not in (*UNJUDGED, Basis.SHARED):
             if not decision.go:
+                _same(facts, Verdict.SCRUB)
                 return await self._scrub(keeper, record, own)
+            _same(facts, Verdict.LOOK, decision.basis, Look.EARLIER)
             others = await self._other_pods(keeper, asking) - {PodState.OVER}
+            facts = replace(facts, earlier=frozenset(others))
             if others and observing:
                 decision = _observed(record, "an earlier pod is not over")
             elif PodState.LIVING in others:
+                _same(facts, Verdict.WAIT)
                 return await keeper.obstacle(own)
             elif others:
+                _same(facts, Verdict.SCRUB)
                 return await self._scrub(keeper, record, own)
+        _same(facts, Verdict.LOOK, decision.basis, Look.CHECKS)
         if company is not None and decision.basis is Basis.SHARED:
             check, result = await check_beside(keeper, company.verdict.pods, self._instruments)
         else:
             check, result = await keeper.check(Occasion.START)
+        facts = replace(facts, checks=Checks(result.outcome is Outcome.PASSED, tuple(result.findings)))
         if result.outcome is not Outcome.PASSED and observing:
             decision = _observed(record, "its checks found something")
         elif result.outcome is not Outcome.PASSED and decision.basis is Basis.SHARED:
+            _same(facts, Verdict.RECORD, Verdict.WAIT)
             return await self._after_failed_joining(keeper, result.findings)
         elif result.outcome is not Outcome.PASSED:
+            _same(facts, Verdict.RECORD, Verdict.WAIT, Verdict.SCRUB)
             return await self._after_failed_check(keeper, record, result.findings, own)
         elif decision.basis == kind.value and _warns(result.findings):
+            if not observing:
+                _same(facts, Verdict.RECORD)
             await keeper.report(result.findings)  # a device that is suspect has no exceptions
             return None
+        _same(facts, Verdict.GRANT, decision.basis)
         now = self._instruments.clock.monotonic()
         over = frozenset[int]() if company is None else company.over
         return Ready(
@@ -325,3 +356,14 @@ def _being_scrubbed(keeper: Keeper) -> NotReady:
     scrub = keeper.job.id if keeper.job is not None else "about to start"
     sentence = f"Device {keeper.device.id} is {keeper.record.state} (scrub {scrub})."
     return NotReady(sentence, public=f"{sentence} The start is tried again and joins it.", code=ErrorCode.SCRUBBING)
+
+
+def _same(facts: HandoverFacts, *expected: Verdict | Basis | Look | None, look: Look | None = None) -> None:
+    """Both ways to decide agree."""
+    found = handover.decide(facts)
+    verdicts = [each for each in expected if isinstance(each, Verdict)]
+    bases = [each for each in expected if isinstance(each, Basis)]
+    looks = [each for each in (look, *expected) if isinstance(each, Look)]
+    assert found.verdict in verdicts, (found, expected, facts)
+    assert not bases or found.basis in bases, (found, expected, facts)
+    assert not looks or found.look in looks, (found, expected, facts)

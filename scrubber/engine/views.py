@@ -8,12 +8,12 @@ from enum import StrEnum
 from typing import Protocol
 
 from scrubber.domain.assignment import Pod
+from scrubber.domain.basis import Basis, HandOver
 from scrubber.domain.breaker import Breaker
 from scrubber.domain.codes import ErrorCode
 from scrubber.domain.device import Device, NodeIdentity
 from scrubber.domain.errors import NotReady
 from scrubber.domain.evidence import Certificate, Path, ScrubRecord, Step
-from scrubber.domain.handover import Basis, HandOver
 from scrubber.domain.policy import Policy
 from scrubber.domain.record import DeviceRecord
 from scrubber.domain.reset import ResetPlan

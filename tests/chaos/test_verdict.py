@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from plugin.emulator.events import KubeletEvent
 from scrubber.domain.assignment import Assignment, Pod
+from scrubber.domain.basis import Basis, HandOver
 from scrubber.domain.evidence import Certificate, Path
-from scrubber.domain.handover import Basis, HandOver
 from scrubber.domain.record import Grant
 from tests.chaos.verdict import (
     Record,

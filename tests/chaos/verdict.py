@@ -12,9 +12,9 @@ from pathlib import Path
 
 from plugin.emulator.events import KubeletEvent
 from scrubber.adapters.ledger.codec import CERTIFICATE, GRANT
+from scrubber.domain.basis import Basis
 from scrubber.domain.evidence import Certificate
 from scrubber.domain.evidence import Path as ScrubPath
-from scrubber.domain.handover import Basis
 from scrubber.domain.record import Grant
 
 __all__ = [

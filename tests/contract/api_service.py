@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 
+from scrubber.domain.basis import Basis, HandOver
 from scrubber.domain.breaker import Breaker
 from scrubber.domain.device import Access, AccessKind, Device, NodeIdentity
 from scrubber.domain.errors import InvalidRequest
 from scrubber.domain.evidence import Certificate, Occasion, Outcome, Path, ScrubRecord, Step
-from scrubber.domain.handover import Basis, HandOver
 from scrubber.domain.policy import Policy
 from scrubber.domain.record import DeviceRecord, Glass
 from scrubber.domain.reset import ResetPlan

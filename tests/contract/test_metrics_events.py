@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from scrubber.domain.basis import HandOver
 from scrubber.domain.errors import (
     Away,
     Held,
@@ -17,7 +18,6 @@ from scrubber.domain.errors import (
     Stuck,
 )
 from scrubber.domain.evidence import Occasion, Outcome, Path, Severity, Step, StepResult, Verdict
-from scrubber.domain.handover import HandOver
 from scrubber.ports import Event
 from tests.measures import NOON, Measures, event, finding, memory, scrub, shown
 

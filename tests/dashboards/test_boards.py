@@ -17,8 +17,8 @@ import yaml
 from dashboards.boards import BOARDS
 from dashboards.frame import Board, json_of
 from dashboards.meaning import HEALTH, HYGIENE, OFFERED, STATE_COLOURS, STATES, Colour
+from scrubber.domain.basis import HandOver
 from scrubber.domain.evidence import Severity, Step, Verdict
-from scrubber.domain.handover import HandOver
 from scrubber.domain.health import ADVERTISED, Health
 from scrubber.domain.hygiene import Hygiene
 

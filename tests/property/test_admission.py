@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scrubber.domain.admission import Answer, may_be_handed_over
-from scrubber.domain.handover import Basis, HandOver
+from scrubber.domain.basis import Basis, HandOver
 from scrubber.domain.health import Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Policy, Proof

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from scrubber.domain.admission import may_be_handed_over
+from scrubber.domain.basis import HandOver
 from scrubber.domain.evidence import Outcome
-from scrubber.domain.handover import HandOver
 from scrubber.domain.health import Health, WayBack
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Enforcement, HealthRule, Policy, RecoveryRule

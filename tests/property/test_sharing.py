@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from scrubber.domain.assignment import Assignment, Pod
-from scrubber.domain.handover import UNPROVED, Basis, HandOver
+from scrubber.domain.basis import UNPROVED, Basis, HandOver
 from scrubber.domain.health import Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.leftover import PodState

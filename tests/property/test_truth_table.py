@@ -18,8 +18,8 @@ from hypothesis import settings
 
 from scrubber.domain.admission import Answer, may_be_handed_over
 from scrubber.domain.assignment import Assignment, Pod, Trust
+from scrubber.domain.basis import Basis, HandOver, judge
 from scrubber.domain.evidence import Certificate
-from scrubber.domain.handover import Basis, HandOver, judge
 from scrubber.domain.health import ADVERTISED, Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Enforcement, Policy, Proof

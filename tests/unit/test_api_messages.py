@@ -17,6 +17,7 @@ from scrubber.api import messages
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.domain.assignment import Assignment, Pod
 from scrubber.domain.baseline import Baseline, Difference
+from scrubber.domain.basis import HandOver
 from scrubber.domain.breaker import Breaker
 from scrubber.domain.device import Device
 from scrubber.domain.errors import InvalidRequest
@@ -31,7 +32,6 @@ from scrubber.domain.evidence import (
     StepResult,
     Verdict,
 )
-from scrubber.domain.handover import HandOver
 from scrubber.domain.health import Cause, Health, WayBack
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Enforcement, Policy

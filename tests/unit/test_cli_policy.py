@@ -9,7 +9,7 @@ import pytest
 
 from scrubber.cli.main import main
 from scrubber.config.policy_file import load_policy
-from scrubber.domain.handover import HandOver
+from scrubber.domain.basis import HandOver
 from scrubber.domain.policy import Proof
 
 

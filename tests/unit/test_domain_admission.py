@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from scrubber.domain.admission import Answer, certificate_flaw, may_be_handed_over
-from scrubber.domain.handover import Basis, HandOver
+from scrubber.domain.basis import Basis, HandOver
 from scrubber.domain.health import ADVERTISED, Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Enforcement, Policy, Proof

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from scrubber.domain.basis import Basis
 from scrubber.domain.certify import certify
 from scrubber.domain.evidence import Certificate, Path, Step, StepResult, Verdict
-from scrubber.domain.handover import Basis
 from scrubber.domain.hygiene import Hygiene
 from tests.world.samples import NODE, NOW, POLICY, grant, record, result, scrub
 

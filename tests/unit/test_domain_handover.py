@@ -17,7 +17,7 @@ from scrubber.domain.assignment import (
     started_container,
     starting_container,
 )
-from scrubber.domain.handover import HandOver, judge
+from scrubber.domain.basis import HandOver, judge
 from tests.world.samples import DEVICE, assignment, pod, process
 
 A = pod("acme", "train-0", "uid-a")

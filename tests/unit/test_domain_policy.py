@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from scrubber.domain.basis import HandOver
 from scrubber.domain.diagnosis import Level
 from scrubber.domain.evidence import Occasion, Path, Step
-from scrubber.domain.handover import HandOver
 from scrubber.domain.policy import DiagnosticsRule, Limits, Policy, Proof, ResetUse, XidClass
 
 MIB = 1024 * 1024

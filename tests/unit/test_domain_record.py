@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from scrubber.domain.handover import Basis
+from scrubber.domain.basis import Basis
 from scrubber.domain.hygiene import Hygiene
 from tests.world.samples import assignment, certificate, grant, pod, record
 

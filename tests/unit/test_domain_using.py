@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scrubber.domain.assignment import Assignment, Pod, Reading, Trust
-from scrubber.domain.handover import HandOver
+from scrubber.domain.basis import HandOver
 from scrubber.domain.record import Grant
 from scrubber.domain.using import Use, judge_use, may_be_ended
 

@@ -9,9 +9,9 @@ import pytest
 
 from scrubber.config.policy_file import load_policy
 from scrubber.domain.baseline import Baseline
+from scrubber.domain.basis import Basis
 from scrubber.domain.device import Device
 from scrubber.domain.errors import DeviceFault, InvalidRequest, Refused
-from scrubber.domain.handover import Basis
 from scrubber.domain.health import Health, WayBack
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.record import DeviceRecord

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from scrubber.domain.basis import Basis
 from scrubber.domain.breaker import Breaker
 from scrubber.domain.evidence import Occasion, Outcome, Path, Step, Verdict
-from scrubber.domain.handover import Basis
 from scrubber.domain.health import Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import BreakerRule

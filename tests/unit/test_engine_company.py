@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from scrubber.domain.assignment import Assignment, Pod, Reading, Trust
+from scrubber.domain.basis import Basis
 from scrubber.domain.errors import Quarantined
-from scrubber.domain.handover import Basis
 from scrubber.domain.health import Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.engine.joining import foreign_refusal

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from scrubber.domain.handover import Basis
+from scrubber.domain.basis import Basis
 from scrubber.domain.health import Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Enforcement, Policy

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from scrubber.domain.handover import Basis
+from scrubber.domain.basis import Basis
 from scrubber.domain.health import Health
 from scrubber.domain.telemetry import Signal
 from scrubber.ports import Event

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+from scrubber.domain.basis import Basis
 from scrubber.domain.errors import InvalidRequest, Quarantined, Refused
-from scrubber.domain.handover import Basis
 from scrubber.domain.health import Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Limits, Policy

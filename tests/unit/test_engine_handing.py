@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from scrubber.domain.assignment import Trust
+from scrubber.domain.basis import Basis, HandOver
 from scrubber.domain.errors import NotReady, Quarantined
 from scrubber.domain.evidence import Path
-from scrubber.domain.handover import Basis, HandOver
 from scrubber.domain.health import Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.engine.views import Granted

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from scrubber.domain.assignment import Pod, PodAbsence, Reading, Trust
+from scrubber.domain.basis import Basis
 from scrubber.domain.errors import ScrubberError
-from scrubber.domain.handover import Basis
 from scrubber.domain.policy import Policy
 from scrubber.domain.record import Grant
 from tests.world.asking import STRICT, TRUSTED, admitted, answered, ask, started

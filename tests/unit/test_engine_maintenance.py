@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from scrubber.domain.basis import Basis
 from scrubber.domain.diagnosis import Level
 from scrubber.domain.evidence import Occasion, Outcome, Path, ScrubRecord, Step
-from scrubber.domain.handover import Basis
 from scrubber.domain.health import Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import MaintenanceRule, Policy

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+from scrubber.domain.basis import Basis, HandOver
 from scrubber.domain.errors import Quarantined
-from scrubber.domain.handover import Basis, HandOver
 from scrubber.domain.health import Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Enforcement, Limits, Override, Policy, Proof, ResetUse

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from scrubber.adapters.clock import SystemClock
 from scrubber.domain.assignment import Assignment, Pod, Process, Reading, Trust
+from scrubber.domain.basis import Basis, HandOver
 from scrubber.domain.errors import Unreadable
-from scrubber.domain.handover import Basis, HandOver
 from scrubber.domain.leftover import PodState, Standing
 from scrubber.domain.policy import Limits
 from scrubber.domain.record import Grant

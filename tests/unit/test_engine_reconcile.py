@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scrubber.domain.assignment import Trust
-from scrubber.domain.handover import Basis
+from scrubber.domain.basis import Basis
 from scrubber.domain.health import Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.record import DeviceRecord, Grant

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from scrubber.domain.basis import Basis
 from scrubber.domain.errors import InvalidRequest, NotReady
-from scrubber.domain.handover import Basis
 from scrubber.domain.policy import Enforcement
 from scrubber.engine.views import HandOverCall
 from tests.world.asking import admitted, answered, ask, started

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from scrubber.adapters.signing.ed25519 import EphemeralKey, verify
+from scrubber.domain.basis import Basis
 from scrubber.domain.errors import InvalidRequest
 from scrubber.domain.evidence import Certificate, Path
-from scrubber.domain.handover import Basis
 from scrubber.domain.policy import Enforcement
 from scrubber.domain.statement import UNSIGNED, statement
 from scrubber.engine.sealing import sealed

@@ -8,9 +8,9 @@ from itertools import count
 import pytest
 
 from scrubber.domain.assignment import Assignment, Pod, Reading, Trust
+from scrubber.domain.basis import Basis, HandOver
 from scrubber.domain.device import Device
 from scrubber.domain.evidence import Occasion
-from scrubber.domain.handover import Basis, HandOver
 from scrubber.domain.health import Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Limits, Ungranted

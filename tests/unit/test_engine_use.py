@@ -10,10 +10,10 @@ from random import Random
 import pytest
 
 from scrubber.domain.assignment import Assignment, Pod, Trust
+from scrubber.domain.basis import Basis
 from scrubber.domain.certify import certify
 from scrubber.domain.device import Device
 from scrubber.domain.evidence import Occasion
-from scrubber.domain.handover import Basis
 from scrubber.domain.health import Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Enforcement, Limits, Policy, Ungranted

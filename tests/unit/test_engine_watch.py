@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from scrubber.domain.assignment import Reading, Trust
+from scrubber.domain.basis import HandOver
 from scrubber.domain.device import Device
 from scrubber.domain.errors import Away, BeingReset
-from scrubber.domain.handover import HandOver
 from scrubber.domain.health import Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Proof

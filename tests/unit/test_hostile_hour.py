@@ -14,7 +14,7 @@ from random import Random
 
 import pytest
 
-from scrubber.domain.handover import Basis
+from scrubber.domain.basis import Basis
 from scrubber.domain.health import ADVERTISED, Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import BreakerRule

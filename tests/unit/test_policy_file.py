@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from scrubber.config.policy_file import DECIDES_NO_PROOF, load_policy, parse_policy, policy_digest
+from scrubber.domain.basis import HandOver
 from scrubber.domain.diagnosis import Level
 from scrubber.domain.errors import BadConfiguration
-from scrubber.domain.handover import HandOver
 from scrubber.domain.policy import (
     BreakerRule,
     DiagnosticsRule,

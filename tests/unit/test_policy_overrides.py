@@ -9,8 +9,8 @@ import pytest
 from scrubber.config.policy_file import load_policy, parse_policy, policy_digest, signed
 from scrubber.config.settings import DisabledHealthchecks
 from scrubber.config.xid_file import XidRow
+from scrubber.domain.basis import HandOver
 from scrubber.domain.errors import BadConfiguration
-from scrubber.domain.handover import HandOver
 from scrubber.domain.policy import Enforcement, Policy, Proof, ResetUse, Sharing, Ungranted, XidClass
 
 TABLE = {

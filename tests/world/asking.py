@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from scrubber.domain.basis import HandOver
 from scrubber.domain.errors import ScrubberError
-from scrubber.domain.handover import HandOver
 from scrubber.domain.policy import Proof
 from scrubber.engine.views import Granted, HandOverCall
 from tests.world.kubelet import Tenant

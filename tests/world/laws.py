@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from scrubber.domain.assignment import Pod
+from scrubber.domain.basis import UNJUDGED, Basis
 from scrubber.domain.errors import ScrubberError
 from scrubber.domain.evidence import Path
-from scrubber.domain.handover import UNJUDGED, Basis
 from scrubber.domain.health import ADVERTISED, Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Enforcement, Policy, Proof, Ungranted

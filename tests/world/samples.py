@@ -7,6 +7,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from scrubber.domain.assignment import Assignment, Pod, Process
+from scrubber.domain.basis import HandOver
 from scrubber.domain.device import NodeIdentity
 from scrubber.domain.evidence import (
     Certificate,
@@ -19,7 +20,6 @@ from scrubber.domain.evidence import (
     StepResult,
     Verdict,
 )
-from scrubber.domain.handover import HandOver
 from scrubber.domain.health import Cause, Health, WayBack
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Policy, Proof, XidClass

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from scrubber.domain.assignment import Assignment, Reading, Share, Trust
+from scrubber.domain.basis import Basis
 from scrubber.domain.errors import ScrubberError
-from scrubber.domain.handover import Basis
 from scrubber.domain.policy import Policy
 from scrubber.engine.instruments import Instruments
 from scrubber.engine.pods import PodWatch

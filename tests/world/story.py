@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from scrubber.domain.assignment import Trust
+from scrubber.domain.basis import HandOver
 from scrubber.domain.errors import ScrubberError
 from scrubber.domain.evidence import Path
-from scrubber.domain.handover import HandOver
 from scrubber.domain.health import Health, WayBack
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import BreakerRule, Policy, Proof, ResetUse

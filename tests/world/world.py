@@ -13,9 +13,9 @@ from itertools import count
 
 from scrubber.adapters.signing.ed25519 import EphemeralKey
 from scrubber.domain.assignment import Trust
+from scrubber.domain.basis import UNJUDGED
 from scrubber.domain.device import NodeIdentity
 from scrubber.domain.errors import Retry, ScrubberError
-from scrubber.domain.handover import UNJUDGED
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Policy, XidClass
 from scrubber.domain.record import DeviceRecord

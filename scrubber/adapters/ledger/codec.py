@@ -28,6 +28,7 @@ from scrubber.adapters.ledger.shapes import (
 )
 from scrubber.domain.assignment import Assignment, Pod, Process
 from scrubber.domain.baseline import Baseline
+from scrubber.domain.basis import Basis, HandOver
 from scrubber.domain.evidence import (
     Certificate,
     Finding,
@@ -40,7 +41,6 @@ from scrubber.domain.evidence import (
     StepResult,
     Verdict,
 )
-from scrubber.domain.handover import Basis, HandOver
 from scrubber.domain.health import Cause, Health, WayBack
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.record import DeviceRecord, Glass, Grant, Lasting

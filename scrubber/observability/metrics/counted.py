@@ -10,6 +10,7 @@ from typing import Final
 
 from prometheus_client import Counter, Histogram
 
+from scrubber.domain.basis import HandOver
 from scrubber.domain.codes import ErrorCode
 from scrubber.domain.evidence import (
     FindingCode,
@@ -22,7 +23,6 @@ from scrubber.domain.evidence import (
     StepResult,
     Verdict,
 )
-from scrubber.domain.handover import HandOver
 from scrubber.domain.health import OPERATOR
 from scrubber.observability.metrics.labels import (
     BUCKETS,

@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from scrubber.domain.basis import UNJUDGED, Basis
 from scrubber.domain.errors import Retry, ScrubberError
-from scrubber.domain.handover import UNJUDGED, Basis
 from scrubber.engine.views import Granted, HandOverCall
 from tests.world.kubelet import Gone, Tenant
 from tests.world.life import in_the_world
