@@ -15,12 +15,11 @@ from scrubber.cli.options import OutputOption, new_app
 from scrubber.cli.output import Answer, Output, complain, emit
 from scrubber.config.quantities import write_seconds
 from scrubber.domain import evidence
-from scrubber.domain.admission import Answer as Verdict
-from scrubber.domain.admission import Decision, may_be_handed_over
 from scrubber.domain.assignment import Assignment, Pod
-from scrubber.domain.basis import HandOver
+from scrubber.domain.basis import Basis, HandOver
 from scrubber.domain.device import NodeIdentity
 from scrubber.domain.errors import BadConfiguration
+from scrubber.domain.handover import Checks, Decision, HandoverFacts, Verdict, decide
 from scrubber.domain.health import Cause, Health, WayBack
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import News, Override, Policy, XidClass
@@ -186,7 +185,17 @@ def explain(
     resources = [resource] if resource else []
     override = next((each for each in node.overrides if each.fits(model, resources)), None)
     found = node.of(model, resources)
-    decision = may_be_handed_over(_record(found, hygiene, health, watched), kind, found, _NODE, ran=watched)
+    facts = HandoverFacts(
+        record=_record(found, hygiene, health, watched),
+        kind=kind,
+        policy=found,
+        identity=_NODE,
+        ran=watched,
+        earlier=frozenset(),
+        checks=Checks(passed=True),
+    )
+    decision = decide(facts)
+    answer = _answer(decision)
     of_xid = None if xid is None else _xid(xid, found, load_xids())
     rows = [
         *_fitting(node, override),
@@ -203,25 +212,31 @@ def explain(
         "hygiene": hygiene.value,
         "health": health.value,
         "watched": watched,
-        "answer": decision.answer.value,
+        "answer": answer,
         "reason": decision.reason,
         "exception": _exception(decision),
-        "sentence": _SENTENCES[decision.answer],
+        "sentence": _SENTENCES[answer],
         "sustained": {code: found.health.sustained.get(code) for code in sorted(SOFT)},
         "xid": of_xid,
     }
-    emit(Answer(data, [decision.answer.value], (), rows, kind="PolicyExplanation"), output)
+    emit(Answer(data, [answer], (), rows, kind="PolicyExplanation"), output)
 
 
 _NODE = NodeIdentity("node", "boot", "driver")
 
-_SENTENCES: Mapping[Verdict, str] = {
-    Verdict.GO_ON_CERTIFICATE: "starts on the fast path, and uses the certificate up",
-    Verdict.GO_BY_EXCEPTION: "starts on the fast path by the policy's exception; its memory is not cleared",
-    Verdict.WAIT_FOR_SCRUB: "waits for the scrub that is under way",
-    Verdict.SCRUB: "takes the slow path first, and starts on its certificate",
-    Verdict.REFUSE: "is refused until the device is back in service",
+_SENTENCES: Mapping[str, str] = {
+    "go-on-certificate": "starts on the fast path, and uses the certificate up",
+    "go-by-exception": "starts on the fast path by the policy's exception; its memory is not cleared",
+    "wait-for-scrub": "waits for the scrub that is under way",
+    "scrub": "takes the slow path first, and starts on its certificate",
+    "refuse": "is refused until the device is back in service",
 }
+
+
+def _answer(decision: Decision) -> str:
+    if decision.verdict is Verdict.GRANT:
+        return "go-on-certificate" if decision.basis is Basis.CERTIFICATE else "go-by-exception"
+    return {Verdict.JOIN: "wait-for-scrub", Verdict.REFUSE: "refuse"}.get(decision.verdict, "scrub")
 
 
 def _record(policy: Policy, hygiene: Hygiene, health: Health, watched: bool) -> DeviceRecord:
@@ -265,7 +280,7 @@ def _exception(decision: Decision) -> str | None:
 def _explained(policy: Policy, kind: HandOver, decision: Decision) -> Iterator[tuple[str, str]]:
     yield ("policy", f"{policy.name} ({policy.digest[:16]})")
     yield ("hand-over", f"{kind.value} must rest on: {policy.proof_for(kind).value}")
-    yield ("the start", _SENTENCES[decision.answer])
+    yield ("the start", _SENTENCES[_answer(decision)])
     yield ("because", decision.reason + (f" (exception {_exception(decision)})" if _exception(decision) else ""))
     for path in evidence.Path:
         plan = policy.plan(path, evidence.Occasion.START)

@@ -188,6 +188,15 @@ class Reading:
         """
         return tuple(each for each in self.having(device) if each.resource and each.resource not in own)
 
+    def second_owner(self, device: str, own: Collection[str], asking: Pod | None) -> Assignment | None:
+        """A pod other than ``asking`` that another plugin or driver has given ``device`` to, which then has two owners.
+
+        Args:
+            own: as of :meth:`foreign`; while none is known, nothing is foreign.
+        """
+        foreign = self.foreign(device, own) if own else ()
+        return next((each for each in foreign if each.pod != asking), None)
+
     def lists(self, pod: Pod) -> bool:
         """Whether ``pod`` is anywhere in this reading; a pod of the same name and unknown uid counts as the same."""
         return any(_may_be_one(each.pod, pod) for each in (*self.assignments, *self.hinted))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from scrubber.domain.admission import certificate_flaw
 from scrubber.domain.device import NodeIdentity
+from scrubber.domain.handover import certificate_flaw
 from scrubber.domain.health import Health, WayBack
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Enforcement, Policy, ResetUse

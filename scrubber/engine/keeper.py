@@ -28,11 +28,12 @@ from scrubber.domain.tending import Act, next_need
 from scrubber.engine import narrate, scrub
 from scrubber.engine.disturbance import was_disturbed
 from scrubber.engine.finish import to_the_end
-from scrubber.engine.holdup import HoldUp, earlier_pod_lives
+from scrubber.engine.holdup import HoldUp
 from scrubber.engine.instruments import Instruments
 from scrubber.engine.job import ScrubJob
 from scrubber.engine.neighbourhood import Neighbourhood
 from scrubber.engine.possession import Possession
+from scrubber.engine.refusals import earlier_pod_lives
 from scrubber.engine.scrub import ScrubResult
 from scrubber.engine.sealing import sealed
 from scrubber.engine.steps.work import Work

@@ -30,13 +30,13 @@ from scrubber.domain.record import DeviceRecord, Grant
 from scrubber.domain.resources import LONGEST_NAME, MOST_RESOURCES, Announced, Meaning
 from scrubber.engine.board import Board
 from scrubber.engine.breaker import Fuse
-from scrubber.engine.handing import Handing
+from scrubber.engine.grant import GrantRequest
 from scrubber.engine.instruments import Instruments
 from scrubber.engine.keeper import Keeper
 from scrubber.engine.neighbourhood import Neighbourhood
 from scrubber.engine.notices import Refusals, out_of_service
 from scrubber.engine.orders import Orders
-from scrubber.engine.readiness import Wanted
+from scrubber.engine.prepare import Requested
 from scrubber.engine.views import CertificateView, Granted, HandOverCall, NodeView, ServiceView, Standing
 from scrubber.ports import Event, HistoryEntry, HistoryQuery, Span
 from scrubber.ports.trail import TrailPage
@@ -294,7 +294,7 @@ class Node(Orders):
                 self._waits_no_more(wanted, call.resource)
                 return again
             self.track()
-            handing = Handing(
+            handing = GrantRequest(
                 wanted,
                 resource=call.resource,
                 instruments=instruments,
@@ -331,18 +331,18 @@ class Node(Orders):
         finally:
             self.waiting -= 1
 
-    def _waits_no_more(self, wanted: Sequence[Wanted], resource: str) -> None:
+    def _waits_no_more(self, wanted: Sequence[Requested], resource: str) -> None:
         if self._refusals.granted(self._asking(wanted, resource), [each.device for each in wanted]):
             self._show()
 
-    def _asking(self, wanted: Sequence[Wanted], resource: str) -> set[Pod]:
+    def _asking(self, wanted: Sequence[Requested], resource: str) -> set[Pod]:
         """The pod that a start is of, if the kubelet's list says so for certain."""
         reading = self._instruments.pods.reading
         assignments = [reading.assignment_of(each.device, each.shares, resource=resource) for each in wanted]
         pods = {None if each is None else each.pod for each in assignments}
         return {pod for pod in pods if pod is not None and pod.uid is not None} if len(pods) == 1 else set()
 
-    async def _same_answer(self, wanted: Sequence[Wanted]) -> tuple[Granted, ...] | None:
+    async def _same_answer(self, wanted: Sequence[Requested]) -> tuple[Granted, ...] | None:
         """The answer that its caller did not live to hear, if it is the same pod and container that asks again.
 
         The caller was cancelled before it could answer the kubelet, so nothing was started on this grant.
@@ -369,7 +369,7 @@ class Node(Orders):
                 return None
         return answer
 
-    def _resolve(self, resource: str, ids: Sequence[str]) -> list[Wanted]:
+    def _resolve(self, resource: str, ids: Sequence[str]) -> list[Requested]:
         """What ``ids`` of ``resource`` mean, one for each device, in the order of the devices' ids.
 
         Raises:
@@ -395,7 +395,7 @@ class Node(Orders):
                 known |= asked.keys()
                 self._resources = None
         return [
-            Wanted(self._keepers[device], frozenset(found), share=all(each.share for each in found.values()))
+            Requested(self._keepers[device], frozenset(found), share=all(each.share for each in found.values()))
             for device, found in sorted(asked.items())
         ]
 
@@ -439,7 +439,7 @@ class _Unheard:
     versions: tuple[int, ...]
 
 
-def _key(wanted: Sequence[Wanted]) -> _Key:
+def _key(wanted: Sequence[Requested]) -> _Key:
     return tuple((each.device, each.ids) for each in wanted)
 
 

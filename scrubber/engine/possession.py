@@ -17,11 +17,11 @@ from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.leftover import Standing
 from scrubber.domain.record import DeviceRecord, Grant
 from scrubber.domain.telemetry import HolderKind
-from scrubber.engine.holdup import held_by_own_pod
 from scrubber.engine.instruments import Instruments
 from scrubber.engine.job import ScrubJob
 from scrubber.engine.lookout import GAP
 from scrubber.engine.neighbourhood import Neighbourhood
+from scrubber.engine.refusals import held_by_own_pod
 from scrubber.engine.vitals import Vitals
 from scrubber.ports import Change, Event
 

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from scrubber.domain.admission import may_be_handed_over
 from scrubber.domain.basis import HandOver
 from scrubber.domain.evidence import Outcome
+from scrubber.domain.handover import Verdict
 from scrubber.domain.health import Health, WayBack
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Enforcement, HealthRule, Policy, RecoveryRule
@@ -27,7 +27,7 @@ from scrubber.domain.recovery import after_findings, after_scrub, spent, stands
 from scrubber.domain.tally import DAY, KEPT, Attempt
 from scrubber.domain.tending import Act, next_need
 from tests.world.health_graph import LASTS, SOFT, TENANT, Graph, Place, Promise, events
-from tests.world.samples import DEVICE, NODE, NOW, POLICY, certificate
+from tests.world.samples import DEVICE, NODE, NOW, POLICY, by_record, certificate
 
 HEALTH = HealthRule(sustained={SOFT: LASTS})
 LIMITED = RecoveryRule(attempts=2, attempts_per_day=3, resets_per_day=2, probation_scrubs=1)
@@ -107,7 +107,7 @@ def _out_once_it_has_lasted(before: Place, name: str, after: Place) -> bool:
 def _handed_over_in_service_only(before: Place, name: str, after: Place) -> bool:
     record = after.record
     policy = replace(POLICY, enforcement=Enforcement.OBSERVE) if record.glass is not None else POLICY
-    goes = [may_be_handed_over(record, kind, policy, NODE).go for kind in HandOver]
+    goes = [by_record(record, kind, policy).verdict is Verdict.GRANT for kind in HandOver]
     by_word = record.glass is not None and not record.ordered_out_by_person
     return not any(goes) or record.advertised or by_word
 

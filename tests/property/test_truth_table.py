@@ -16,17 +16,17 @@ from random import Random
 import pytest
 from hypothesis import settings
 
-from scrubber.domain.admission import Answer, may_be_handed_over
 from scrubber.domain.assignment import Assignment, Pod, Trust
 from scrubber.domain.basis import Basis, HandOver, judge
 from scrubber.domain.evidence import Certificate
+from scrubber.domain.handover import Verdict
 from scrubber.domain.health import ADVERTISED, Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Enforcement, Policy, Proof
 from scrubber.domain.record import DeviceRecord
 from tests.world.kubelet import Tenant
 from tests.world.matter import Proc
-from tests.world.samples import NODE, POLICY, assignment, certificate, grant, record
+from tests.world.samples import POLICY, assignment, by_record, certificate, grant, record
 from tests.world.story import POLICIES
 from tests.world.timeline import in_virtual_time
 from tests.world.world import World
@@ -159,7 +159,7 @@ FLAWS: Mapping[str, Mapping[str, object]] = {
     "of-another-driver": {"driver": "driver-0"},
     "of-another-policy": {"policy_digest": "sha256:older"},
 }
-"""Everything that :func:`scrubber.domain.admission.certificate_flaw` knows, by what makes it so."""
+"""Everything that :func:`scrubber.domain.handover.certificate_flaw` knows, by what makes it so."""
 
 LAX = replace(POLICY, proofs=dict.fromkeys(HandOver, Proof.CHECKS))
 """A policy that would let anybody start on checks, if it were asked."""
@@ -249,18 +249,18 @@ def _record(case: Case) -> DeviceRecord:
 def _answered(case: Case) -> str:
     policy: Policy = PROOFS[case["policy"]]
     policy = replace(policy, enforcement=Enforcement(case["mode"]))
-    decision = may_be_handed_over(_record(case), HandOver(case["kind"]), policy, NODE)
+    decision = by_record(_record(case), HandOver(case["kind"]), policy, ran=True)
     assert decision.reason
-    if decision.answer is Answer.GO_BY_EXCEPTION:
+    if decision.verdict is Verdict.GRANT and decision.basis is not Basis.CERTIFICATE:
         assert decision.basis in (case["kind"], Basis.OBSERVED)
         return OBSERVED if decision.basis is Basis.OBSERVED else EXCEPTION
-    assert decision.basis is (Basis.CERTIFICATE if decision.answer is Answer.GO_ON_CERTIFICATE else None)
+    assert decision.basis is (Basis.CERTIFICATE if decision.verdict is Verdict.GRANT else None)
     return {
-        Answer.GO_ON_CERTIFICATE: CERTIFICATE,
-        Answer.WAIT_FOR_SCRUB: WAITS,
-        Answer.SCRUB: SLOW,
-        Answer.REFUSE: REFUSED,
-    }[decision.answer]
+        Verdict.GRANT: CERTIFICATE,
+        Verdict.JOIN: WAITS,
+        Verdict.SCRUB: SLOW,
+        Verdict.REFUSE: REFUSED,
+    }[decision.verdict]
 
 
 @pytest.mark.parametrize("rule", RECORDS.rows, ids=lambda each: each.rule)

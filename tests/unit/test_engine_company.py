@@ -9,7 +9,7 @@ from scrubber.domain.basis import Basis
 from scrubber.domain.errors import Quarantined
 from scrubber.domain.health import Health
 from scrubber.domain.hygiene import Hygiene
-from scrubber.engine.joining import foreign_refusal
+from scrubber.engine.refusals import foreign_assignment
 from tests.world.asking import answered, ask, started
 from tests.world.sharing import RESOURCE, a_shared_world
 from tests.world.timeline import in_virtual_time
@@ -58,10 +58,10 @@ def test_only_the_pod_that_asks_may_have_the_device_under_another_plugins_resour
     owner: Pod, asking: Pod | None, refused: bool
 ) -> None:
     reading = Reading(Trust.TRUSTED, (Assignment(owner, "main", frozenset({"gpu"}), resource="vendor.com/gpu"),))
-    refusal = foreign_refusal("gpu", asking, reading, frozenset({RESOURCE}))
-    assert (refusal is not None) is refused
-    assert refusal is None or owner.name not in refusal.public
-    assert foreign_refusal("gpu", asking, reading, frozenset()) is None, "nothing is foreign while nothing is our own"
+    other = reading.second_owner("gpu", frozenset({RESOURCE}), asking)
+    assert (other is not None) is refused
+    assert other is None or owner.name not in foreign_assignment("gpu", other, {RESOURCE}).public
+    assert reading.second_owner("gpu", frozenset(), asking) is None, "nothing is foreign while nothing is our own"
 
 
 @in_virtual_time

@@ -20,6 +20,7 @@ from scrubber.domain.evidence import (
     StepResult,
     Verdict,
 )
+from scrubber.domain.handover import Checks, Decision, HandoverFacts, decide
 from scrubber.domain.health import Cause, Health, WayBack
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Policy, Proof, XidClass
@@ -77,6 +78,12 @@ def grant(sequence: int = 1, to: Assignment | None = None, **more: object) -> Gr
     unknown = more.pop("unknown", False)
     given = Grant(sequence, None if unknown else to or assignment(), HandOver.UNKNOWN, NOW, NODE.boot)
     return replace(given, **more)  # type: ignore[arg-type]
+
+
+def by_record(device: DeviceRecord, kind: HandOver, policy: Policy, *, ran: bool = True) -> Decision:
+    """The answer for a whole device of which everything but its record is well."""
+    facts = HandoverFacts(record=device, kind=kind, policy=policy, identity=NODE, ran=ran)
+    return decide(replace(facts, earlier=frozenset(), checks=Checks(passed=True)))
 
 
 def certificate(**more: object) -> Certificate:

@@ -1,4 +1,4 @@
-"""Who else has a device: the refusal of one with two owners, and joining one that is shared.
+"""Starting on a share of a device that other pods have shares of.
 
 Others hold the device by grants of their own, so that somebody holds it says nothing. Instead everybody who is seen to use
 it must be one of them, and the certificate says that no more was asked.
@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from scrubber.domain.assignment import Assignment, Pod, Reading
+from scrubber.domain.assignment import Pod, Reading
 from scrubber.domain.basis import UNPROVED
-from scrubber.domain.codes import ErrorCode
-from scrubber.domain.errors import NotReady, Retry
+from scrubber.domain.errors import Retry
 from scrubber.domain.evidence import (
     Finding,
     FindingCode,
@@ -25,12 +24,9 @@ from scrubber.domain.evidence import (
     StepResult,
     Verdict,
 )
-from scrubber.domain.health import Health
-from scrubber.domain.hygiene import Hygiene
-from scrubber.domain.leftover import PodState, Standing
+from scrubber.domain.leftover import Standing
 from scrubber.domain.record import DeviceRecord, Grant
-from scrubber.domain.sharing import Beside, Neighbour, beside
-from scrubber.domain.sharing import Verdict as SharingVerdict
+from scrubber.domain.sharing import Neighbour
 from scrubber.domain.telemetry import Holder, HolderKind
 from scrubber.domain.using import Use, judge_use
 from scrubber.engine import scrub
@@ -39,98 +35,28 @@ from scrubber.engine.keeper import Keeper
 from scrubber.engine.scrub import ScrubResult
 from scrubber.engine.steps.work import Work
 
-__all__ = ["Company", "check_beside", "company_of", "foreign_refusal", "joined", "must_wait", "neighbours_of"]
+__all__ = ["check_beside", "joined", "neighbour", "others_on"]
 
 
 _LOOK_AGAIN = 0.1
 """Seconds after which who seems to have no grant is looked at once more: a process that has just ended shows no pod."""
 
 
-@dataclass(frozen=True, slots=True)
-class Company:
-    """What sharing means for one start.
+async def others_on(
+    keeper: Keeper, asking: Pod | None, share: frozenset[str], reading: Reading
+) -> list[tuple[Grant, Standing]]:
+    """Whom a container would be beside on ``share`` of the device: the open grants, and where their pods stand.
 
-    Attributes:
-        over: sequences of grants whose pods are over and proved to be the kubelet's no longer: nothing of them is left to
-            wait for.
+    A pod is beside itself only where it has another share, too: else it starts again on the one it had.
     """
-
-    verdict: SharingVerdict
-    over: frozenset[int] = frozenset()
-
-
-async def company_of(
-    keeper: Keeper, starting: Assignment | None, share: frozenset[str], reading: Reading, instruments: Instruments
-) -> Company:
-    """Whom a container would be beside on ``share`` of the device, and whether it may.
-
-    Args:
-        starting: whose start it is, by the kubelet's list, or for an init container by its checkpoint beside a list that is
-            trusted; None when that is not certain.
-    """
-    device, record, asking = keeper.device.id, keeper.record, None if starting is None else starting.pod
-    # A pod is beside itself only where it has another share, too: else it starts again on the one it had.
-    several = asking is not None and bool(reading.shares_of(asking, device) - share)
+    several = asking is not None and bool(reading.shares_of(asking, keeper.device.id) - share)
     standings = await keeper.standings(asking, shares=several)
-    others = [(grant, where) for grant, where in standings if several or asking is None or grant.pod != asking]
-    verdict = beside(
-        asking,
-        [_neighbour(grant, where) for grant, where in others],
-        keeper.policy.sharing,
-        sound=record.hygiene is Hygiene.IN_USE and record.health is Health.HEALTHY and not record.tainted,
-    )
-    living = [grant for grant, where in others if where.state is PodState.LIVING]
-    if verdict.answer is Beside.WAIT and asking is not None and all(grant.pod == asking for grant in living):
-        # No other pod is there to wait for: the device is scrubbed, unless a container of the pod holds it.
-        verdict = SharingVerdict(Beside.ALONE)
-    over = (
-        grant.sequence
-        for grant, where in others
-        if where.state is PodState.OVER and grant.pod is not None and instruments.pods.absent(grant.pod)
-    )
-    return Company(verdict, frozenset(over) if verdict.answer is Beside.JOIN else frozenset())
+    return [(grant, where) for grant, where in standings if several or asking is None or grant.pod != asking]
 
 
-async def neighbours_of(
-    keeper: Keeper, starting: Assignment | None, share: frozenset[str], reading: Reading
-) -> tuple[Neighbour, ...]:
-    device, asking = keeper.device.id, None if starting is None else starting.pod
-    several = asking is not None and bool(reading.shares_of(asking, device) - share)
-    standings = await keeper.standings(asking, shares=several)
-    return tuple(
-        _neighbour(grant, where) for grant, where in standings if several or asking is None or grant.pod != asking
-    )
-
-
-def _neighbour(grant: Grant, where: Standing) -> Neighbour:
+def neighbour(grant: Grant, where: Standing) -> Neighbour:
     share = grant.assignment is not None and bool(grant.assignment.shares)
     return Neighbour(grant.pod, where.state, share, grant.basis not in UNPROVED)
-
-
-def foreign_refusal(device: str, asking: Pod | None, reading: Reading, own: frozenset[str]) -> NotReady | None:
-    """The refusal while another plugin or driver has given the device to another pod, too: then it has two owners.
-
-    Args:
-        own: our own resources; while none is known nothing is foreign.
-    """
-    for each in reading.foreign(device, own) if own else ():
-        if each.pod != asking:
-            return NotReady(
-                f"Device {device} is {each.pod.namespace}/{each.pod.name}'s, too, as {each.resource}, which is none of our "
-                f"resources ({', '.join(sorted(own))}): stop that plugin or driver, or exclude the device from it.",
-                public=f"Device {device} was also given out as {each.resource}. The start is tried again.",
-                code=ErrorCode.FOREIGN_ASSIGNMENT,
-            )
-    return None
-
-
-def must_wait(device: str, reason: str) -> NotReady:
-    """The refusal of a start on a device that others have."""
-    return NotReady(
-        f"Device {device} cannot be shared now: {reason}.",
-        public=f"Device {device} is in use, and this pod may not be on it beside whoever has it. The start is tried again.",
-        code=ErrorCode.SHARING,
-    )
 
 
 async def check_beside(keeper: Keeper, pods: int, instruments: Instruments) -> tuple[ScrubRecord, ScrubResult]:

@@ -1,4 +1,4 @@
-"""One hand-over from request to answer: get every device ready, then grant all of them in one transaction, or none."""
+"""One hand-over from request to answer: prepare every device, then grant all of them in one transaction, or none."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from scrubber.engine import narrate
 from scrubber.engine.container_start import AwaitedStart, await_start, follow_start
 from scrubber.engine.finish import to_the_end
 from scrubber.engine.instruments import Instruments
-from scrubber.engine.joining import joined
 from scrubber.engine.keeper import Keeper
-from scrubber.engine.readiness import Readiness, Ready, Wanted
+from scrubber.engine.prepare import Preparation, Prepared, Requested
 from scrubber.engine.sealing import sealed
+from scrubber.engine.shared_start import joined
 from scrubber.engine.views import Granted
 from scrubber.ports import Change
 
-__all__ = ["Handing"]
+__all__ = ["GrantRequest"]
 
 _PAUSE = 0.02
 _CHECK_AGE = 2.0
 """Seconds for which a fast path's checks count: a device that waited longer for its siblings is checked again."""
 
 
-class Handing:
+class GrantRequest:
     """One request for a set of devices.
 
     Args:
-        wanted: the devices asked for, in the order of their ids: the order in which locks are taken.
+        requested: the devices asked for, in the order of their ids: the order in which locks are taken.
         resource: the kubelet's name of what is asked for; empty where the caller did not say.
         earlier: all grants that the node knows of, for the baseline of a pod that has other devices too.
         own: the resources under which our own plugins hand devices out.
@@ -45,7 +45,7 @@ class Handing:
 
     def __init__(
         self,
-        wanted: Sequence[Wanted],
+        requested: Sequence[Requested],
         *,
         resource: str,
         instruments: Instruments,
@@ -53,9 +53,10 @@ class Handing:
         own: Callable[[], frozenset[str]],
         deadline: float,
     ) -> None:
-        self._keepers = [each.keeper for each in wanted]
+        self._keepers = [each.keeper for each in requested]
         self._devices = [
-            Readiness(each, resource=resource, instruments=instruments, own=own, deadline=deadline) for each in wanted
+            Preparation(each, resource=resource, instruments=instruments, own=own, deadline=deadline)
+            for each in requested
         ]
         self._instruments = instruments
         self._earlier = earlier
@@ -72,10 +73,10 @@ class Handing:
             Quarantined, Held, NotReady, LedgerFailure.
         """
         while True:
-            ready = await self._together([each.reached() for each in self._devices])
+            prepared = await self._together([each.reached() for each in self._devices])
             try:
                 with self._instruments.tracer.span("grant"):
-                    granted = await self._grant(ready)
+                    granted = await self._grant(prepared)
             except DeviceFault:
                 granted = None  # the next round meets it again, and takes the device out of service
             if granted is not None:
@@ -91,7 +92,7 @@ class Handing:
                 )
             await self._instruments.clock.sleep(_PAUSE)
 
-    async def _together(self, waits: Sequence[Awaitable[Ready]]) -> list[Ready]:
+    async def _together(self, waits: Sequence[Awaitable[Prepared]]) -> list[Prepared]:
         """All results, or the first refusal: it ends the waiting of the others, not the scrubs they wait for."""
         if len(waits) == 1:
             return [await waits[0]]  # nobody to wait for beside it: a task for it would be two more turns of the loop
@@ -103,13 +104,13 @@ class Handing:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _grant(self, ready: Sequence[Ready]) -> tuple[Granted, ...] | None:
-        """Grant everything in one transaction, or answer None because something has moved since it was ready."""
-        baselines = [await self._baseline(each) for each in ready]
+    async def _grant(self, prepared: Sequence[Prepared]) -> tuple[Granted, ...] | None:
+        """Grant everything in one transaction, or answer None because something has moved since it was prepared."""
+        baselines = [await self._baseline(each) for each in prepared]
         async with AsyncExitStack() as locks:
             for keeper in self._keepers:
                 await locks.enter_async_context(keeper.deciding())
-            for keeper, each in zip(self._keepers, ready, strict=True):
+            for keeper, each in zip(self._keepers, prepared, strict=True):
                 aged = self._instruments.clock.monotonic() - each.checked_at > _CHECK_AGE
                 if aged or keeper.record.version != each.version or keeper.job is not None:
                     return None
@@ -121,10 +122,10 @@ class Handing:
                     return None
                 if each.decision.basis not in UNJUDGED and keeper.unwatched:
                     return None
-            if any(keeper.policy != each.policy for keeper, each in zip(self._keepers, ready, strict=True)):
+            if any(keeper.policy != each.policy for keeper, each in zip(self._keepers, prepared, strict=True)):
                 return None  # it was judged by rules that are in force no more, or a glass was mended meanwhile
             change, granted, left_out = Change(), [], Change()
-            for keeper, each, baseline in zip(self._keepers, ready, baselines, strict=True):
+            for keeper, each, baseline in zip(self._keepers, prepared, baselines, strict=True):
                 part, answer = self._one(keeper, each, baseline)
                 change |= part
                 granted.append(answer)
@@ -133,7 +134,7 @@ class Handing:
             async def store_and_believe() -> None:
                 # What was left out of the audit trail is in the log already, and is counted.
                 await self._instruments.ledger.commit(left_out | change)
-                for keeper, record, each in zip(self._keepers, change.records, ready, strict=True):
+                for keeper, record, each in zip(self._keepers, change.records, prepared, strict=True):
                     keeper.believe_granted(record, each.allocations)
                 self.granted = tuple(granted)
                 self.versions = tuple(record.version for record in change.records)
@@ -142,15 +143,15 @@ class Handing:
                     self._instruments.journal.scrubbed(check)
 
             # Watched from before the answer: the kubelet starts the container as soon as it has that.
-            created = self._watch_pods(ready)
+            created = self._watch_pods(prepared)
             try:
                 await to_the_end(store_and_believe())
             finally:
                 self._follow(created)
         return self.granted
 
-    def _watch_pods(self, ready: Sequence[Ready]) -> list[AwaitedStart]:
-        pods = {each.assignment.pod for each in ready if each.assignment is not None}
+    def _watch_pods(self, prepared: Sequence[Prepared]) -> list[AwaitedStart]:
+        pods = {each.assignment.pod for each in prepared if each.assignment is not None}
         return [start for pod in pods if (start := await_start(pod, instruments=self._instruments)) is not None]
 
     def _follow(self, awaited: Sequence[AwaitedStart]) -> None:
@@ -163,13 +164,13 @@ class Handing:
             follow = follow_start(start, keepers, instruments=self._instruments)
             self._instruments.spawn(follow, f"start {start.pod.uid}")
 
-    async def _baseline(self, ready: Ready) -> tuple[Process, ...]:
+    async def _baseline(self, prepared: Prepared) -> tuple[Process, ...]:
         boot = self._instruments.identity.boot
         earlier = [grant for grant in self._earlier() if grant.boot == boot]
         try:
-            return await self._instruments.pods.baseline(ready.assignment, earlier)
+            return await self._instruments.pods.baseline(prepared.assignment, earlier)
         except Unreadable as unreadable:
-            if ready.decision.basis in UNJUDGED:
+            if prepared.decision.basis in UNJUDGED:
                 return ()
             raise NotReady(
                 f"The processes of the pod that is to start cannot be told, so its end could not be either: {unreadable}",
@@ -177,38 +178,38 @@ class Handing:
                 code=ErrorCode.POD_UNREADABLE,
             ) from unreadable
 
-    def _one(self, keeper: Keeper, ready: Ready, baseline: tuple[Process, ...]) -> tuple[Change, Granted]:
+    def _one(self, keeper: Keeper, prepared: Prepared, baseline: tuple[Process, ...]) -> tuple[Change, Granted]:
         """The change that grants one device, and its part of the answer."""
         record = keeper.record
         instruments, now = self._instruments, self._instruments.clock.wall()
         sequence = record.grants + 1
-        basis = ready.decision.basis
-        assert basis is not None  # whatever is ready may go
+        basis = prepared.decision.basis
+        assert basis is not None  # whatever is prepared may go
         used = record.certificate if basis is Basis.CERTIFICATE else None
         fast = certify(
-            ready.check,
-            ready.check.steps,
+            prepared.check,
+            prepared.check.steps,
             record,
             identity=instruments.identity,
-            policy=ready.policy,
+            policy=prepared.policy,
             certificate_id=instruments.new_id("cert"),
             now=now,
             rests_on=record.rests_on,
             basis=basis,
         )
         fast = replace(sealed(fast, instruments.signer), next_grant=sequence)
-        check = replace(ready.check, certificate=fast.id)
-        assignment = None if ready.assignment is None else replace(ready.assignment, shares=ready.shares)
+        check = replace(prepared.check, certificate=fast.id)
+        assignment = None if prepared.assignment is None else replace(prepared.assignment, shares=prepared.shares)
         own = record.grants_of(None if assignment is None else assignment.pod)
         cgroups = own[-1].cgroups if own else ()
         grant = Grant(
-            sequence, assignment, ready.kind, now, instruments.identity.boot, fast.id, basis, baseline, cgroups
+            sequence, assignment, prepared.kind, now, instruments.identity.boot, fast.id, basis, baseline, cgroups
         )
         spent = (fast,) if used is None else (replace(used, next_grant=sequence), fast)
         seconds = instruments.clock.monotonic() - self._began
-        after = record.granted(grant, fast, certain=ready.certain)
-        after = joined(after, ready.over) if ready.joins else after
-        if ready.kind in (HandOver.OTHER_TENANT, HandOver.UNKNOWN):
+        after = record.granted(grant, fast, certain=prepared.certain)
+        after = joined(after, prepared.over) if prepared.joins else after
+        if prepared.kind in (HandOver.OTHER_TENANT, HandOver.UNKNOWN):
             after = replace(after.for_another(now), version=after.version)
         path = Path.FAST if used is None or used.issued_at < now - seconds else Path.SLOW
         change = Change(
@@ -218,4 +219,4 @@ class Handing:
             scrubs=(check,),
             events=(narrate.granted(grant, fast, path.value, seconds),),
         )
-        return change, Granted(record.device, sequence, ready.kind, path, fast.id, basis)
+        return change, Granted(record.device, sequence, prepared.kind, path, fast.id, basis)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scrubber.domain.admission import Answer, may_be_handed_over
 from scrubber.domain.basis import Basis, HandOver
+from scrubber.domain.handover import Verdict
 from scrubber.domain.health import Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Policy, Proof
 from scrubber.domain.record import DeviceRecord
-from tests.world.samples import NODE, policies, records
+from tests.world.samples import NODE, by_record, policies, records
 
 kinds = st.sampled_from(HandOver)
 
@@ -20,7 +20,7 @@ kinds = st.sampled_from(HandOver)
 def test_nothing_goes_that_the_kubelet_is_not_shown_as_healthy(
     device: DeviceRecord, kind: HandOver, policy: Policy
 ) -> None:
-    if may_be_handed_over(device, kind, policy, NODE).go:
+    if by_record(device, kind, policy).verdict is Verdict.GRANT:
         assert device.advertised
 
 
@@ -28,7 +28,8 @@ def test_nothing_goes_that_the_kubelet_is_not_shown_as_healthy(
 def test_a_go_on_a_certificate_has_one_that_is_unused_and_of_this_grant_boot_driver_and_policy(
     device: DeviceRecord, kind: HandOver, policy: Policy
 ) -> None:
-    if may_be_handed_over(device, kind, policy, NODE).answer is not Answer.GO_ON_CERTIFICATE:
+    found = by_record(device, kind, policy)
+    if (found.verdict, found.basis) != (Verdict.GRANT, Basis.CERTIFICATE):
         return
     rests_on = device.certificate
     assert rests_on is not None
@@ -43,9 +44,9 @@ def test_a_go_on_a_certificate_has_one_that_is_unused_and_of_this_grant_boot_dri
 def test_an_exception_is_named_by_the_policy_and_knows_the_previous_tenant(
     device: DeviceRecord, kind: HandOver, policy: Policy
 ) -> None:
-    decision = may_be_handed_over(device, kind, policy, NODE)
-    assert (decision.answer is Answer.GO_BY_EXCEPTION) == (decision.basis not in (None, Basis.CERTIFICATE))
-    if decision.answer is Answer.GO_BY_EXCEPTION:
+    decision = by_record(device, kind, policy)
+    assert (decision.verdict is Verdict.GRANT) == (decision.basis is not None)
+    if decision.verdict is Verdict.GRANT and decision.basis is not Basis.CERTIFICATE:
         assert decision.basis == kind.value
         assert policy.proof_for(kind) is Proof.CHECKS
         assert kind is not HandOver.UNKNOWN
@@ -56,4 +57,4 @@ def test_an_exception_is_named_by_the_policy_and_knows_the_previous_tenant(
 
 @given(records, kinds, policies)
 def test_every_answer_gives_a_reason(device: DeviceRecord, kind: HandOver, policy: Policy) -> None:
-    assert may_be_handed_over(device, kind, policy, NODE).reason
+    assert by_record(device, kind, policy).reason

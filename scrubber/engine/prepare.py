@@ -1,0 +1,330 @@
+"""Preparing one device for a start: gather the facts, act on what :func:`scrubber.domain.handover.decide` answers, wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from scrubber.domain.assignment import Assignment, Pod, Reading, Trust
+from scrubber.domain.basis import Basis, HandOver, judge
+from scrubber.domain.codes import ErrorCode
+from scrubber.domain.errors import DeviceFault, NotReady, Quarantined, ScrubberError
+from scrubber.domain.evidence import Finding, FindingCode, Occasion, Outcome, ScrubRecord, Step
+from scrubber.domain.handover import Checks, Decision, HandoverFacts, Look, Verdict, decide
+from scrubber.domain.hygiene import Hygiene
+from scrubber.domain.leftover import PodState, Standing
+from scrubber.domain.policy import Policy
+from scrubber.domain.record import DeviceRecord, Grant
+from scrubber.domain.signals import fault_finding
+from scrubber.domain.using import Use
+from scrubber.engine import refusals
+from scrubber.engine.instruments import Instruments
+from scrubber.engine.keeper import Keeper
+from scrubber.engine.shared_start import check_beside, neighbour, others_on
+from scrubber.ports import Event, Span
+
+__all__ = ["Preparation", "Prepared", "Requested"]
+
+_POLL_FIRST, _POLL_LAST = 0.02, 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Requested:
+    """A device that is asked for, and under which of the kubelet's ids; ``share``: as one of several that have it."""
+
+    keeper: Keeper
+    ids: frozenset[str]
+    share: bool = False
+
+    @property
+    def device(self) -> str:
+        return self.keeper.device.id
+
+    @property
+    def shares(self) -> frozenset[str]:
+        """The ids to look for in the kubelet's lists; empty where whoever has the device has all of it."""
+        return self.ids if self.share else frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What one device's grant would rest on, as of a version of its record."""
+
+    version: int
+    assignment: Assignment | None
+    certain: bool
+    kind: HandOver
+    decision: Decision
+    check: ScrubRecord
+    checked_at: float
+    allocations: int
+    policy: Policy
+    shares: frozenset[str] = frozenset()
+    over: frozenset[int] = frozenset()
+
+    @property
+    def joins(self) -> bool:
+        return self.decision.basis is Basis.SHARED
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """Whose start it is, by one reading of the kubelet.
+
+    Attributes:
+        certain: the assignment, where the kubelet's witnesses agree.
+        following: that, or what one witness says.
+        own: the pod, where it is certain enough to tell its own earlier use from that of others.
+    """
+
+    certain: Assignment | None
+    following: Assignment | None
+    own: Pod | None
+
+
+class Preparation:
+    """One device of one request, for as long as the request lasts.
+
+    Args:
+        resource: the kubelet's name of what is asked for; empty where the caller did not say.
+        own: the resources under which our own plugins hand devices out.
+        deadline: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        requested: Requested,
+        *,
+        resource: str,
+        instruments: Instruments,
+        own: Callable[[], frozenset[str]],
+        deadline: float,
+    ) -> None:
+        self._requested = requested
+        self._resource = resource
+        self._instruments = instruments
+        self._own = own
+        self._deadline = deadline
+        self._asked_for: tuple[Assignment | None, ...] = ()
+        self._allocations = requested.keeper.allocations
+
+    def _left(self) -> float:
+        return self._deadline - self._instruments.clock.monotonic()
+
+    async def reached(self) -> Prepared:
+        """The device, prepared, as soon as it is.
+
+        Raises:
+            Quarantined, NotReady, LedgerFailure: it is not, and the time is up; or it will not be.
+        """
+        with self._instruments.tracer.span("device", device=self._requested.device, tenant=None) as span:
+            ready = await self._reached(span)
+            span.note(kind=ready.kind.value, exception=ready.decision.basis and ready.decision.basis.exception)
+            return ready
+
+    async def _reached(self, span: Span) -> Prepared:
+        pause, keeper = _POLL_FIRST, self._requested.keeper
+        while True:
+            reading = await self._instruments.pods.refresh()
+            await keeper.void_if_unwatched()
+            outcome = await self._round(reading, span)
+            if isinstance(outcome, Prepared):
+                return outcome
+            left = self._left()
+            if left <= 0:
+                raise outcome or _being_scrubbed(keeper)
+            if outcome is not None:
+                await self._instruments.clock.sleep(min(pause, left))
+                pause = min(_POLL_LAST, pause * 2)
+
+    async def _round(self, reading: Reading, span: Span) -> Prepared | ScrubberError | None:
+        """One round; a device that cannot be looked at is out of service."""
+        try:
+            return await self._decided(reading, span)
+        except DeviceFault as fault:
+            await self._requested.keeper.report([fault_finding(Step.HOLDERS, fault)])
+            return refusals.cannot_be_looked_at(self._requested.device, fault)
+
+    async def _decided(self, reading: Reading, span: Span) -> Prepared | ScrubberError | None:
+        """One round: prepared, the refusal to give if time is up now, or None when something moved: look again at once."""
+        requested, instruments = self._requested, self._instruments
+        keeper, record, share = requested.keeper, requested.keeper.record, requested.shares
+        start = self._start_by(reading)
+        span.note(tenant=None if start.following is None else start.following.pod.tenant)
+        allocations = keeper.allocations
+        facts = HandoverFacts(
+            record=record,
+            kind=judge(
+                record.previous,
+                start.certain,
+                allocated_since=keeper.allocated_since,
+                containers=reading.containers_with(requested.device, share),
+                init_containers_known=reading.init_containers_known,
+            ),
+            policy=keeper.policy,
+            identity=instruments.identity,
+            ran=record.last_grant is not None and instruments.pods.ran(record.last_grant),
+            trouble=self._trouble(reading, start),
+            share=requested.share,
+            asking=start.own,
+        )
+        check: ScrubRecord | None = None
+        others: list[tuple[Grant, Standing]] = []
+        while (decision := decide(facts)).verdict is Verdict.LOOK:
+            match decision.look:
+                case Look.NEIGHBOURS:
+                    others = await others_on(keeper, start.own, share, reading)
+                    facts = replace(facts, neighbours=tuple(neighbour(*each) for each in others))
+                case Look.EARLIER:
+                    facts = replace(facts, earlier=await self._other_pods(keeper, start.following))
+                case _:
+                    check, checks = await self._checks(decision)
+                    if checks.held and record.hygiene is not Hygiene.IN_USE and await keeper.touched(record):
+                        return None
+                    facts = replace(facts, checks=checks)
+        if decision.verdict is not Verdict.GRANT:
+            return await self._not_granted(decision, facts, start)
+        assert check is not None  # nothing is granted unchecked
+        over = (grant.sequence for grant, where in others if self._is_closed(grant, where))
+        return Prepared(
+            record.version,
+            None if start.following is None else instruments.pods.as_it_starts(start.following, requested.device),
+            start.certain is not None,
+            facts.kind,
+            decision,
+            check,
+            instruments.clock.monotonic(),
+            allocations,
+            facts.policy,
+            shares=share,
+            over=frozenset(over if decision.basis is Basis.SHARED else ()),
+        )
+
+    def _start_by(self, reading: Reading) -> _Start:
+        device, share = self._requested.device, self._requested.shares
+        certain = reading.assignment_of(device, share, resource=self._resource)
+        following = certain or reading.hint_of(device, share)
+        # No list names an ordinary init container. The checkpoint does, and beside a list that is trusted and that it bears
+        # out it names active pods only: enough to know the starting pod's own earlier use from that of others.
+        sure = reading.trust is Trust.TRUSTED and reading.init_containers_known
+        starting = certain or (following if sure else None)
+        return _Start(certain, following, None if starting is None else starting.pod)
+
+    def _trouble(self, reading: Reading, start: _Start) -> ErrorCode | None:
+        """What is wrong with the assignment, by the kubelet's word."""
+        requested, following = self._requested, start.following
+        self._asked_for = self._asked_for or (following,)
+        # Other pods are given other shares all the while; the whole of a device only when it is this pod's no longer.
+        allocated = not requested.share and requested.keeper.allocations != self._allocations
+        if allocated or self._asked_for != (following,):
+            return ErrorCode.REASSIGNED
+        if self._second_owner(reading, start) is not None:
+            return ErrorCode.FOREIGN_ASSIGNMENT
+        nobodys = following is None and reading.trust is Trust.TRUSTED
+        if nobodys and not reading.having(requested.device, requested.shares):
+            return ErrorCode.UNASSIGNED
+        return None
+
+    def _second_owner(self, reading: Reading, start: _Start) -> Assignment | None:
+        asking = None if start.following is None else start.following.pod
+        return reading.second_owner(self._requested.device, self._own(), asking)
+
+    async def _checks(self, decision: Decision) -> tuple[ScrubRecord, Checks]:
+        keeper = self._requested.keeper
+        if decision.basis is Basis.SHARED:
+            check, result = await check_beside(keeper, decision.pods, self._instruments)
+        else:
+            check, result = await keeper.check(Occasion.START)
+        checks = Checks(result.outcome is Outcome.PASSED, tuple(result.findings))
+        return check, replace(checks, ghost=checks.held and await keeper.nobodys())
+
+    async def _not_granted(self, decision: Decision, facts: HandoverFacts, start: _Start) -> ScrubberError | None:
+        """Do what ``decision`` says; the refusal to give if time is up now, or None to decide again at once."""
+        keeper, device = self._requested.keeper, self._requested.device
+        findings = () if facts.checks is None else facts.checks.findings
+        match decision.verdict, decision.code:
+            case Verdict.RECORD, _:
+                await keeper.report(findings)
+                return None
+            case Verdict.JOIN, _:
+                return await self._join(keeper, start.own)
+            case Verdict.SCRUB, _:
+                return await self._scrub(keeper, facts.record, start.own)
+            case Verdict.WAIT, ErrorCode.FOREIGN_ASSIGNMENT:
+                other = self._second_owner(self._instruments.pods.reading, start)
+                return None if other is None else refusals.foreign_assignment(device, other, self._own())
+            case Verdict.WAIT, ErrorCode.SHARING:
+                await self._note_unauthorized(keeper, findings)
+                return refusals.cannot_be_shared(device, decision.reason)
+            case Verdict.WAIT, ErrorCode.HELD:
+                return await keeper.held_by_own_pod(start.own) or refusals.held(device, keeper.record.state)
+            case Verdict.WAIT, _:
+                return await keeper.obstacle(start.own)
+            case _, ErrorCode.REASSIGNED:
+                raise refusals.reassigned(device)
+            case _, ErrorCode.UNASSIGNED:
+                raise refusals.unassigned(device)
+            case _:
+                await self._let_it_recover(keeper, facts.record, start.own)
+                raise Quarantined(f"Device {device}: {decision.reason}.", public=keeper.view.refusal)
+
+    def _is_closed(self, grant: Grant, where: Standing) -> bool:
+        """Whether the pod of ``grant`` is over and proved to be the kubelet's no longer: there is nothing left to wait for."""
+        return where.state is PodState.OVER and grant.pod is not None and self._instruments.pods.absent(grant.pod)
+
+    async def _let_it_recover(self, keeper: Keeper, record: DeviceRecord, asking: Pod | None) -> None:
+        """Let the device heal under the pod that waits for it, if nothing else of an earlier grant lives."""
+        if asking is None or asking.uid is None or keeper.job is not None:
+            return
+        try:
+            living = any(where.state is PodState.LIVING for _, where in await keeper.standings(asking))
+        except DeviceFault:
+            return  # it is out of service for that very reason
+        if not living:
+            keeper.note_waiting(asking)
+            await keeper.release(record)
+
+    async def _other_pods(self, keeper: Keeper, following: Assignment | None) -> frozenset[PodState]:
+        """Where the pods of earlier grants stand, the asking pod's own left out: its other containers may live."""
+        asking = None if following is None else following.pod
+        mine = None if asking is None or asking.uid is None else asking
+        return frozenset([where.state for _, where in await keeper.standings(asking, leaving_out=mine)])
+
+    async def _note_unauthorized(self, keeper: Keeper, findings: Sequence[Finding]) -> None:
+        """Record that somebody uses a shared device without a grant, if the checks met one."""
+        stranger = next((finding for finding in findings if finding.code == FindingCode.UNKNOWN_HOLDER), None)
+        if stranger is not None and not keeper.record.tainted:
+            fields = {"use": Use.STRANGER.value, "sentence": stranger.sentence}
+            now = self._instruments.clock.wall()
+            await keeper.intruded(Event("use.ungranted", now, keeper.device.id, fields=fields))
+
+    async def _join(self, keeper: Keeper, asking: Pod | None) -> ScrubberError | None:
+        job = keeper.job
+        left = self._left()
+        if job is None or left <= 0:
+            return _being_scrubbed(keeper)
+        try:
+            async with self._instruments.clock.timeout(left):
+                with self._instruments.tracer.span("wait", scrub_id=job.id):
+                    finished = await job.wait()
+        except TimeoutError:
+            return _being_scrubbed(keeper)
+        if finished.outcome in (Outcome.PASSED, Outcome.FAILED):
+            return None
+        return await keeper.obstacle(asking) or _being_scrubbed(keeper)
+
+    async def _scrub(self, keeper: Keeper, record: DeviceRecord, asking: Pod | None) -> ScrubberError | None:
+        """Start the slow path, unless it would get nowhere, and wait for it."""
+        obstacle = await keeper.obstacle(asking)
+        if obstacle is not None:
+            return obstacle
+        await keeper.release(record)
+        try:
+            await keeper.start_scrub(Occasion.START, asking=asking)
+        except NotReady as granted_meanwhile:
+            return granted_meanwhile
+        return await self._join(keeper, asking)
+
+
+def _being_scrubbed(keeper: Keeper) -> NotReady:
+    return refusals.being_scrubbed(keeper.device.id, keeper.record.state, None if keeper.job is None else keeper.job.id)

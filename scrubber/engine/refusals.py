@@ -1,0 +1,115 @@
+"""The refusals of a start: for the operator what is in the way, for the pod's status no more than it may know."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from scrubber.domain.assignment import Assignment, Pod
+from scrubber.domain.codes import ErrorCode
+from scrubber.domain.errors import DeviceFault, NotReady
+from scrubber.domain.leftover import Standing
+from scrubber.domain.record import Grant
+from scrubber.domain.telemetry import Holder
+
+__all__ = [
+    "being_scrubbed",
+    "cannot_be_looked_at",
+    "cannot_be_shared",
+    "earlier_pod_lives",
+    "foreign_assignment",
+    "held",
+    "held_by_own_pod",
+    "reassigned",
+    "unassigned",
+]
+
+
+def reassigned(device: str) -> NotReady:
+    return NotReady(
+        f"Device {device} was assigned anew while its hand-over was under way.",
+        public=f"Device {device} was assigned anew. The start is tried again.",
+        code=ErrorCode.REASSIGNED,
+    )
+
+
+def unassigned(device: str) -> NotReady:
+    return NotReady(
+        f"The kubelet assigns device {device} to nobody, so nobody can be about to start on it.",
+        public=f"Device {device} is assigned to no pod of this node. The start is tried again.",
+        code=ErrorCode.UNASSIGNED,
+    )
+
+
+def foreign_assignment(device: str, other: Assignment, own: Collection[str]) -> NotReady:
+    """The refusal while another plugin or driver has given the device to ``other``, too: then it has two owners."""
+    return NotReady(
+        f"Device {device} is {other.pod.namespace}/{other.pod.name}'s, too, as {other.resource}, which is none of our "
+        f"resources ({', '.join(sorted(own))}): stop that plugin or driver, or exclude the device from it.",
+        public=f"Device {device} was also given out as {other.resource}. The start is tried again.",
+        code=ErrorCode.FOREIGN_ASSIGNMENT,
+    )
+
+
+def cannot_be_looked_at(device: str, fault: DeviceFault) -> NotReady:
+    return NotReady(
+        f"Device {device} cannot be looked at: {fault}",
+        public=f"Device {device} cannot be looked at now. The start is tried again.",
+        code=fault.code,
+    )
+
+
+def being_scrubbed(device: str, state: str, scrub: str | None) -> NotReady:
+    """The refusal while ``scrub`` is under way; None: it is about to start."""
+    message = f"Device {device} is {state} (scrub {scrub or 'about to start'})."
+    return NotReady(message, public=f"{message} The start is tried again and joins it.", code=ErrorCode.SCRUBBING)
+
+
+def held(device: str, state: str) -> NotReady:
+    return NotReady(
+        f"Device {device} is still held; its next start waits for the holder's end.",
+        public=f"Device {device} is {state}: it is still held. The start is tried again.",
+        code=ErrorCode.HELD,
+    )
+
+
+def cannot_be_shared(device: str, reason: str) -> NotReady:
+    """The refusal of a start on a device that others have."""
+    return NotReady(
+        f"Device {device} cannot be shared now: {reason}.",
+        public=f"Device {device} is in use, and this pod may not be on it beside whoever has it. The start is tried again.",
+        code=ErrorCode.SHARING,
+    )
+
+
+def earlier_pod_lives(device: str, grant: Grant, where: Standing, asking: Pod | None) -> NotReady:
+    """The refusal while the pod of an earlier grant may still act; that can be the pod that asks."""
+    if grant.pod is not None and grant.pod == asking:
+        return NotReady(
+            f"Device {device} waits for the end of container "
+            f"{', '.join(sorted({each.container for each in where.processes}) or grant.cgroups)} of "
+            f"{grant.pod.namespace}/{grant.pod.name} itself, which had the device last ({len(where.processes) or 'an unknown number of'} processes). The device has "
+            "to be cleared before this start.",
+            public=f"Device {device} is in-use: an earlier run of this pod has not ended yet. The start is tried again.",
+            code=ErrorCode.EARLIER_POD_LIVES,
+        )
+    name = "an unknown pod" if grant.pod is None else f"{grant.pod.namespace}/{grant.pod.name}"
+    return NotReady(
+        f"Device {device} waits for the end of {name} ({len(where.processes)} processes).",
+        public=f"Device {device} is in-use: its earlier use has not ended yet. The start is tried again.",
+        code=ErrorCode.EARLIER_POD_LIVES,
+    )
+
+
+def held_by_own_pod(device: str, pod: Pod, holder: Holder, container: str) -> NotReady:
+    """The refusal while another container of the starting pod holds the device.
+
+    Args:
+        container: name of that container's cgroup; empty where it is not known.
+    """
+    where = f" in container {container}" if container else ""
+    return NotReady(
+        f"Device {device} has to be cleared before this start of {pod.namespace}/{pod.name}, and PID {holder.pid} "
+        f"({holder.command or 'unknown'}){where} of the same pod holds it. The start waits until that process closes it.",
+        public=f"Device {device} is in-use by another container of this pod. The start is tried again.",
+        code=ErrorCode.HELD_BY_OWN_POD,
+    )
