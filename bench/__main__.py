@@ -21,8 +21,8 @@ from bench.figures import Amount, Timing
 from bench.node import Node, other_processes
 from bench.report import SCHEMA, Report, dump, load, render
 from bench.targets import judge
-from plugin.emulator.pods import Pod
 from scrubber import __version__
+from scrubber.emulator.pods import Pod
 
 HERE = Path(__file__).parent
 _GPU_MEMORY = "256MiB"

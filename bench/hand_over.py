@@ -15,7 +15,7 @@ from bench.echo import REFERENCE, Echo, in_turn
 from bench.figures import Quantiles, Timing
 from bench.lister import Lister
 from bench.node import Node, hand_over_message
-from plugin.emulator.pods import Pod
+from scrubber.emulator.pods import Pod
 
 __all__ = ["on_certificate", "pause", "reading_told_apart", "same_container"]
 

@@ -15,12 +15,12 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from plugin.emulator.kubelet import Kubelet
 from scrubber.adapters.clock import SystemClock
 from scrubber.adapters.kubelet.allowance import Allowance
 from scrubber.adapters.kubelet.assignments import KubeletAssignments
 from scrubber.adapters.kubelet.pod_resources import PodResources
 from scrubber.domain.assignment import Trust
+from scrubber.emulator.kubelet import Kubelet
 
 __all__ = ["Lister"]
 

@@ -22,9 +22,9 @@ import grpc
 
 from plugin.api import deviceplugin_pb2 as api
 from plugin.api import deviceplugin_pb2_grpc as rpc
-from plugin.emulator.pods import Phase, Pod
-from plugin.emulator.stage import Stage, gpu_pod, quick_kubelet
-from plugin.emulator.timings import KubeletTimings
+from scrubber.emulator.pods import Phase, Pod
+from scrubber.emulator.stage import Stage, gpu_pod, quick_kubelet
+from scrubber.emulator.timings import KubeletTimings
 
 __all__ = ["IDLE_CONTAINER", "MEMORY", "Node", "hand_over_message", "other_processes"]
 

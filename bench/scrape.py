@@ -23,7 +23,7 @@ from bench import hand_over
 from bench.echo import Echo
 from bench.figures import Amount, Quantiles, Timing
 from bench.node import Node
-from plugin.emulator.pods import Pod
+from scrubber.emulator.pods import Pod
 
 __all__ = ["CROWD", "REFERENCE", "crowded", "scrapes"]
 

@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 
 from bench.figures import Quantiles, Timing
 from bench.node import MEMORY
-from plugin.emulator.kubelet import Kubelet
-from plugin.emulator.stage import RESOURCE, Daemon, Stage
-from scrubber.cli.doctor import CHECKS
 from scrubber.cli.exits import Exit
 from scrubber.config.shipped import find_policy
+from scrubber.doctor.examination import CHECKS
+from scrubber.emulator.kubelet import Kubelet
+from scrubber.emulator.stage import RESOURCE, Daemon, Stage
 
 __all__ = ["command_line", "plugin", "service"]
 

@@ -23,9 +23,9 @@ from bench.echo import Echo
 from bench.figures import Amount, Timing
 from bench.node import Node
 from bench.opens import Opens
-from plugin.emulator.pods import Pod
 from scrubber.adapters.sim import control
 from scrubber.adapters.sim.storm import storm
+from scrubber.emulator.pods import Pod
 
 __all__ = ["CODES", "RATE", "xids"]
 

@@ -20,7 +20,7 @@ from plugin.observing import GateObserver, Nobody
 from plugin.service import ScrubService
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.domain.errors import Away, InvalidRequest, NotReady, Quarantined, ScrubberError
-from scrubber.ports import Span
+from scrubber.ports.runtime import Span
 
 __all__ = ["Gate", "GateTimes"]
 

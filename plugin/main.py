@@ -38,7 +38,7 @@ from scrubber.config.settings import Address, MetricsTls, TraceExport
 from scrubber.domain.errors import BadConfiguration, ScrubberError
 from scrubber.observability.listening import Listener, listen_or_warn
 from scrubber.observability.log_sink import Losses
-from scrubber.ports import UNTRACED, Tracer
+from scrubber.ports.runtime import UNTRACED, Tracer
 
 if TYPE_CHECKING:
     from plugin.cluster.telling import ClosableCluster, ClusterTimes, Telling

@@ -27,7 +27,7 @@ from plugin.observing import Nobody, StreamObserver
 from plugin.preferred import preferred
 from plugin.shares import Sharing, devices_of
 from scrubber.domain.errors import InvalidRequest, Quarantined, Retry, ScrubberError
-from scrubber.ports import UNTRACED, Span, Tracer
+from scrubber.ports.runtime import UNTRACED, Span, Tracer
 
 __all__ = [
     "TRACED",

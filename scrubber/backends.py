@@ -29,7 +29,7 @@ from scrubber.adapters.nvidia.work import NvidiaGpu
 from scrubber.adapters.sim.backend import SimBackend
 from scrubber.domain.device import Device, NodeIdentity
 from scrubber.domain.errors import Away, BadConfiguration
-from scrubber.ports import Diagnostics, Eraser, Holders, Inventory, Resetter, Settings, Telemetry
+from scrubber.ports.device import Diagnostics, Eraser, Holders, Inventory, Resetter, Settings, Telemetry
 
 __all__ = ["DeviceBackend", "nvidia_backend", "sim_backend"]
 

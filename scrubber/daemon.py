@@ -69,7 +69,9 @@ from scrubber.observability.logging import configure_logging
 from scrubber.observability.metrics.metrics import Metrics
 from scrubber.observability.metrics_server import check, serve_on
 from scrubber.observability.tracing import Traces, otlp
-from scrubber.ports import UNTRACED, Change, Clock, Containers, Event, LedgerState
+from scrubber.ports.node import Containers
+from scrubber.ports.record import Change, Event, LedgerState
+from scrubber.ports.runtime import UNTRACED, Clock
 from scrubber.showing import facts_of, tell_of_head, watch_trail
 
 __all__ = ["run"]

@@ -22,7 +22,8 @@ from scrubber.engine.node import Node
 from scrubber.engine.views import NodeView
 from scrubber.observability.journal import StructlogJournal
 from scrubber.observability.metrics.facts import Facts, Shown
-from scrubber.ports import AuditTrail, Clock, Event
+from scrubber.ports.record import AuditTrail, Event
+from scrubber.ports.runtime import Clock
 
 __all__ = ["facts_of", "tell_of_head", "watch_trail"]
 

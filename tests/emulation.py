@@ -16,7 +16,7 @@ from plugin.api import deviceplugin_pb2 as api
 from plugin.api import deviceplugin_pb2_grpc as rpc
 from plugin.api import pluginregistration_pb2 as watched
 from plugin.api import pluginregistration_pb2_grpc as watched_rpc
-from plugin.emulator import (
+from scrubber.emulator import (
     ContainerSpec,
     Kubelet,
     KubeletTimings,

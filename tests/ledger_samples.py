@@ -19,7 +19,7 @@ from scrubber.domain.evidence import (
 )
 from scrubber.domain.evidence import Path as ScrubPath
 from scrubber.domain.record import DeviceRecord, Grant
-from scrubber.ports import Change, Event
+from scrubber.ports.record import Change, Event
 
 GPU, OTHER_GPU = "GPU-a", "GPU-b"
 

@@ -12,7 +12,7 @@ from scrubber.domain.policy import Enforcement
 from scrubber.domain.record import DeviceRecord
 from scrubber.observability.metrics.facts import Facts, Shown
 from scrubber.observability.metrics.metrics import Metrics
-from scrubber.ports import Event
+from scrubber.ports.record import Event
 
 __all__ = ["NOON", "Measures", "event", "finding", "memory", "scrub", "shown"]
 

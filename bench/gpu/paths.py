@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from bench.figures import Quantiles
 from scrubber.domain.device import Device
-from scrubber.ports import Eraser, EraseReport, EraseRequest, Holders, Settings, Telemetry
+from scrubber.ports.device import Eraser, EraseReport, EraseRequest, Holders, Settings, Telemetry
 
 __all__ = ["Ports", "SlowPath", "fast_path", "rates", "slow_path"]
 

@@ -24,9 +24,9 @@ from typing import Any
 
 from dashboards.preview import record as recording
 from dashboards.preview.__main__ import BOARDS, NAMES, RECORDED
-from plugin.emulator.pods import Phase
-from plugin.emulator.stage import RESOURCE, gpu_pod, tenant
 from scrubber.adapters.sim import control
+from scrubber.emulator.pods import Phase
+from scrubber.emulator.stage import RESOURCE, gpu_pod, tenant
 from tests.cluster.api_server import ApiServerStandIn, kubeconfig
 from tests.dashboards.running import Prometheus
 from tests.dashboards.stage import PLUGIN, SERVICE, SOON, Node

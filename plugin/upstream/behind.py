@@ -18,7 +18,7 @@ from plugin.upstream.reception import Reception, ReceptionTimes, check_directory
 from plugin.upstream.server import BehindOurs
 from plugin.upstream.upstream import UpstreamTimes
 from plugin.upstream.vendor import VendorTimes
-from scrubber.ports import UNTRACED, Tracer
+from scrubber.ports.runtime import UNTRACED, Tracer
 
 __all__ = ["Behind", "BehindTimes"]
 

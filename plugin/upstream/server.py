@@ -29,7 +29,7 @@ from plugin.upstream.listing import Entry
 from plugin.upstream.upstream import Upstream
 from plugin.upstream.vendor import Garbled, Hung, VendorRefused
 from scrubber.domain.errors import Away, InvalidRequest, Quarantined, ScrubberError
-from scrubber.ports import UNTRACED, Span, Tracer
+from scrubber.ports.runtime import UNTRACED, Span, Tracer
 
 __all__ = ["BehindOurs", "clean_first", "within"]
 

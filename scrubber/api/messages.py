@@ -31,8 +31,7 @@ from scrubber.engine.views import (
     ScrubNews,
     ServiceView,
 )
-from scrubber.ports import HistoryEntry
-from scrubber.ports.trail import AuditRow, Head, TrailPage
+from scrubber.ports.record import AuditRow, Head, HistoryEntry, TrailPage
 
 __all__ = [
     "LONGEST_GLASS",

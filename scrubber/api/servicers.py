@@ -24,7 +24,7 @@ from scrubber.domain.device import find_device
 from scrubber.domain.errors import InvalidRequest, LedgerFailure, NotReady
 from scrubber.engine.views import DeviceView, ScrubNews, Service
 from scrubber.observability import event_names
-from scrubber.ports import HistoryEntry, HistoryQuery
+from scrubber.ports.record import HistoryEntry, HistoryQuery
 
 __all__ = ["AdminServicer", "PluginServicer", "ReadServicer"]
 

@@ -15,14 +15,15 @@ import typer
 from scrubber.cli.asking import run
 from scrubber.cli.exits import Exit
 from scrubber.cli.options import OutputOption, SocketOption, new_app
-from scrubber.cli.output import Answer, Output, complain, emit, emit_one, utc
+from scrubber.cli.output import Answer, Output, complain, emit, emit_one
 from scrubber.domain.errors import InvalidRequest, LedgerFailure
+from scrubber.domain.quantities import utc
 
 if TYPE_CHECKING:
     from scrubber.adapters.ledger.examination import Findings
     from scrubber.adapters.ledger.kept import Comparison, KeptHead
     from scrubber.api import scrubber_pb2 as pb
-    from scrubber.ports.trail import AuditRow, Head, TrailPage
+    from scrubber.ports.record import AuditRow, Head, TrailPage
 
 __all__ = ["app", "head_data", "report_data"]
 
@@ -171,7 +172,7 @@ async def _each(socket: Path, after: int, take: Callable[[TrailPage], None]) -> 
 
 
 def _page(message: pb.AuditPage) -> TrailPage:
-    from scrubber.ports.trail import AuditRow, Head, TrailPage
+    from scrubber.ports.record import AuditRow, Head, TrailPage
 
     rows = tuple(
         AuditRow(

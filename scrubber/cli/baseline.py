@@ -19,8 +19,9 @@ from scrubber.cli.asking import run
 from scrubber.cli.consent import NoInputOption, YesOption, admitted, ask, asks
 from scrubber.cli.exits import Exit
 from scrubber.cli.options import DeviceArgument, OutputOption, SocketOption, device_name, new_app
-from scrubber.cli.output import Answer, Column, Output, Section, emit, note, utc
+from scrubber.cli.output import Answer, Column, Output, Section, emit, note
 from scrubber.cli.output import show as show_on
+from scrubber.domain.quantities import utc
 
 if TYPE_CHECKING:
     from scrubber.api import scrubber_pb2 as pb

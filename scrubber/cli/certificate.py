@@ -19,8 +19,9 @@ from scrubber.cli.certified import Signed, shape, shown, standing, stated, verdi
 from scrubber.cli.exits import Exit
 from scrubber.cli.naming import find
 from scrubber.cli.options import OutputOption, SocketOption, device_name, new_app
-from scrubber.cli.output import Answer, Column, Output, complain, emit, note, tell, utc
+from scrubber.cli.output import Answer, Column, Output, complain, emit, note, tell
 from scrubber.domain.errors import Away, InvalidRequest
+from scrubber.domain.quantities import utc
 
 if TYPE_CHECKING:
     from scrubber.api import scrubber_pb2 as pb

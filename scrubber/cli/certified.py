@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from scrubber.cli.output import utc
+from scrubber.domain.quantities import utc
 
 if TYPE_CHECKING:
     from scrubber.adapters.signing.verdict import Verdict

@@ -17,7 +17,8 @@ from scrubber.cli.causes import BY_ITSELF, leads_back
 from scrubber.cli.having import had_last, tenancies
 from scrubber.cli.listing import age, chosen
 from scrubber.cli.options import DeviceArgument, OutputOption, SocketOption
-from scrubber.cli.output import Answer, Column, Output, Section, binary_size, emit, utc
+from scrubber.cli.output import Answer, Column, Output, Section, emit
+from scrubber.domain.quantities import binary_size, utc
 
 if TYPE_CHECKING:
     from scrubber.api import scrubber_pb2 as pb

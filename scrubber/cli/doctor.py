@@ -5,8 +5,7 @@ this looks for itself, works without the service and without root, changes nothi
 what to do. What it cannot look at it never calls ok. Where the service answers it says where its things are, so nobody has
 to name them.
 
-A check is a function of :class:`Node` in :data:`CHECKS`; to add one, write it in :mod:`scrubber.cli.checks`, put it there,
-and say in docs/node-setup.md what it is for.
+The checks are in :mod:`scrubber.doctor`.
 """
 
 from __future__ import annotations
@@ -19,24 +18,15 @@ from typing import Annotated, Any
 import typer
 
 from scrubber.cli.asking import run
-from scrubber.cli.checks.asking import ask_kubelet, ask_service
-from scrubber.cli.checks.cgroups import cgroups
-from scrubber.cli.checks.finding import Check, Examination, Level, Node
-from scrubber.cli.checks.gpus import device_nodes, driver, persistenced, scrub_on_free, unauthorized_use
-from scrubber.cli.checks.kubelet import kubelet, pid_namespace, plugins, pod_resources, pod_resources_socket
-from scrubber.cli.checks.ledger import ledger_disk, ledger_lock, signing_key, state_dir
-from scrubber.cli.checks.libraries import bindings, driver_libraries, libraries
-from scrubber.cli.checks.machine import clock, kernel
-from scrubber.cli.checks.permissions import capabilities, permissions, sockets
-from scrubber.cli.checks.pods import cdi_annotations, toolkit
-from scrubber.cli.checks.policy import policy
-from scrubber.cli.checks.running import results
-from scrubber.cli.checks.said import audit_head, break_glass, breaker, devices, enforcement, key, service, version
 from scrubber.cli.exits import Exit
 from scrubber.cli.options import OutputOption, SocketOption
 from scrubber.cli.output import Answer, Column, Output, emit
+from scrubber.doctor.asking import ask_kubelet, ask_service
+from scrubber.doctor.examination import examine
+from scrubber.doctor.finding import Check, Level, Node
+from scrubber.doctor.kubelet import pod_resources_socket
 
-__all__ = ["CHECKS", "add_commands", "examine", "report"]
+__all__ = ["add_commands", "report"]
 
 _KUBELET_DIR = Path("/var/lib/kubelet")
 _POD_LOGS = Path("/var/log/pods")
@@ -102,48 +92,6 @@ NodeRootOption = Annotated[
         "--policy is taken below it.",
     ),
 ]
-
-CHECKS: tuple[Examination, ...] = (
-    service,
-    version,
-    enforcement,
-    devices,
-    breaker,
-    break_glass,
-    policy,
-    permissions,
-    sockets,
-    capabilities,
-    state_dir,
-    ledger_disk,
-    ledger_lock,
-    signing_key,
-    key,
-    audit_head,
-    toolkit,
-    cdi_annotations,
-    driver,
-    driver_libraries,
-    bindings,
-    libraries,
-    device_nodes,
-    unauthorized_use,
-    scrub_on_free,
-    persistenced,
-    kubelet,
-    plugins,
-    pod_resources,
-    pid_namespace,
-    cgroups,
-    kernel,
-    clock,
-)
-"""Every check, in the order in which people read them."""
-
-
-def examine(node: Node) -> tuple[Check, ...]:
-    """What every check found about ``node``, within seconds. Raises nothing: what cannot be looked at is a finding."""
-    return results(CHECKS, node)
 
 
 def add_commands(app: typer.Typer) -> None:

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 from scrubber.cli.output import API_VERSION
 from scrubber.domain.errors import LedgerFailure
-from scrubber.ports.trail import AuditRow, Head, TrailPage
+from scrubber.ports.record import AuditRow, Head, TrailPage
 
 __all__ = ["ROW_KIND", "TRAIL_KIND", "Flawed", "pages", "row_data", "trail_data"]
 

@@ -16,7 +16,8 @@ import typer
 
 from scrubber.cli.asking import run
 from scrubber.cli.options import OutputOption, SocketOption, device_name, seconds
-from scrubber.cli.output import Answer, Column, ListDocument, Output, emit, note, plain, utc
+from scrubber.cli.output import Answer, Column, ListDocument, Output, emit, note, plain
+from scrubber.domain.quantities import utc
 
 if TYPE_CHECKING:
     from scrubber.api import scrubber_pb2 as pb

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from scrubber.cli.having import holder
-from scrubber.cli.output import Answer, Column, binary_size, utc
+from scrubber.cli.output import Answer, Column
+from scrubber.domain.quantities import binary_size, utc
 
 if TYPE_CHECKING:
     from scrubber.api import scrubber_pb2 as pb

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, TextIO
 
@@ -28,7 +27,6 @@ __all__ = [
     "ListDocument",
     "Output",
     "Section",
-    "binary_size",
     "complain",
     "delivering",
     "document",
@@ -40,7 +38,6 @@ __all__ = [
     "show",
     "table",
     "tell",
-    "utc",
     "wants_colour",
 ]
 
@@ -290,24 +287,6 @@ def tell(text: str, before: str = "") -> None:
 def plain(text: str) -> str:
     """``text`` without anything that a terminal would act on."""
     return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
-
-
-def binary_size(count: int) -> str:
-    """Bytes in the largest binary unit that leaves a whole number: ``256 MiB``."""
-    units = ("B", "KiB", "MiB", "GiB")
-    power = 0
-    while power + 1 < len(units) and count and count % 1024 == 0:
-        count //= 1024
-        power += 1
-    return f"{count} {units[power]}"
-
-
-def utc(at: float) -> str:
-    """Seconds since the epoch as ISO 8601 in UTC, to the second; a number that no calendar knows stays a number."""
-    try:
-        return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    except (OverflowError, ValueError, OSError):
-        return repr(at)
 
 
 def room(stream: TextIO | None) -> int | None:

@@ -375,6 +375,6 @@ def demo(
     ] = False,
 ) -> None:
     """Tell the story of a hand-over. It runs on a simulated node of its own, and exits with 0 if every expectation held."""
-    from plugin.emulator.story import main
+    from scrubber.emulator.story import main
 
     raise typer.Exit(main(keep=keep, directory=directory, stay=stay))

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from scrubber.cli.options import OutputOption, new_app, seconds, size
-from scrubber.cli.output import Answer, Output, binary_size, emit, note
+from scrubber.cli.output import Answer, Output, emit, note
+from scrubber.domain.quantities import binary_size
 
 if TYPE_CHECKING:
     from scrubber.adapters.sim.layout import SimNode

@@ -23,8 +23,9 @@ import typer
 from scrubber.cli.asking import run
 from scrubber.cli.cells import wrapped
 from scrubber.cli.listing import answer, chosen
-from scrubber.cli.output import Output, delivering, emit, emit_one, plain, room, table, tell, utc, wants_colour
+from scrubber.cli.output import Output, delivering, emit, emit_one, plain, room, table, tell, wants_colour
 from scrubber.domain.errors import ScrubberError
+from scrubber.domain.quantities import utc
 
 if TYPE_CHECKING:
     from scrubber.api import scrubber_pb2 as pb

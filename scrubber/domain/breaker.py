@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from scrubber.domain.health import ADVERTISED, Health, WayBack
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import BreakerRule
+from scrubber.domain.quantities import span
 from scrubber.domain.record import DeviceRecord
 from scrubber.domain.signals import SPARED
-from scrubber.domain.spans import span
 
 __all__ = ["Breaker", "breaker_of", "out_for_soft_signals"]
 

@@ -12,7 +12,7 @@ from scrubber.domain.health import Health
 from scrubber.domain.policy import Policy, ResetUse
 from scrubber.domain.record import DeviceRecord
 from scrubber.engine.instruments import Instruments
-from scrubber.ports import Change, Event
+from scrubber.ports.record import Change, Event
 
 __all__ = ["Fuse", "watch_breaker"]
 

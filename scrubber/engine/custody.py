@@ -19,7 +19,7 @@ from scrubber.engine.finish import to_the_end
 from scrubber.engine.instruments import Instruments
 from scrubber.engine.lookout import Lookout
 from scrubber.engine.neighbourhood import Neighbourhood
-from scrubber.ports import Change
+from scrubber.ports.record import Change
 
 __all__ = ["Custody"]
 

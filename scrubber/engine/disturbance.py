@@ -14,7 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from scrubber.domain.evidence import FindingCode, Outcome, ScrubRecord
-from scrubber.ports import Clock, Event
+from scrubber.ports.record import Event
+from scrubber.ports.runtime import Clock
 
 __all__ = ["Disturbances", "was_disturbed"]
 

@@ -23,7 +23,7 @@ from scrubber.engine.prepare import Preparation, Prepared, Requested
 from scrubber.engine.sealing import sealed
 from scrubber.engine.shared_start import joined
 from scrubber.engine.views import Granted
-from scrubber.ports import Change
+from scrubber.ports.record import Change
 
 __all__ = ["GrantRequest"]
 

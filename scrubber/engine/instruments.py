@@ -12,24 +12,10 @@ from scrubber.domain.policy import Policy
 from scrubber.engine.pods import PodWatch
 from scrubber.engine.slots import Slots
 from scrubber.engine.strangers import Strangers
-from scrubber.ports import (
-    UNTRACED,
-    AuditTrail,
-    Certificates,
-    Clock,
-    Containers,
-    Diagnostics,
-    Eraser,
-    Holders,
-    Inventory,
-    Journal,
-    Ledger,
-    Resetter,
-    Settings,
-    Signer,
-    Telemetry,
-    Tracer,
-)
+from scrubber.ports.device import Diagnostics, Eraser, Holders, Inventory, Resetter, Settings, Telemetry
+from scrubber.ports.node import Containers
+from scrubber.ports.record import AuditTrail, Certificates, Journal, Ledger, Signer
+from scrubber.ports.runtime import UNTRACED, Clock, Tracer
 
 __all__ = ["Instruments"]
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from scrubber.domain.evidence import Certificate, Outcome, Path, ScrubRecord, Step
 from scrubber.engine import narrate
 from scrubber.engine.views import ScrubNews
-from scrubber.ports import Progress
+from scrubber.ports.device import Progress
 
 __all__ = ["ScrubJob"]
 

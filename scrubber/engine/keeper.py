@@ -38,7 +38,8 @@ from scrubber.engine.scrub import ScrubResult
 from scrubber.engine.sealing import sealed
 from scrubber.engine.steps.work import Work
 from scrubber.engine.views import DeviceView
-from scrubber.ports import Change, Event, Span
+from scrubber.ports.record import Change, Event
+from scrubber.ports.runtime import Span
 
 __all__ = ["Keeper"]
 

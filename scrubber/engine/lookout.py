@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from scrubber.ports import Clock
+from scrubber.ports.runtime import Clock
 
 __all__ = ["GAP", "Lookout"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from scrubber.domain.evidence import Certificate, Finding, FindingCode, Outcome, ScrubRecord, Step, Verdict
 from scrubber.domain.health import Health
 from scrubber.domain.record import DeviceRecord, Grant
-from scrubber.ports import Event
+from scrubber.ports.record import Event
 
 __all__ = [
     "granted",

@@ -38,8 +38,8 @@ from scrubber.engine.notices import Refusals, out_of_service
 from scrubber.engine.orders import Orders
 from scrubber.engine.prepare import Requested
 from scrubber.engine.views import CertificateView, Granted, HandOverCall, NodeView, ServiceView, Standing
-from scrubber.ports import Event, HistoryEntry, HistoryQuery, Span
-from scrubber.ports.trail import TrailPage
+from scrubber.ports.record import Event, HistoryEntry, HistoryQuery, TrailPage
+from scrubber.ports.runtime import Span
 
 __all__ = ["Node"]
 

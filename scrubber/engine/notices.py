@@ -14,7 +14,7 @@ from scrubber.domain.errors import ScrubberError
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Enforcement, StuckRule
 from scrubber.engine.views import DeviceView, PodNotice
-from scrubber.ports import Clock
+from scrubber.ports.runtime import Clock
 
 __all__ = ["Refusals", "out_of_service"]
 

@@ -23,7 +23,8 @@ from scrubber.domain.errors import Unreadable
 from scrubber.domain.leftover import PodState, Standing, own_standing, standing, unread_standing
 from scrubber.domain.policy import Limits
 from scrubber.domain.record import Grant
-from scrubber.ports import Assignments, Clock, Containers
+from scrubber.ports.node import Assignments, Containers
+from scrubber.ports.runtime import Clock
 
 __all__ = ["PodWatch"]
 

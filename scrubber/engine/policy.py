@@ -9,7 +9,8 @@ from scrubber.domain.errors import BadConfiguration, LedgerFailure
 from scrubber.domain.policy import Policy
 from scrubber.engine.instruments import Instruments
 from scrubber.engine.node import Node
-from scrubber.ports import Change, Event, Policies
+from scrubber.ports.record import Change, Event
+from scrubber.ports.runtime import Policies
 
 __all__ = ["follow_policy"]
 

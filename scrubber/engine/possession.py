@@ -23,7 +23,7 @@ from scrubber.engine.lookout import GAP
 from scrubber.engine.neighbourhood import Neighbourhood
 from scrubber.engine.refusals import held_by_own_pod
 from scrubber.engine.vitals import Vitals
-from scrubber.ports import Change, Event
+from scrubber.ports.record import Change, Event
 
 __all__ = ["Possession"]
 

@@ -21,7 +21,8 @@ from scrubber.engine import refusals
 from scrubber.engine.instruments import Instruments
 from scrubber.engine.keeper import Keeper
 from scrubber.engine.shared_start import check_beside, neighbour, others_on
-from scrubber.ports import Event, Span
+from scrubber.ports.record import Event
+from scrubber.ports.runtime import Span
 
 __all__ = ["Preparation", "Prepared", "Requested"]
 

@@ -19,7 +19,7 @@ from scrubber.engine.adoption import adopt
 from scrubber.engine.instruments import Instruments
 from scrubber.engine.keeper import Keeper
 from scrubber.engine.node import Node
-from scrubber.ports import Change, Event, LedgerState
+from scrubber.ports.record import Change, Event, LedgerState
 
 __all__ = ["reconcile", "welcome"]
 

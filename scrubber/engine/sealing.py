@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from scrubber.domain.evidence import Certificate
 from scrubber.domain.statement import statement
-from scrubber.ports import Signer
+from scrubber.ports.record import Signer
 
 __all__ = ["sealed"]
 

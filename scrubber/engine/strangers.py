@@ -11,7 +11,8 @@ from scrubber.domain.policy import Enforcement, Policy, Ungranted
 from scrubber.domain.record import Grant
 from scrubber.domain.telemetry import Holder
 from scrubber.domain.using import Use, judge_use, may_be_ended
-from scrubber.ports import Clock, Containers
+from scrubber.ports.node import Containers
+from scrubber.ports.runtime import Clock
 
 __all__ = ["Strangers"]
 

@@ -23,7 +23,7 @@ from scrubber.engine.instruments import Instruments
 from scrubber.engine.keeper import Keeper
 from scrubber.engine.node import Node
 from scrubber.engine.watch import quietly
-from scrubber.ports import Event
+from scrubber.ports.record import Event
 
 __all__ = ["look_at_use", "watch_use"]
 

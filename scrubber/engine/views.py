@@ -17,8 +17,8 @@ from scrubber.domain.evidence import Certificate, Path, ScrubRecord, Step
 from scrubber.domain.policy import Policy
 from scrubber.domain.record import DeviceRecord
 from scrubber.domain.reset import ResetPlan
-from scrubber.ports import HistoryEntry, HistoryQuery, Progress
-from scrubber.ports.trail import START, Head, TrailPage
+from scrubber.ports.device import Progress
+from scrubber.ports.record import START, Head, HistoryEntry, HistoryQuery, TrailPage
 
 __all__ = [
     "CertificateView",

@@ -17,16 +17,16 @@ from scrubber.domain.device import Device
 from scrubber.domain.errors import Away, BeingReset, DeviceFault, InvalidRequest, Refused
 from scrubber.domain.evidence import Finding, Severity, Step
 from scrubber.domain.health import OPERATOR, Cause, Health, WayBack
+from scrubber.domain.quantities import span
 from scrubber.domain.record import DeviceRecord, Glass
 from scrubber.domain.recovery import after_findings
 from scrubber.domain.signals import baseline_findings, fault_finding, lifetime_findings, snapshot_findings, xid_of
-from scrubber.domain.spans import span
 from scrubber.domain.tally import blamed
 from scrubber.engine import narrate
 from scrubber.engine.custody import Custody
 from scrubber.engine.instruments import Instruments
 from scrubber.engine.neighbourhood import Neighbourhood
-from scrubber.ports import Change, Event
+from scrubber.ports.record import Change, Event
 
 __all__ = ["Vitals"]
 

@@ -17,7 +17,8 @@ from scrubber.domain.signals import fault_finding
 from scrubber.engine.instruments import Instruments
 from scrubber.engine.keeper import Keeper
 from scrubber.engine.node import Node
-from scrubber.ports import Event, Inventory
+from scrubber.ports.device import Inventory
+from scrubber.ports.record import Event
 
 __all__ = ["follow_signals", "quarantine_unreadable", "quietly", "watch_health", "watch_inventory", "watch_pods"]
 

@@ -19,7 +19,7 @@ from scrubber.domain.evidence import ScrubRecord
 from scrubber.domain.policy import XidClass
 from scrubber.observability.log_context import BOUND, without
 from scrubber.observability.metrics.metrics import Metrics
-from scrubber.ports.journal import Event
+from scrubber.ports.record import Event
 
 __all__ = ["StructlogJournal"]
 
@@ -70,7 +70,7 @@ _OURS: Final = frozenset(
 
 
 class StructlogJournal:
-    """A :class:`scrubber.ports.journal.Journal`.
+    """A :class:`scrubber.ports.record.Journal`.
 
     Args:
         registry: where the metrics live; no registry is shared behind the caller's back.

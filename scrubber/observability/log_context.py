@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 
 from structlog.contextvars import bind_contextvars, get_contextvars, unbind_contextvars
 
-from scrubber.ports import UNTRACED, Attribute, Span, Tracer
+from scrubber.ports.runtime import UNTRACED, Attribute, Span, Tracer
 
 __all__ = ["BOUND", "Binding", "without"]
 
@@ -25,7 +25,7 @@ _Values: TypeAlias = dict[str, Attribute]
 
 
 class Binding:
-    """A :class:`scrubber.ports.tracer.Tracer`: binds what log lines are told apart by, and passes everything on.
+    """A :class:`scrubber.ports.runtime.Tracer`: binds what log lines are told apart by, and passes everything on.
 
     Args:
         inner: what else follows the scopes.

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 import structlog
 
 from scrubber.domain.errors import BadConfiguration, ScrubberError
-from scrubber.ports import Attribute
+from scrubber.ports.runtime import Attribute
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from scrubber.adapters.ledger.sqlite import SqliteLedger
-from scrubber.ports import Change
+from scrubber.ports.record import Change
 from tests.ledger_samples import GPU, certificate, event, record, scrub
 
 

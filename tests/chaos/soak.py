@@ -25,8 +25,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from plugin.emulator.pods import Pod, PodOver, PodSpec
-from plugin.emulator.stage import RESOURCE
+from scrubber.emulator.pods import Pod, PodOver, PodSpec
+from scrubber.emulator.stage import RESOURCE
 from tests.chaos.judgement import Verdict
 from tests.chaos.lives import End, Life, Lives
 from tests.chaos.storm import Supervisor

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from plugin.emulator.stage import Stage, quick_kubelet
+from scrubber.emulator.stage import Stage, quick_kubelet
 
 __all__ = ["POLICY", "SOON", "chaos_stage", "until"]
 

@@ -20,9 +20,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from plugin.emulator.pods import ContainerSpec, ContainerState, Phase, Pod, PodSpec, PodStatus, RestartPolicy
-from plugin.emulator.stage import RESOURCE, Daemon, Stage
 from scrubber.adapters.sim import control
+from scrubber.emulator.pods import ContainerSpec, ContainerState, Phase, Pod, PodSpec, PodStatus, RestartPolicy
+from scrubber.emulator.stage import RESOURCE, Daemon, Stage
 from tests.chaos.children import ERASER, DaemonChild, children_of
 from tests.chaos.staging import until
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from plugin.emulator.stage import RESOURCE
 from scrubber.adapters.ledger.offline import verify
 from scrubber.adapters.sim import control
+from scrubber.emulator.stage import RESOURCE
 from tests.chaos import verdict
 from tests.chaos.staging import SOON, chaos_stage
 from tests.chaos.storm import STORM_LIMIT, Hand, Supervisor, Workload

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from scrubber.adapters.ledger.offline import verify
 from scrubber.adapters.ledger.sqlite import SqliteLedger
-from scrubber.ports import HistoryQuery
+from scrubber.ports.record import HistoryQuery
 from tests.ledger_samples import GPU, scrub
 
 ROOT = Path(__file__).parents[2]

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from plugin.emulator.pods import ContainerSpec, ContainerState, Phase, Pod, PodSpec
-from plugin.emulator.stage import RESOURCE, Stage
 from scrubber.adapters.sim import control
 from scrubber.adapters.sim.backend import SimBackend
 from scrubber.api.client import AdminClient
 from scrubber.domain.errors import DeviceFault
-from scrubber.ports import EraseRequest
+from scrubber.emulator.pods import ContainerSpec, ContainerState, Phase, Pod, PodSpec
+from scrubber.emulator.stage import RESOURCE, Stage
+from scrubber.ports.device import EraseRequest
 from tests.chaos.children import ERASER, DaemonChild, children_of, state_of
 from tests.chaos.staging import SOON, chaos_stage, until
 from tests.chaos.storm import witness

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from plugin.emulator.pods import ContainerSpec, ContainerState, PodSpec, RestartPolicy
-from plugin.emulator.stage import RESOURCE
+from scrubber.emulator.pods import ContainerSpec, ContainerState, PodSpec, RestartPolicy
+from scrubber.emulator.stage import RESOURCE
 from tests.chaos.staging import SOON, chaos_stage
 from tests.chaos.storm import witness
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from plugin.emulator.pods import ContainerSpec, Phase, Pod, PodSpec
-from plugin.emulator.stage import RESOURCE
-from plugin.emulator.ungated import UngatedPlugin, devices_below
+from scrubber.emulator.pods import ContainerSpec, Phase, Pod, PodSpec
+from scrubber.emulator.stage import RESOURCE
+from scrubber.emulator.ungated import UngatedPlugin, devices_below
 from tests.chaos.lives import Lives, tenant
 from tests.chaos.soak import report, soak
 from tests.chaos.staging import SOON

@@ -19,10 +19,10 @@ import pytest
 
 import plugin
 import scrubber
-from plugin.emulator.stage import Stage
 from scrubber.adapters.ledger.chain import ChainReport
 from scrubber.adapters.ledger.offline import verify
 from scrubber.api import scrubber_pb2 as pb
+from scrubber.emulator.stage import Stage
 from tests.chaos.staging import SOON, chaos_stage
 from tests.integration.acting import found_by, reader, running, writer
 

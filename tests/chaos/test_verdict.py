@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from plugin.emulator.events import KubeletEvent
 from scrubber.domain.assignment import Assignment, Pod
 from scrubber.domain.basis import Basis, HandOver
 from scrubber.domain.evidence import Certificate, Path
 from scrubber.domain.record import Grant
+from scrubber.emulator.events import KubeletEvent
 from tests.chaos.verdict import (
     Record,
     Report,

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from plugin.emulator.events import KubeletEvent
 from scrubber.adapters.ledger.codec import CERTIFICATE, GRANT
 from scrubber.domain.basis import Basis
 from scrubber.domain.evidence import Certificate
 from scrubber.domain.evidence import Path as ScrubPath
 from scrubber.domain.record import Grant
+from scrubber.emulator.events import KubeletEvent
 
 __all__ = [
     "Record",

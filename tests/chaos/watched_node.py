@@ -19,8 +19,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from plugin.emulator.pods import ContainerSpec, ContainerState, Pod, PodSpec, PodStatus, RestartPolicy
-from plugin.emulator.stage import RESOURCE, Stage
+from scrubber.emulator.pods import ContainerSpec, ContainerState, Pod, PodSpec, PodStatus, RestartPolicy
+from scrubber.emulator.stage import RESOURCE, Stage
 from tests.chaos.judgement import Event, Facts, PodFacts, Stranger, Verdict
 from tests.chaos.lives import tenant
 from tests.chaos.staging import POLICY, SOON, chaos_stage

@@ -18,9 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from plugin.emulator.stage import Daemon, Stage
 from scrubber.adapters.sim import control
 from scrubber.domain.errors import ScrubberError
+from scrubber.emulator.stage import Daemon, Stage
 from tests.chaos.children import ERASER, DaemonChild, children_of, parent_of
 from tests.chaos.judgement import Stranger
 from tests.chaos.lives import tenant

@@ -25,8 +25,8 @@ from scrubber.engine.views import (
     ServiceView,
     Standing,
 )
-from scrubber.ports import Event, HistoryEntry, HistoryQuery, Progress
-from scrubber.ports.trail import AuditRow, Head, TrailPage
+from scrubber.ports.device import Progress
+from scrubber.ports.record import AuditRow, Event, Head, HistoryEntry, HistoryQuery, TrailPage
 
 IDENTITY = NodeIdentity(node="node-1", boot="boot-1", driver="sim-1")
 

@@ -17,8 +17,7 @@ from scrubber.api import scrubber_pb2 as pb
 from scrubber.api.sockets import Purpose, Sockets, target
 from scrubber.api.status import status_of
 from scrubber.domain.errors import ScrubberError
-from scrubber.ports import Change
-from scrubber.ports.trail import Head
+from scrubber.ports.record import Change, Head
 from tests.contract.cli_stage import Ended
 from tests.ledger_samples import event
 

@@ -16,7 +16,7 @@ import pytest
 from scrubber.domain.device import Device
 from scrubber.domain.errors import Away, Held, Lost, Stuck, Unreadable
 from scrubber.domain.telemetry import HolderKind, Signal
-from scrubber.ports import Eraser, EraseRequest, Holders, Inventory, Progress, Resetter, Settings, Telemetry
+from scrubber.ports.device import Eraser, EraseRequest, Holders, Inventory, Progress, Resetter, Settings, Telemetry
 
 __all__ = ["Backend", "BackendContract", "Rig", "request"]
 

@@ -15,7 +15,7 @@ from scrubber.adapters.cuda.erasure import CudaEraser
 from scrubber.adapters.cuda.programs import ERASER, Programs
 from scrubber.adapters.cuda.workplace import Workplace
 from scrubber.domain.device import Device
-from scrubber.ports.eraser import EraseReport, EraseRequest, Progress
+from scrubber.ports.device import EraseReport, EraseRequest, Progress
 from tests.nvidia.hostgpu import lives
 from tests.nvidia.world import Instance, World
 from tests.plugin_collaborators import PATIENCE

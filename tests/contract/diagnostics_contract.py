@@ -17,7 +17,7 @@ import pytest
 from scrubber.domain.device import Device
 from scrubber.domain.diagnosis import Check, Level
 from scrubber.domain.errors import Away, Held, Stuck, Unreadable
-from scrubber.ports import Diagnostics
+from scrubber.ports.device import Diagnostics
 
 __all__ = ["DiagnosticsContract", "DiagnosticsRig", "cancelled", "under_way", "untouched"]
 

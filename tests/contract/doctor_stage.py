@@ -16,10 +16,10 @@ from typing import Any
 
 import scrubber
 from scrubber.api.client import ReadClient
-from scrubber.cli.checks.finding import Check, DeviceSaid, KubeletSaid, Level, Node, ServiceSaid
-from scrubber.cli.checks.looking import FileSystem
-from scrubber.cli.doctor import CHECKS, examine
 from scrubber.config.policy_file import load_policy
+from scrubber.doctor.examination import CHECKS, examine
+from scrubber.doctor.finding import Check, DeviceSaid, KubeletSaid, Level, Node, ServiceSaid
+from scrubber.doctor.looking import FileSystem
 
 __all__ = [
     "CONTAINERD",

@@ -5,9 +5,7 @@ from typing import Protocol
 
 from scrubber.adapters.ledger.memory import MemoryLedger
 from scrubber.adapters.ledger.sqlite import SqliteLedger
-from scrubber.ports import Ledger, LedgerState
-from scrubber.ports.ledger import AuditTrail, Certificates
-from scrubber.ports.trail import Head
+from scrubber.ports.record import AuditTrail, Certificates, Head, Ledger, LedgerState
 
 __all__ = ["KINDS", "AnyLedger", "Bench", "bench_of"]
 

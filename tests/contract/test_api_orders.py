@@ -22,8 +22,7 @@ from scrubber.domain.errors import Held, InvalidRequest, NotReady, Refused, Scru
 from scrubber.domain.evidence import Step
 from scrubber.engine.sealing import sealed
 from scrubber.engine.views import CertificateView, DeviceView, ScrubNews, Standing
-from scrubber.ports import HistoryQuery
-from scrubber.ports.trail import AuditRow, Head, TrailPage
+from scrubber.ports.record import AuditRow, Head, HistoryQuery, TrailPage
 from tests.contract.api_service import CERTIFICATE, FakeNode
 
 DEADLINE = 30.0

@@ -25,7 +25,7 @@ from scrubber.domain.errors import Away, Held, InvalidRequest, NotReady, Quarant
 from scrubber.domain.health import Cause, Health, WayBack
 from scrubber.domain.hygiene import Hygiene
 from scrubber.engine.views import HandOverCall, PodNotice
-from scrubber.ports import HistoryQuery
+from scrubber.ports.record import HistoryQuery
 from tests.contract.api_service import CERTIFICATE, FakeNode
 
 DEADLINE = 30.0

@@ -9,8 +9,7 @@ import pytest
 from scrubber.adapters.ledger.memory import MemoryLedger
 from scrubber.adapters.ledger.sqlite import SqliteLedger
 from scrubber.domain.errors import LedgerFailure, NotReady
-from scrubber.ports import Change, Event
-from scrubber.ports.trail import Head
+from scrubber.ports.record import Change, Event, Head
 from tests.contract.audit_stage import ROWS, Reading, grow, reading, tamper, verdict, written
 from tests.contract.cli_stage import Ended, run
 from tests.contract.terminal import WIDTHS, agrees_with, at_terminal

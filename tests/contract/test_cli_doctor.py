@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from scrubber.api import scrubber_pb2 as pb
-from scrubber.cli.checks.asking import ask_kubelet, ask_service
-from scrubber.cli.checks.finding import Check, DeviceSaid, Level, Node, ServiceSaid
-from scrubber.cli.checks.running import results
-from scrubber.cli.doctor import CHECKS, examine
+from scrubber.doctor.asking import ask_kubelet, ask_service
+from scrubber.doctor.examination import CHECKS, examine, results
+from scrubber.doctor.finding import Check, DeviceSaid, Level, Node, ServiceSaid
 from tests.contract.cli_stage import CLEAN
 from tests.contract.cli_stage import serving as served
 from tests.contract.doctor_stage import (

@@ -13,7 +13,7 @@ import pytest
 
 from scrubber.adapters.children.message import HEADER, body_length, pack, unpack
 from scrubber.domain.errors import Away, Held, ScrubberError, Stuck, Unreadable
-from scrubber.ports.eraser import OnChip, Progress
+from scrubber.ports.device import OnChip, Progress
 from tests.contract.cuda_rig import GRANULE, CudaRig, cuda_rig, environment, request
 from tests.nvidia.world import World
 

@@ -25,7 +25,7 @@ from scrubber.adapters.cuda.workplace import Done, Work, Workplace
 from scrubber.domain.device import Device
 from scrubber.domain.diagnosis import Level
 from scrubber.domain.errors import Away, Held, Retry, Unreadable
-from scrubber.ports.eraser import EraseReport
+from scrubber.ports.device import EraseReport
 from tests.contract.cuda_rig import CudaRig, cuda_rig, request
 from tests.contract.shortage import descriptors_left
 from tests.contract.test_children_forked import ended

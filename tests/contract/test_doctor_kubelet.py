@@ -10,9 +10,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from scrubber.cli.checks.asking import ask_kubelet
-from scrubber.cli.checks.finding import KubeletSaid, Level, Node, Places
-from scrubber.cli.doctor import examine
+from scrubber.doctor.asking import ask_kubelet
+from scrubber.doctor.examination import examine
+from scrubber.doctor.finding import KubeletSaid, Level, Node, Places
 from scrubber.wire import podresources_pb2 as messages
 from scrubber.wire import podresources_pb2_grpc
 from tests.contract.doctor_stage import KUBELET, found, healthy, levels, serving, write

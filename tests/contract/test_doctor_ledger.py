@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.cli.checks.finding import Level, Node
-from scrubber.cli.checks.looking import FileSystem, file_system_of, lock_holder
+from scrubber.doctor.finding import Level, Node
+from scrubber.doctor.looking import FileSystem, file_system_of, lock_holder
 from tests.contract.doctor_stage import found, healthy, levels, serving, write
 
 NOBODY = {"refusal": "Nobody answers.", "pid": 0}

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.cli.checks import libraries
-from scrubber.cli.checks.finding import Check, Level, Node, Places
-from scrubber.cli.doctor import examine
 from scrubber.config.settings import EMULATED
+from scrubber.doctor import libraries
+from scrubber.doctor.examination import examine
+from scrubber.doctor.finding import Check, Level, Node, Places
 from tests.contract.doctor_stage import KUBELET, found, healthy, levels, serving, write
 
 SIM = {"backend": "sim"}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.cli.checks.finding import Level, Node
-from scrubber.cli.doctor import examine
+from scrubber.doctor.examination import examine
+from scrubber.doctor.finding import Level, Node
 from tests.contract.doctor_stage import CONTAINERD, ENVVAR, MOUNTS, TOOLKIT, found, healthy, write
 
 OPERATORS = "usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml"

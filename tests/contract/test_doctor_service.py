@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from scrubber.cli.checks.finding import Check, DeviceSaid, Level, Node, Places
-from scrubber.cli.doctor import examine
+from scrubber.doctor.examination import examine
+from scrubber.doctor.finding import Check, DeviceSaid, Level, Node, Places
 from tests.contract.doctor_stage import found, healthy, levels, serving, write
 
 NOBODY = {"refusal": "Nobody answers."}

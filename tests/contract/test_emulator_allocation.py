@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from plugin.api import deviceplugin_pb2 as api
-from plugin.emulator import Kubelet, Phase, Pod, RestartPolicy
+from scrubber.emulator import Kubelet, Phase, Pod, RestartPolicy
 from tests.emulation import (
     RESOURCE,
     SOON,

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from plugin.emulator import Kubelet, Phase, PodStatus, RestartPolicy, markers, writable_cgroup_parent
-from plugin.emulator.cgroups import members, populated
-from plugin.emulator.pods import Pod as EmulatedPod
 from scrubber.adapters.containers import MarkerContainers
 from scrubber.domain.assignment import Pod
+from scrubber.emulator import Kubelet, Phase, PodStatus, RestartPolicy, markers, writable_cgroup_parent
+from scrubber.emulator.cgroups import members, populated
+from scrubber.emulator.pods import Pod as EmulatedPod
 from tests.emulation import (
     RESOURCE,
     SOON,

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from plugin.api import deviceplugin_pb2 as api
-from plugin.emulator import Kubelet, Phase, RestartPolicy
+from scrubber.emulator import Kubelet, Phase, RestartPolicy
 from scrubber.wire import podresources_pb2 as lister
 from tests.emulation import (
     RESOURCE,

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from plugin.api import deviceplugin_pb2 as api
-from plugin.emulator import Kubelet, KubeletTimings, sockets
+from scrubber.emulator import Kubelet, KubeletTimings, sockets
 from tests.emulation import RESOURCE, SOON, TinyPlugin, emulated, pod, register, registered, serving
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from plugin.api import deviceplugin_pb2 as api
-from plugin.emulator import ContainerSpec, ContainerState, Kubelet, Phase, RestartPolicy
 from scrubber.config.settings import ServiceSettings
+from scrubber.emulator import ContainerSpec, ContainerState, Kubelet, Phase, RestartPolicy
 from tests.emulation import RESOURCE, SOON, Refusal, TinyPlugin, container, emulated, pod, register, registered, serving
 
 UNTIL_TOLD = "while [ ! -e die ]; do sleep 0.01; done; rm die"

@@ -7,7 +7,7 @@ import pytest
 from scrubber.adapters.children.erasing import listen
 from scrubber.adapters.children.process import Children
 from scrubber.domain.errors import Stuck
-from scrubber.ports import Progress
+from scrubber.ports.device import Progress
 
 
 async def test_a_child_that_hangs_in_mid_work_is_stuck_and_named() -> None:

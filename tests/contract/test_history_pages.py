@@ -12,7 +12,7 @@ from scrubber.adapters.ledger.sqlite import SqliteLedger
 from scrubber.api.server import serve
 from scrubber.api.sockets import Sockets
 from scrubber.domain.errors import LedgerFailure
-from scrubber.ports import Change, HistoryEntry, HistoryQuery
+from scrubber.ports.record import Change, HistoryEntry, HistoryQuery
 from tests.contract.api_service import FakeNode
 from tests.contract.cli_stage import Ended, run
 from tests.ledger_samples import event

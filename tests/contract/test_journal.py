@@ -15,7 +15,7 @@ from scrubber.observability.journal import StructlogJournal
 from scrubber.observability.log_context import Binding
 from scrubber.observability.log_sink import Losses
 from scrubber.observability.logging import line_logger
-from scrubber.ports import Event, Journal
+from scrubber.ports.record import Event, Journal
 from tests.measures import memory, scrub
 
 NOON = 1_767_182_400.25  # 2025-12-31T12:00:00.25Z

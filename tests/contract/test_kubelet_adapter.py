@@ -19,7 +19,7 @@ from scrubber.adapters.clock import SystemClock
 from scrubber.adapters.kubelet.assignments import KubeletAssignments
 from scrubber.domain.assignment import Assignment, Pod, PodAbsence, Reading, Trust
 from scrubber.domain.errors import BadConfiguration
-from scrubber.ports.clock import Clock
+from scrubber.ports.runtime import Clock
 from scrubber.wire import podresources_pb2 as messages
 
 GPU = "scrubber.dev/gpu"

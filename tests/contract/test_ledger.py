@@ -10,7 +10,7 @@ from scrubber.adapters.ledger.memory import MemoryLedger
 from scrubber.domain.errors import LedgerFailure
 from scrubber.domain.health import Cause, Health, WayBack
 from scrubber.domain.hygiene import Hygiene
-from scrubber.ports import Change, Event, HistoryQuery, LedgerState
+from scrubber.ports.record import Change, Event, HistoryQuery, LedgerState
 from tests.contract.ledger_bench import KINDS, Bench, bench_of
 from tests.ledger_samples import GPU, OTHER_GPU, certificate, event, grant, record, scrub
 

@@ -19,7 +19,7 @@ from scrubber.adapters.ledger.place import filesystem_magic
 from scrubber.adapters.ledger.schema import SCHEMA
 from scrubber.adapters.ledger.sqlite import SqliteLedger
 from scrubber.domain.errors import BadConfiguration, LedgerFailure, SecondInstance
-from scrubber.ports import Change, HistoryQuery, LedgerState
+from scrubber.ports.record import Change, HistoryQuery, LedgerState
 from tests.ledger_samples import GPU, certificate, event, fill, record
 
 

@@ -15,8 +15,7 @@ from scrubber.adapters.ledger.examination import Verdict
 from scrubber.adapters.ledger.shapes import Undecodable
 from scrubber.adapters.ledger.sqlite import SqliteLedger
 from scrubber.domain.errors import LedgerFailure
-from scrubber.ports import Change
-from scrubber.ports.trail import TrailPage
+from scrubber.ports.record import Change, TrailPage
 from tests.ledger_samples import event, record
 
 ROWS = 1200

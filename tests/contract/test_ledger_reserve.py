@@ -21,7 +21,7 @@ from scrubber.adapters.ledger.offline import verify
 from scrubber.adapters.ledger.reserve import RESERVE_BYTES, SLICE_BYTES, Reserve
 from scrubber.adapters.ledger.sqlite import SqliteLedger
 from scrubber.domain.errors import LedgerFailure
-from scrubber.ports import Change, HistoryQuery
+from scrubber.ports.record import Change, HistoryQuery
 from tests.ledger_samples import GPU, certificate, event, grant, record, scrub
 from tests.pods import only_with
 

@@ -19,7 +19,7 @@ from scrubber.adapters.ledger.offline import verify
 from scrubber.adapters.ledger.place import filesystem_magic
 from scrubber.adapters.ledger.sqlite import SqliteLedger
 from scrubber.domain.errors import LedgerFailure
-from scrubber.ports import Change, HistoryQuery
+from scrubber.ports.record import Change, HistoryQuery
 from tests.ledger_samples import GPU, OTHER_GPU, certificate, event, fill, grant, record, scrub
 
 

@@ -11,8 +11,7 @@ from scrubber.adapters.ledger.chain import check
 from scrubber.adapters.ledger.offline import pages
 from scrubber.adapters.ledger.sqlite import SqliteLedger
 from scrubber.domain.errors import InvalidRequest, LedgerFailure, NotReady, SecondInstance
-from scrubber.ports import Change, Event, HistoryQuery
-from scrubber.ports.trail import START, AuditRow, Head, TrailPage
+from scrubber.ports.record import START, AuditRow, Change, Event, Head, HistoryQuery, TrailPage
 from tests.contract.ledger_bench import KINDS, AnyLedger, Bench, bench_of
 from tests.ledger_samples import GPU, OTHER_GPU, certificate, event, fill, record
 

@@ -15,7 +15,7 @@ from structlog.contextvars import bind_contextvars, bound_contextvars, get_conte
 
 from scrubber.observability.log_context import Binding
 from scrubber.observability.logging import line_logger
-from scrubber.ports import Attribute, Span, Tracer
+from scrubber.ports.runtime import Attribute, Span, Tracer
 
 
 class Inner:

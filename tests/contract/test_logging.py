@@ -23,7 +23,7 @@ from plugin import logs as of_the_plugin
 from scrubber.observability.journal import StructlogJournal
 from scrubber.observability.log_sink import Losses
 from scrubber.observability.logging import LIBRARY, LogFormat, configure_logging, line_logger
-from scrubber.ports import Event
+from scrubber.ports.record import Event
 
 NOON = 1_767_182_400.25  # 2025-12-31T12:00:00.25Z
 

@@ -18,7 +18,7 @@ from scrubber.domain.errors import (
     Stuck,
 )
 from scrubber.domain.evidence import Occasion, Outcome, Path, Severity, Step, StepResult, Verdict
-from scrubber.ports import Event
+from scrubber.ports.record import Event
 from tests.measures import NOON, Measures, event, finding, memory, scrub, shown
 
 

@@ -12,7 +12,7 @@ from scrubber.domain.evidence import Certificate, Path, Step, StepResult, Verdic
 from scrubber.domain.health import Cause, Health, WayBack
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.record import DeviceRecord, Glass, Lasting
-from scrubber.ports.trail import Head
+from scrubber.ports.record import Head
 from tests.measures import Measures, event, memory, scrub, shown
 
 RECORD = DeviceRecord("GPU-a")

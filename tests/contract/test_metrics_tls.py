@@ -33,9 +33,9 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from plugin.emulator.stage import Stage
 from scrubber.config.settings import MetricsTls
 from scrubber.domain.errors import BadConfiguration
+from scrubber.emulator.stage import Stage
 from scrubber.observability.listening import listen_or_warn
 from scrubber.observability.metrics_server import Scraping, ScrapingTimes, _Kept, page, serve, serve_on
 from tests.ports import free_port

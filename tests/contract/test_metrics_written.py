@@ -19,8 +19,7 @@ from scrubber.domain.health import Cause, Health, WayBack
 from scrubber.domain.record import DeviceRecord, Glass, Lasting
 from scrubber.domain.signals import SIGNALS
 from scrubber.observability.metrics.labels import KNOWN, REFUSALS
-from scrubber.ports import Event
-from scrubber.ports.trail import Head
+from scrubber.ports.record import Event, Head
 from tests.measures import NOON, Measures, event, finding, memory, scrub, shown
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"

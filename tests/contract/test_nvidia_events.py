@@ -17,7 +17,7 @@ from scrubber.adapters.nvidia.signals import EVENTS_MODULE, EventWatch, meaning
 from scrubber.domain.device import Device
 from scrubber.domain.errors import Stuck
 from scrubber.domain.telemetry import Signal
-from scrubber.ports import Inventory
+from scrubber.ports.device import Inventory
 from tests.nvidia.world import World
 
 

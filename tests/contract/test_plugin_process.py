@@ -88,7 +88,7 @@ NOT_NEEDED = {
         "plugin.upstream.behind",
         "scrubber.observability.metrics_server",
     ),
-    *("scrubber.observability.tracing", "scrubber.domain.policy", "scrubber.ports.ledger"),
+    *("scrubber.observability.tracing", "scrubber.domain.policy", "scrubber.ports.record"),
 }
 """What takes a while to load. A pod that is admitted while the kubelet has no plugin fails for good."""
 

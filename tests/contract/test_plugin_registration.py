@@ -21,12 +21,12 @@ from plugin.api import deviceplugin_pb2 as api
 from plugin.api import deviceplugin_pb2_grpc as rpc
 from plugin.availability import Offer, Word
 from plugin.board import Board
-from plugin.emulator.ungated import UngatedPlugin, devices_below
 from plugin.instance_lock import InstanceLock
 from plugin.kubelet import KubeletPlaces, Registrar, Registration, RegistrationTimes
 from plugin.logs import logger
 from plugin.server import DevicePlugin
 from scrubber.domain.errors import BadConfiguration
+from scrubber.emulator.ungated import UngatedPlugin, devices_below
 from tests.emulation import SOON, emulated
 from tests.plugin_collaborators import PATIENCE, Bell, FakeKubelet, Registered, allocation
 

@@ -20,8 +20,7 @@ from scrubber.adapters.clock import SystemClock
 from scrubber.adapters.ledger.sqlite import SqliteLedger
 from scrubber.domain.errors import LedgerFailure
 from scrubber.observability.journal import StructlogJournal
-from scrubber.ports import Change
-from scrubber.ports.trail import TrailPage
+from scrubber.ports.record import Change, TrailPage
 from scrubber.showing import watch_trail
 from tests.ledger_samples import event
 

@@ -26,7 +26,7 @@ from scrubber.adapters.signing.node_key import FILE_NAME, NodeKey
 from scrubber.adapters.signing.verdict import judge
 from scrubber.domain.errors import BadConfiguration, InvalidRequest
 from scrubber.domain.statement import PAYLOAD_TYPE, pae, statement
-from scrubber.ports.signer import Signer
+from scrubber.ports.record import Signer
 from tests.contract.api_service import CERTIFICATE
 
 PAYLOAD = statement(CERTIFICATE)
@@ -339,7 +339,7 @@ def test_a_start_that_is_killed_between_any_two_lines_leaves_no_key_or_a_whole_o
 
 def test_nothing_but_the_two_modules_that_sign_load_the_library() -> None:
     code = (
-        "import sys, scrubber.adapters.signing.envelope, scrubber.domain.statement, scrubber.ports.signer\n"
+        "import sys, scrubber.adapters.signing.envelope, scrubber.domain.statement, scrubber.ports.record\n"
         "print('cryptography' in sys.modules)"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"

@@ -20,7 +20,7 @@ from scrubber.adapters.sim.layout import write_json
 from scrubber.adapters.walk import start_time
 from scrubber.domain.device import Device
 from scrubber.domain.errors import Away, Held, Lost, Stuck, Unreadable
-from scrubber.ports import EraseReport, Progress
+from scrubber.ports.device import EraseReport, Progress
 from tests.contract.backend_contract import request
 from tests.contract.shortage import descriptors_left
 from tests.contract.sim_rig import Sim, make
@@ -251,7 +251,7 @@ SERVICE = """
 import asyncio, sys
 from pathlib import Path
 from scrubber.adapters.sim.backend import SimBackend
-from scrubber.ports import EraseRequest
+from scrubber.ports.device import EraseRequest
 async def main():
     backend = SimBackend(Path(sys.argv[1]))
     device = (await backend.inventory.devices())[0]

@@ -10,8 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
 
-from plugin.emulator.stage import RESOURCE, Daemon, tenant
 from scrubber.adapters.sim import control
+from scrubber.emulator.stage import RESOURCE, Daemon, tenant
 from tests.chaos.children import children_of
 from tests.dashboards.calm import job
 from tests.dashboards.running import Prometheus

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from itertools import count
 from typing import Final
 
-from plugin.emulator.pods import Phase
-from plugin.emulator.stage import RESOURCE, Daemon, gpu_pod, tenant
+from scrubber.emulator.pods import Phase
+from scrubber.emulator.stage import RESOURCE, Daemon, gpu_pod, tenant
 from tests.dashboards.stage import SOON, Node
 
 __all__ = ["churn", "job"]

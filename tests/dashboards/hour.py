@@ -22,8 +22,7 @@ from scrubber.engine.instruments import Instruments
 from scrubber.observability.journal import StructlogJournal
 from scrubber.observability.logging import line_logger
 from scrubber.observability.metrics.facts import Facts, Shown
-from scrubber.ports import Event, Journal
-from scrubber.ports.trail import Head
+from scrubber.ports.record import Event, Head, Journal
 from tests.world.kubelet import Tenant
 from tests.world.life import Life
 from tests.world.service import Pace

@@ -21,9 +21,9 @@ from urllib.request import Request, urlopen
 
 import plugin
 import scrubber
-from plugin.emulator.stage import Command, Stage
 from scrubber.adapters.sim import control
 from scrubber.api import scrubber_pb2 as pb
+from scrubber.emulator.stage import Command, Stage
 from tests.chaos.staging import TIMINGS
 from tests.ports import free_port
 

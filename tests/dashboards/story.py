@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from plugin.emulator.interrupts import ended_once
+from scrubber.emulator.interrupts import ended_once
 from tests.cluster.api_server import ApiServerStandIn, kubeconfig
 from tests.dashboards.acts import Acts
 from tests.dashboards.calm import churn

@@ -33,7 +33,7 @@ from scrubber.backends import DeviceBackend, Infrastructure, nvidia_backend
 from scrubber.domain.device import AccessKind, Device, find_device
 from scrubber.domain.errors import Away, Held
 from scrubber.domain.telemetry import HolderKind
-from scrubber.ports import Diagnostics, Eraser
+from scrubber.ports.device import Diagnostics, Eraser
 from tests.gpu.extent import Extent
 from tests.gpu.programs import library_path, python_path
 

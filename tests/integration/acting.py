@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from plugin.emulator.pods import Phase, Pod, PodSpec
-from plugin.emulator.stage import RESOURCE, Stage, gpu_pod, tenant
+from scrubber.emulator.pods import Phase, Pod, PodSpec
+from scrubber.emulator.stage import RESOURCE, Stage, gpu_pod, tenant
 from tests.integration import log_lines
 
 __all__ = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from plugin.emulator.stage import Daemon, Stage
+from scrubber.emulator.stage import Daemon, Stage
 from tests.unit.test_log_events import FIELDS, LEVELS
 
 __all__ = ["check", "lines"]

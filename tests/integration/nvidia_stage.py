@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from plugin.emulator.pods import ContainerSpec, Phase, Pod, PodSpec, RestartPolicy
-from plugin.emulator.stage import Daemon, Stage
+from scrubber.emulator.pods import ContainerSpec, Phase, Pod, PodSpec, RestartPolicy
+from scrubber.emulator.stage import Daemon, Stage
 from tests.integration.acting import SOON
 from tests.nvidia.service import cuda_environment
 from tests.nvidia.world import Gpu, World
@@ -59,7 +59,7 @@ class Service(Daemon):
 
 
 class NvidiaStage(Stage):
-    """A node with GPUs, all of it in one short-lived place; see :class:`plugin.emulator.stage.Stage`.
+    """A node with GPUs, all of it in one short-lived place; see :class:`scrubber.emulator.stage.Stage`.
 
     Args:
         serve: more words for ``scrubber serve``.

@@ -10,7 +10,7 @@ from asyncio.subprocess import PIPE
 from pathlib import Path
 from typing import Any
 
-from plugin.emulator.stage import Stage
+from scrubber.emulator.stage import Stage
 from tests.integration import log_lines
 from tests.integration.acting import SOON, found_by, reader, running, staged, writer
 

@@ -19,7 +19,6 @@ from urllib.request import urlopen
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from plugin.emulator.stage import RESOURCE, Stage
 from scrubber.adapters.ledger.offline import verify as verify_ledger
 from scrubber.adapters.signing.ed25519 import verify
 from scrubber.adapters.sim import control
@@ -27,6 +26,7 @@ from scrubber.adapters.sim.shape import merge, split
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.api.client import AdminClient
 from scrubber.domain.errors import Held, InvalidRequest, Refused
+from scrubber.emulator.stage import RESOURCE, Stage
 from tests.integration import log_lines
 from tests.integration.acting import SOON, found_by, history, reader, running, writer
 

@@ -19,13 +19,13 @@ import pytest
 import typer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from plugin.emulator.stage import Stage
 from scrubber.adapters.signing.ed25519 import EphemeralKey, Key
 from scrubber.adapters.signing.envelope import LONGEST, write_envelope
 from scrubber.adapters.signing.node_key import FILE_NAME
 from scrubber.cli.certificate import app
 from scrubber.cli.certified import stated
 from scrubber.domain.statement import PAYLOAD_TYPE, pae, statement
+from scrubber.emulator.stage import Stage
 from tests.contract.api_service import CERTIFICATE
 from tests.contract.test_cli_certificate import offline
 from tests.integration.acting import SOON, history, running, staged, writer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from plugin.emulator.stage import gpu_pod, tenant
+from scrubber.emulator.stage import gpu_pod, tenant
 from tests.integration.acting import SOON, found_by, history, reader, running, staged
 
 CROWD = 4500

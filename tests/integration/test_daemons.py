@@ -10,13 +10,13 @@ from pathlib import Path
 import grpc
 import pytest
 
-from plugin.emulator.pods import ContainerState
-from plugin.emulator.stage import RESOURCE, Daemon, Stage
 from scrubber.adapters.ledger.offline import verify
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.api import scrubber_pb2_grpc
 from scrubber.api.sockets import Purpose, Sockets, target
 from scrubber.domain.errors import SecondInstance
+from scrubber.emulator.pods import ContainerState
+from scrubber.emulator.stage import RESOURCE, Daemon, Stage
 from tests.integration import log_lines
 from tests.integration.acting import QUICK, SOON, Capacity, found_by, reader, running, sockets_below, staged, writer
 

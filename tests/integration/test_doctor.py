@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from plugin.emulator.stage import Stage
+from scrubber.emulator.stage import Stage
 from tests.contract.doctor_stage import Ended, as_stranger, believed, run
 from tests.integration.acting import QUICK, SOON, running, staged, writer
 

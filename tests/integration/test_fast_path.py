@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from plugin.emulator.pods import RestartPolicy
-from plugin.emulator.stage import Stage, gpu_pod, tenant
+from scrubber.emulator.pods import RestartPolicy
+from scrubber.emulator.stage import Stage, gpu_pod, tenant
 from tests.integration.acting import QUICK, SOON, history, restarted, running, seen_to_run, writer
 from tests.integration.listing_witness import environment, listings
 from tests.pods import CGROUP2

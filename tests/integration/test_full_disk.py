@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from plugin.emulator.stage import Stage
 from scrubber.adapters.ledger.offline import verify
 from scrubber.api.client import AdminClient
+from scrubber.emulator.stage import Stage
 from tests.integration.acting import QUICK, SOON, found_by, history, reader, refusal, running, writer
 
 SIZE = "8m"

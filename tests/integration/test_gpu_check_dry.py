@@ -18,7 +18,7 @@ import pytest
 
 from bench.gpu.paths import SlowPath, rates
 from bench.gpu.targets import TARGETS, judge
-from scrubber.ports import EraseReport
+from scrubber.ports.device import EraseReport
 from tests.contract.sim_rig import Tenant
 from tests.gpu.outcome import Log, Report, Verdict, dump, file_name, finished, render
 from tests.gpu.parts.attacks import nothing_found

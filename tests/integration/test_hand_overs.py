@@ -7,9 +7,9 @@ import signal
 
 import pytest
 
-from plugin.emulator import markers
-from plugin.emulator.pods import ContainerSpec, ContainerState, Phase, PodSpec, RestartPolicy
-from plugin.emulator.stage import RESOURCE, gpu_pod, tenant
+from scrubber.emulator import markers
+from scrubber.emulator.pods import ContainerSpec, ContainerState, Phase, PodSpec, RestartPolicy
+from scrubber.emulator.stage import RESOURCE, gpu_pod, tenant
 from tests.integration.acting import (
     SOON,
     end_first_process,

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from plugin.emulator.pods import ContainerState
-from plugin.emulator.stage import RESOURCE, Stage
 from scrubber.adapters.ledger.offline import verify
 from scrubber.adapters.sim import control
 from scrubber.adapters.sim.reboot import reboot
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.api.client import AdminClient
+from scrubber.emulator.pods import ContainerState
+from scrubber.emulator.stage import RESOURCE, Stage
 from tests.integration.acting import SOON, Capacity, found_by, history, reader, running, staged, writer
 
 POLICY = """\

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from plugin.emulator.stage import Stage
+from scrubber.emulator.stage import Stage
 from tests.integration.acting import SOON, running, staged, writer
 
 

@@ -16,8 +16,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from plugin.emulator.pods import ContainerState, Phase, Pod
 from scrubber.api.client import AdminClient
+from scrubber.emulator.pods import ContainerState, Phase, Pod
 from tests.integration.acting import SOON, history, refusal, seen_to_run
 from tests.integration.nvidia_stage import NvidiaStage, found_by, staged
 from tests.nvidia import holder

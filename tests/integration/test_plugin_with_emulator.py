@@ -16,7 +16,9 @@ from typing import Any
 
 import pytest
 
-from plugin.emulator import (
+from scrubber.api import scrubber_pb2 as pb
+from scrubber.domain.errors import NotReady
+from scrubber.emulator import (
     ContainerSpec,
     ContainerState,
     Kubelet,
@@ -25,8 +27,6 @@ from plugin.emulator import (
     PodStatus,
     RestartPolicy,
 )
-from scrubber.api import scrubber_pb2 as pb
-from scrubber.domain.errors import NotReady
 from tests.emulation import timings
 from tests.plugin_collaborators import PATIENCE, FakeService, device, snapshot
 

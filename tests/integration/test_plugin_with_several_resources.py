@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 
 from plugin.availability import Offer
-from plugin.emulator import ContainerSpec, Kubelet, Phase, Pod, PodSpec, RestartPolicy
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.domain.errors import NotReady
+from scrubber.emulator import ContainerSpec, Kubelet, Phase, Pod, PodSpec, RestartPolicy
 from tests.emulation import timings
 from tests.gpus import gpu, instance, seen
 from tests.plugin_collaborators import PATIENCE, FakeService, snapshot

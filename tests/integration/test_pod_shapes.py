@@ -11,8 +11,8 @@ import signal
 
 import pytest
 
-from plugin.emulator.pods import ContainerSpec, ContainerState, Phase, Pod, PodSpec, RestartPolicy
-from plugin.emulator.stage import RESOURCE, Stage, tenant
+from scrubber.emulator.pods import ContainerSpec, ContainerState, Phase, Pod, PodSpec, RestartPolicy
+from scrubber.emulator.stage import RESOURCE, Stage, tenant
 from tests.integration.acting import FOREVER, SOON, found_by, reader, seen_to_run, staged
 from tests.world.shapes.shape import Box, Kind, Script
 

@@ -7,7 +7,7 @@ import os
 import signal
 from pathlib import Path
 
-from plugin.emulator.stage import Stage
+from scrubber.emulator.stage import Stage
 from tests.integration.acting import SOON, found_by, history, reader, staged
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import plugin
 import scrubber
-from plugin.emulator.pods import ContainerState
-from plugin.emulator.stage import RESOURCE, Stage
+from scrubber.emulator.pods import ContainerState
+from scrubber.emulator.stage import RESOURCE, Stage
 from tests.integration import log_lines
 from tests.integration.acting import QUICK, SOON, Capacity, found_by, reader, refusal, running, staged, writer
 

@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from plugin.emulator.pods import Phase, Pod
-from plugin.emulator.stage import RESOURCE, Stage, gpu_pod, quick_kubelet, tenant
+from scrubber.emulator.pods import Phase, Pod
+from scrubber.emulator.stage import RESOURCE, Stage, gpu_pod, quick_kubelet, tenant
 from tests.integration.acting import QUICK, SOON, found_by, history, reader, running, writer
 
 SHARES = 3

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from plugin.emulator.stage import Stage
+from scrubber.emulator.stage import Stage
 
 
 async def test_a_command_that_is_broken_off_has_ended_before_anything_else_is_done(short_tmp: Path) -> None:

@@ -21,7 +21,7 @@ from tests.contract.terminal import terminal
 A_SHORT_STORY = """
 import asyncio, os, signal, sys
 from contextlib import suppress
-from plugin.emulator import story
+from scrubber.emulator import story
 from scrubber.cli.main import main
 
 async def run(self):

@@ -16,8 +16,8 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as Written
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
-from plugin.emulator.stage import Daemon, Stage, gpu_pod, tenant
 from scrubber import __version__
+from scrubber.emulator.stage import Daemon, Stage, gpu_pod, tenant
 from tests.integration import log_lines
 from tests.integration.acting import QUICK, SOON, found_by, reader, running, writer
 

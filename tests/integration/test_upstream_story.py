@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from plugin.emulator import ContainerSpec, Phase, Pod, PodSpec
-from plugin.emulator.stage import Daemon, Stage, quick_kubelet, tenant
+from scrubber.emulator import ContainerSpec, Phase, Pod, PodSpec
+from scrubber.emulator.stage import Daemon, Stage, quick_kubelet, tenant
 from tests import vendor_plugin
 from tests.vendor_plugin import Control, Running
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from plugin.emulator.stage import Stage
 from scrubber.api.client import PluginClient
 from scrubber.domain.errors import NotReady
+from scrubber.emulator.stage import Stage
 from tests.integration.acting import QUICK, SOON
 
 

@@ -13,8 +13,7 @@ from scrubber.adapters.ledger.examination import Examination, Verdict
 from scrubber.adapters.ledger.kept import KeptHead
 from scrubber.cli.exported import ROW_KIND, TRAIL_KIND, Flawed, pages, row_data, trail_data
 from scrubber.cli.output import document
-from scrubber.ports import Event
-from scrubber.ports.trail import START, AuditRow, Head, TrailPage
+from scrubber.ports.record import START, AuditRow, Event, Head, TrailPage
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 texts = st.text(max_size=8)

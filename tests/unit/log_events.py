@@ -22,7 +22,7 @@ PASSED_ON: Final = {
 }
 SHARED: Final = frozenset({"scrubber/observability/tracing.py"})
 """Modules of the service's that write in the plugin too."""
-NO_DAEMON: Final = "plugin/emulator/"
+NO_DAEMON: Final = "scrubber/emulator/"
 """It stands in for the kubelet."""
 
 

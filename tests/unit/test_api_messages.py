@@ -48,7 +48,7 @@ from scrubber.engine.views import (
     ServiceView,
     Standing,
 )
-from scrubber.ports.trail import AuditRow, Head, TrailPage
+from scrubber.ports.record import AuditRow, Head, TrailPage
 from tests.contract.api_service import CERTIFICATE, IDENTITY, device, of_record
 
 CAUSE = Cause("xid-95", "Uncontained ECC error.", WayBack.RESET, 900.0)

@@ -13,7 +13,7 @@ from scrubber.adapters.ledger.kept import KeptHead
 from scrubber.cli.exported import ROW_KIND, TRAIL_KIND, Flawed, pages, row_data, trail_data
 from scrubber.cli.output import document
 from scrubber.domain.errors import LedgerFailure
-from scrubber.ports.trail import START, Head, TrailPage
+from scrubber.ports.record import START, Head, TrailPage
 from tests.ledger_samples import event
 
 ROWS = append(START, [event(number=number) for number in range(20)])

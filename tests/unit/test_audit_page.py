@@ -14,7 +14,7 @@ from scrubber.adapters.ledger.examination import Verdict
 from scrubber.adapters.ledger.kept import KeptHead
 from scrubber.cli.exported import ROW_KIND, TRAIL_KIND, row_data, trail_data
 from scrubber.cli.output import document
-from scrubber.ports.trail import START, Head, TrailPage
+from scrubber.ports.record import START, Head, TrailPage
 from tests.ledger_samples import event
 
 PAGE = (Path(__file__).parents[2] / "docs" / "audit.md").read_text()

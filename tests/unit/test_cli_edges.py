@@ -13,8 +13,9 @@ from scrubber.cli import main as command
 from scrubber.cli.exits import Exit, exit_for
 from scrubber.cli.history import moment_of
 from scrubber.cli.options import seconds, size
-from scrubber.cli.output import Answer, ListDocument, Output, binary_size, emit, emit_one
+from scrubber.cli.output import Answer, ListDocument, Output, emit, emit_one
 from scrubber.domain import errors
+from scrubber.domain.quantities import binary_size
 
 EXITS = {
     errors.ScrubberError: Exit.NEGATIVE,

@@ -86,7 +86,7 @@ def test_what_asks_the_service_loads_its_client_and_no_more(words: list[str], tm
 
 def test_a_look_at_a_node_without_anything_loads_nothing_that_reads_what_is_there(tmp_path: Path) -> None:
     modules = loaded("doctor", "--node-root", str(tmp_path), SCRUBBER_SOCKET=str(tmp_path))
-    assert "scrubber.cli.checks.pods" in modules
+    assert "scrubber.doctor.pods" in modules
     assert among(modules, ("yaml", "tomllib", "cryptography", "rich", "structlog", "plugin")) == []
 
 

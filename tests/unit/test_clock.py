@@ -3,7 +3,7 @@
 import pytest
 
 from scrubber.adapters.clock import SystemClock
-from scrubber.ports import Clock
+from scrubber.ports.runtime import Clock
 
 
 async def test_time_goes_on_and_never_back() -> None:

@@ -16,7 +16,7 @@ from scrubber.domain.health import Health, WayBack
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.record import DeviceRecord
 from scrubber.domain.telemetry import Snapshot
-from scrubber.ports import Change, Event
+from scrubber.ports.record import Change, Event
 from tests.world.asking import admitted, ask, started
 from tests.world.life import Life
 from tests.world.matter import gpu

@@ -8,7 +8,7 @@ from scrubber.domain.health import Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import HealthRule
 from scrubber.domain.tally import DAY
-from scrubber.ports import Event
+from scrubber.ports.record import Event
 from tests.world.asking import started
 from tests.world.kubelet import Tenant
 from tests.world.service import Pace

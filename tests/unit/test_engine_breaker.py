@@ -12,7 +12,7 @@ from scrubber.domain.evidence import Occasion, Outcome, Path, Step, Verdict
 from scrubber.domain.health import Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import BreakerRule
-from scrubber.ports import Event
+from scrubber.ports.record import Event
 from tests.world.asking import started
 from tests.world.timeline import in_virtual_time
 from tests.world.world import DEFAULT, World, a_world

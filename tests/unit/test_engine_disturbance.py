@@ -12,7 +12,7 @@ import pytest
 from scrubber.adapters.clock import SystemClock
 from scrubber.domain.hygiene import Hygiene
 from scrubber.engine.disturbance import Disturbances
-from scrubber.ports import Event
+from scrubber.ports.record import Event
 from tests.world.asking import STRICT
 from tests.world.matter import Proc
 from tests.world.timeline import in_virtual_time

@@ -10,7 +10,7 @@ import pytest
 from scrubber.domain.basis import Basis
 from scrubber.domain.health import Health
 from scrubber.domain.telemetry import Signal
-from scrubber.ports import Event
+from scrubber.ports.record import Event
 from tests.world.asking import admitted, ask, started
 from tests.world.service import HEALTH_EVERY
 from tests.world.timeline import in_virtual_time

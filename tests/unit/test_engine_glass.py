@@ -14,7 +14,7 @@ from scrubber.domain.health import Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Limits, Policy
 from scrubber.engine.views import DeviceView
-from scrubber.ports import Event
+from scrubber.ports.record import Event
 from tests.world.asking import admitted, answered, ask, started
 from tests.world.kubelet import Tenant
 from tests.world.timeline import in_virtual_time

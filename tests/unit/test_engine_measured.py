@@ -18,7 +18,7 @@ from scrubber.domain.evidence import (
 )
 from scrubber.domain.hygiene import Hygiene
 from scrubber.engine import narrate
-from scrubber.ports import Event
+from scrubber.ports.record import Event
 from tests.world.asking import admitted, answered, ask, started
 from tests.world.timeline import in_virtual_time
 from tests.world.world import World, a_world

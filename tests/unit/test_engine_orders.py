@@ -28,7 +28,8 @@ from scrubber.domain.policy import BreakerRule, Enforcement, HealthRule, Recover
 from scrubber.domain.reset import ResetPlan
 from scrubber.engine.node import Node
 from scrubber.engine.views import ScrubNews
-from scrubber.ports import Event, Resetter
+from scrubber.ports.device import Resetter
+from scrubber.ports.record import Event
 from tests.world.asking import admitted, ask, started
 from tests.world.kubelet import Gone
 from tests.world.life import Killed

@@ -10,7 +10,7 @@ from dataclasses import replace
 from scrubber.domain.errors import BadConfiguration
 from scrubber.domain.policy import Limits, Policy, Sharing
 from scrubber.engine.policy import follow_policy
-from scrubber.ports import Event
+from scrubber.ports.record import Event
 from tests.world.timeline import in_virtual_time
 from tests.world.world import DEFAULT, World, a_world
 

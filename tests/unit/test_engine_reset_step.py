@@ -15,7 +15,7 @@ from scrubber.domain.reset import ResetPlan
 from scrubber.engine import scrub
 from scrubber.engine.scrub import ScrubResult
 from scrubber.engine.steps.work import Work
-from scrubber.ports import Resetter
+from scrubber.ports.device import Resetter
 from tests.world.timeline import in_virtual_time
 from tests.world.world import World, a_world
 

@@ -20,7 +20,7 @@ from scrubber.engine.steps.diagnostics import diagnose
 from scrubber.engine.steps.memory import clear_memory
 from scrubber.engine.steps.on_chip import judge_on_chip
 from scrubber.engine.steps.work import Work
-from scrubber.ports import EraseReport, EraseRequest, OnChip, Progress, Telemetry
+from scrubber.ports.device import EraseReport, EraseRequest, OnChip, Progress, Telemetry
 from tests.world.timeline import in_virtual_time
 from tests.world.world import World, a_world
 

@@ -20,7 +20,8 @@ from scrubber.domain.policy import Enforcement, Limits, Policy, Ungranted
 from scrubber.domain.telemetry import Holder, HolderReport
 from scrubber.engine.keeper import Keeper
 from scrubber.engine.neighbourhood import Neighbourhood
-from scrubber.ports import Event, Holders
+from scrubber.ports.device import Holders
+from scrubber.ports.record import Event
 from tests.world.kubelet import Tenant
 from tests.world.matter import Proc
 from tests.world.service import Pace

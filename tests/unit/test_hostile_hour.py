@@ -20,7 +20,7 @@ from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import BreakerRule
 from scrubber.domain.record import DeviceRecord
 from scrubber.domain.tally import DAY
-from scrubber.ports import Event
+from scrubber.ports.record import Event
 from tests.world.asking import started
 from tests.world.kubelet import Tenant
 from tests.world.matter import Proc

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from plugin.emulator.interrupts import ended_once
+from scrubber.emulator.interrupts import ended_once
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -209,7 +209,7 @@ def test_a_hierarchy_is_found_at_any_mount_point_and_with_any_path_as_its_root(n
 # --- nothing else splits ---
 
 ROOT = Path(__file__).parents[2]
-READERS = ("scrubber/adapters", "scrubber/cli/checks", "plugin")
+READERS = ("scrubber/adapters", "scrubber/doctor", "plugin")
 NOT_ON_A_NODE = ROOT / "plugin" / "emulator"
 ALLOWED = {
     ("plugin/cluster/client.py", "split"): "the API server's words, made one line for a log",

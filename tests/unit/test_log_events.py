@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from scrubber.domain.policy import XidClass
 from scrubber.observability.journal import StructlogJournal
 from scrubber.observability.logging import LIBRARY, line_logger
-from scrubber.ports import Event
+from scrubber.ports.record import Event
 from tests.unit.log_events import HOUSE, PASSED_ON, Told, renamed, told
 
 PAGE: Final = (HOUSE / "docs" / "logs.md").read_text()
@@ -108,7 +108,7 @@ def test_what_is_not_read_is_there() -> None:
 
 
 SMALL: Final = """
-from scrubber.ports import Event
+from scrubber.ports.record import Event
 
 _NAMES = {"a": "health.suspect", "b": "health.healthy"}
 

@@ -12,7 +12,7 @@ from scrubber.domain.evidence import Finding, FindingCode, Severity, Step
 from scrubber.domain.signals import SIGNALS
 from scrubber.observability.metrics.labels import KNOWN, labels_of
 from scrubber.observability.metrics.metrics import Metrics
-from scrubber.ports import Event
+from scrubber.ports.record import Event
 
 SOURCES = sorted(
     path for package in ("scrubber", "plugin") for path in (Path(__file__).parents[2] / package).rglob("*.py")

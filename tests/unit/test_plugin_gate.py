@@ -23,7 +23,7 @@ from scrubber.domain.errors import (
     Quarantined,
     ScrubberError,
 )
-from scrubber.ports import Span
+from scrubber.ports.runtime import Span
 from tests.world.spans import Recorder, Told
 from tests.world.timeline import in_virtual_time
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from plugin.emulator.telling import Teller, Unheard
+from scrubber.emulator.telling import Teller, Unheard
 
 
 def a_closed_terminal() -> int:

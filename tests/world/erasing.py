@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from scrubber.domain.device import Device
 from scrubber.domain.errors import Held, Stuck, Unreadable
-from scrubber.ports import EraseReport, EraseRequest, OnChip, Progress
+from scrubber.ports.device import EraseReport, EraseRequest, OnChip, Progress
 from tests.world.life import Life, in_the_world
 from tests.world.matter import CELLS, Gpu, Matter
 

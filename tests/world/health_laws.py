@@ -16,7 +16,7 @@ from scrubber.domain.policy import Enforcement, News, Policy
 from scrubber.domain.record import DeviceRecord
 from scrubber.domain.tally import DAY
 from scrubber.engine.views import DeviceView
-from scrubber.ports import Change, Event
+from scrubber.ports.record import Change, Event
 from tests.world.matter import Gpu
 
 __all__ = ["HealthLaws"]

@@ -18,7 +18,7 @@ from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Enforcement, Policy, Proof, Ungranted
 from scrubber.domain.record import DeviceRecord
 from scrubber.engine.views import DeviceView, Granted
-from scrubber.ports import Change
+from scrubber.ports.record import Change
 from tests.world.erasing import Erasers, Erasing
 from tests.world.health_laws import HealthLaws
 from tests.world.kubelet import Kubelet, Tenant

@@ -13,7 +13,7 @@ from scrubber.domain.errors import Away, DeviceFault, Held, Lost, Stuck, Unreada
 from scrubber.domain.evidence import ScrubRecord
 from scrubber.domain.reset import ResetPlan
 from scrubber.domain.telemetry import Holder, HolderKind, HolderReport, Signal, Snapshot
-from scrubber.ports import Event
+from scrubber.ports.record import Event
 from tests.world.erasing import Erasers
 from tests.world.kubelet import Kubelet
 from tests.world.life import Life

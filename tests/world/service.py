@@ -18,7 +18,7 @@ from scrubber.engine.tend import tend_all
 from scrubber.engine.use import watch_use
 from scrubber.engine.views import Granted, HandOverCall, ScrubNews, ServiceView
 from scrubber.engine.watch import follow_signals, watch_health, watch_inventory, watch_pods
-from scrubber.ports import Inventory
+from scrubber.ports.device import Inventory
 from tests.world.kubelet import Gone
 from tests.world.life import Life, listen
 

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Self
 
-from scrubber.ports import Attribute, Span
+from scrubber.ports.runtime import Attribute, Span
 
 __all__ = ["Recorder", "Told"]
 

@@ -9,8 +9,7 @@ from scrubber.adapters.ledger.memory import MemoryLedger
 from scrubber.domain.errors import LedgerFailure
 from scrubber.domain.evidence import Certificate, ScrubRecord
 from scrubber.domain.record import DeviceRecord, Grant
-from scrubber.ports import Change, Event, HistoryEntry, HistoryQuery, LedgerState
-from scrubber.ports.trail import TrailPage
+from scrubber.ports.record import Change, Event, HistoryEntry, HistoryQuery, LedgerState, TrailPage
 from tests.world.life import Killed, Life
 
 __all__ = ["CrashPoint", "LedgerOfLife", "Vault"]

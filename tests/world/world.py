@@ -27,7 +27,8 @@ from scrubber.engine.pods import PodWatch
 from scrubber.engine.slots import Slots
 from scrubber.engine.strangers import Strangers
 from scrubber.engine.views import HandOverCall
-from scrubber.ports import UNTRACED, Change, Tracer
+from scrubber.ports.record import Change
+from scrubber.ports.runtime import UNTRACED, Tracer
 from tests.world.erasing import EraserOfLife, Erasers, Erasing
 from tests.world.kubelet import START_SECONDS, Gone, Kubelet, Tenant
 from tests.world.laws import Laws

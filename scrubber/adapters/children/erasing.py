@@ -11,7 +11,7 @@ from scrubber.adapters.children.message import Message
 from scrubber.adapters.children.process import Child
 from scrubber.adapters.children.questions import answer_of
 from scrubber.domain.errors import Stuck, Unreadable
-from scrubber.ports.eraser import Progress
+from scrubber.ports.device import Progress
 
 __all__ = ["byte_count", "listen", "seconds_by_phase"]
 

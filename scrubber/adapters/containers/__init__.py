@@ -1,6 +1,6 @@
 """Which processes are a pod's, by cgroup or (simulated node without writable cgroups) by an environment marker.
 
-Both ways keep the contract of :class:`scrubber.ports.containers.Containers`: an answer is complete or an error, and
+Both ways keep the contract of :class:`scrubber.ports.node.Containers`: an answer is complete or an error, and
 nobody is signalled who is not proved a leftover at the moment of the signal.
 """
 

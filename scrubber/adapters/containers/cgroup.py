@@ -47,7 +47,7 @@ Place = tuple[Tree, Path]
 
 
 class CgroupContainers:
-    """:class:`scrubber.ports.containers.Containers` by cgroups: v2, v1, or both side by side.
+    """:class:`scrubber.ports.node.Containers` by cgroups: v2, v1, or both side by side.
 
     Args:
         root: directory of a cgroup hierarchy below which the kubelet keeps ``kubepods`` (``discover_root``). The same

@@ -47,7 +47,7 @@ Membership = tuple[str, str]  # the pod's UID; the container's name and run
 
 
 class MarkerContainers:
-    """:class:`scrubber.ports.containers.Containers` by environment markers; sees processes of one user only.
+    """:class:`scrubber.ports.node.Containers` by environment markers; sees processes of one user only.
 
     Args:
         proc: the proc file system to walk.

@@ -10,7 +10,7 @@ from scrubber.adapters.cuda.programs import ERASER
 from scrubber.adapters.cuda.workplace import Done, Work, Workplace
 from scrubber.domain.device import Device
 from scrubber.domain.errors import Unreadable
-from scrubber.ports.eraser import EraseReport, EraseRequest, OnChip, Progress
+from scrubber.ports.device import EraseReport, EraseRequest, OnChip, Progress
 
 __all__ = ["CudaEraser"]
 

@@ -28,13 +28,13 @@ from scrubber.domain.assignment import Assignment, Pod, Reading, Trust
 from scrubber.domain.errors import Away
 
 if TYPE_CHECKING:
-    from scrubber.ports.clock import Clock
+    from scrubber.ports.runtime import Clock
 
 __all__ = ["KubeletAssignments"]
 
 
 class KubeletAssignments:
-    """:class:`scrubber.ports.assignments.Assignments` from a kubelet on this node.
+    """:class:`scrubber.ports.node.Assignments` from a kubelet on this node.
 
     Args:
         pod_resources_socket: ``pod-resources/kubelet.sock``; need not exist yet.

@@ -22,7 +22,7 @@ from scrubber.domain.errors import Away, BadConfiguration
 from scrubber.wire import podresources_pb2 as messages
 
 if TYPE_CHECKING:
-    from scrubber.ports.clock import Clock
+    from scrubber.ports.runtime import Clock
 
 __all__ = ["Busy", "InAPod", "PodResources"]
 

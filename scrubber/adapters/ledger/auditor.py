@@ -11,7 +11,8 @@ import asyncio
 from scrubber.adapters.ledger.examination import Examination, Findings
 from scrubber.adapters.ledger.shapes import Undecodable
 from scrubber.domain.errors import LedgerFailure
-from scrubber.ports import AuditTrail, Clock
+from scrubber.ports.record import AuditTrail
+from scrubber.ports.runtime import Clock
 
 __all__ = ["look_through"]
 

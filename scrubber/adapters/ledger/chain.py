@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 
 from scrubber.adapters.ledger.codec import decode_fields, encode_fields
 from scrubber.adapters.ledger.shapes import NUMBER, Json, canonical
-from scrubber.ports.journal import Event
-from scrubber.ports.trail import AuditRow, Head
+from scrubber.ports.record import AuditRow, Event, Head
 
 __all__ = ["ChainReport", "Walk", "append", "check", "computed_hash", "event_of"]
 

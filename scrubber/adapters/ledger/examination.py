@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from scrubber.adapters.ledger.chain import Walk
 from scrubber.adapters.ledger.kept import Comparison, KeptHead, Standing, Witness
-from scrubber.ports.trail import START, AuditRow, Head, TrailPage
+from scrubber.ports.record import START, AuditRow, Head, TrailPage
 
 __all__ = ["Examination", "Findings", "Verdict"]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
 
-from scrubber.ports.trail import AuditRow, Head
+from scrubber.ports.record import AuditRow, Head
 
 __all__ = ["Comparison", "KeptHead", "Standing", "Witness"]
 

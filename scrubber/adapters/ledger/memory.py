@@ -18,8 +18,17 @@ from scrubber.adapters.ledger.trail import ROWS_ON_A_PAGE, beyond, given_up, loo
 from scrubber.domain.errors import LedgerFailure
 from scrubber.domain.evidence import Certificate
 from scrubber.domain.record import DeviceRecord
-from scrubber.ports.ledger import HAND_OVERS, Change, HistoryEntry, HistoryQuery, LedgerState
-from scrubber.ports.trail import START, AuditRow, Head, TrailPage
+from scrubber.ports.record import (
+    HAND_OVERS,
+    START,
+    AuditRow,
+    Change,
+    Head,
+    HistoryEntry,
+    HistoryQuery,
+    LedgerState,
+    TrailPage,
+)
 
 __all__ = ["MemoryLedger"]
 
@@ -43,7 +52,7 @@ class _Rows:
 
 
 class MemoryLedger:
-    """A :class:`scrubber.ports.ledger.Ledger` whose rows outlive it through :meth:`successor`.
+    """A :class:`scrubber.ports.record.Ledger` whose rows outlive it through :meth:`successor`.
 
     Args:
         before_commit: called with each change before anything of it is stored; what it raises is raised by ``commit``
@@ -116,7 +125,7 @@ class MemoryLedger:
             self.after_commit(change)
 
     async def history(self, query: HistoryQuery) -> Sequence[HistoryEntry]:
-        """See :class:`scrubber.ports.ledger.Ledger`."""
+        """See :class:`scrubber.ports.record.Ledger`."""
         await self._asked()
         look_back(query.before, self._head)
         found: list[HistoryEntry] = []
@@ -128,7 +137,7 @@ class MemoryLedger:
         return found
 
     async def pages(self, after: int = 0) -> AsyncIterator[TrailPage]:
-        """See :class:`scrubber.ports.ledger.AuditTrail`; a page is at most 500 rows."""
+        """See :class:`scrubber.ports.record.AuditTrail`; a page is at most 500 rows."""
         await self._asked()
         start, head = self._rows.pruned, self._rows.head
         if after > head.sequence:
@@ -147,7 +156,7 @@ class MemoryLedger:
             await self._asked()
 
     async def certificate(self, id: str) -> Certificate | None:
-        """See :class:`scrubber.ports.ledger.Certificates`."""
+        """See :class:`scrubber.ports.record.Certificates`."""
         await self._asked()
         found = self._rows.certificates.get(id)
         return None if found is None else CERTIFICATE.decode(found[1])

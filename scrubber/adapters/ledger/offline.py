@@ -24,7 +24,7 @@ from scrubber.adapters.ledger.schema import open_database
 from scrubber.adapters.ledger.shapes import Undecodable
 from scrubber.adapters.ledger.trail import following, opening
 from scrubber.domain.errors import LedgerFailure, SecondInstance
-from scrubber.ports.trail import TrailPage
+from scrubber.ports.record import TrailPage
 
 __all__ = ["pages", "verify"]
 
@@ -41,7 +41,7 @@ def verify(directory: Path) -> ChainReport:
 
 
 def pages(directory: Path, after: int = 0) -> Iterator[TrailPage]:
-    """The trail of the ledger in ``directory``, as :meth:`scrubber.ports.ledger.AuditTrail.pages` answers it.
+    """The trail of the ledger in ``directory``, as :meth:`scrubber.ports.record.AuditTrail.pages` answers it.
 
     Raises:
         InvalidRequest: the trail ends before row ``after``.

@@ -13,8 +13,7 @@ from scrubber.adapters.ledger.codec import CERTIFICATE, RECORD, SCRUB
 from scrubber.adapters.ledger.shapes import Document, Undecodable
 from scrubber.domain.evidence import Certificate
 from scrubber.domain.record import DeviceRecord
-from scrubber.ports.ledger import HAND_OVERS, HistoryEntry, HistoryQuery, LedgerState
-from scrubber.ports.trail import AuditRow, Head
+from scrubber.ports.record import HAND_OVERS, AuditRow, Head, HistoryEntry, HistoryQuery, LedgerState
 
 __all__ = ["ROW", "ROWS_AT_A_VISIT", "Visit", "certificate", "chain_report", "ends", "records", "state", "visit"]
 

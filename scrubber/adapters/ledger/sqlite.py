@@ -31,8 +31,7 @@ from scrubber.adapters.ledger.trail import following, look_back, opening
 from scrubber.adapters.ledger.transaction import store
 from scrubber.domain.errors import Fatal, LedgerFailure
 from scrubber.domain.evidence import Certificate
-from scrubber.ports.ledger import Change, HistoryEntry, HistoryQuery, LedgerState
-from scrubber.ports.trail import START, Head, TrailPage
+from scrubber.ports.record import START, Change, Head, HistoryEntry, HistoryQuery, LedgerState, TrailPage
 
 __all__ = ["SqliteLedger"]
 
@@ -46,7 +45,7 @@ _PAGE = 100
 
 
 class SqliteLedger:
-    """A :class:`scrubber.ports.ledger.Ledger` in ``directory``, which it owns alone.
+    """A :class:`scrubber.ports.record.Ledger` in ``directory``, which it owns alone.
 
     Nothing is opened before :meth:`load`. A failed load may be repeated once its cause is mended.
 
@@ -110,7 +109,7 @@ class SqliteLedger:
             self._thread.submit(self._checkpoint)
 
     async def history(self, query: HistoryQuery) -> Sequence[HistoryEntry]:
-        """See :class:`scrubber.ports.ledger.Ledger`.
+        """See :class:`scrubber.ports.record.Ledger`.
 
         Read visit by visit, so that no question about the past holds up a hand-over for long.
         """
@@ -127,14 +126,14 @@ class SqliteLedger:
         return found
 
     async def pages(self, after: int = 0) -> AsyncIterator[TrailPage]:
-        """See :class:`scrubber.ports.ledger.AuditTrail`; a page is at most 500 rows."""
+        """See :class:`scrubber.ports.record.AuditTrail`; a page is at most 500 rows."""
         page: TrailPage | None = await self._run(partial(self._opening, after))
         while page is not None:
             yield page
             page = await self._run(partial(self._following, page))
 
     async def certificate(self, id: str) -> Certificate | None:
-        """See :class:`scrubber.ports.ledger.Certificates`."""
+        """See :class:`scrubber.ports.record.Certificates`."""
         return await self._run(lambda: certificate(self._open(), id))
 
     def head(self) -> Head:

@@ -11,7 +11,7 @@ from contextlib import closing
 from scrubber.adapters.ledger.reading import ROW, ends
 from scrubber.adapters.ledger.shapes import Undecodable
 from scrubber.domain.errors import InvalidRequest, NotReady
-from scrubber.ports.trail import AuditRow, Head, TrailPage
+from scrubber.ports.record import AuditRow, Head, TrailPage
 
 __all__ = ["ROWS_ON_A_PAGE", "beyond", "following", "given_up", "look_back", "opening"]
 

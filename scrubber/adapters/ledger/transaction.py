@@ -17,9 +17,7 @@ from scrubber.adapters.ledger.retention import Named, Retention
 from scrubber.domain.errors import LedgerFailure
 from scrubber.domain.evidence import Certificate
 from scrubber.domain.record import DeviceRecord
-from scrubber.ports.journal import Event
-from scrubber.ports.ledger import Change
-from scrubber.ports.trail import Head
+from scrubber.ports.record import Change, Event, Head
 
 __all__ = ["store"]
 

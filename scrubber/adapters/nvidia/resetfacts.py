@@ -21,7 +21,7 @@ from scrubber.adapters.proc import value_in
 from scrubber.domain.device import Device
 from scrubber.domain.errors import Lost, Unreadable
 from scrubber.domain.telemetry import Holder
-from scrubber.ports import Holders
+from scrubber.ports.device import Holders
 
 __all__ = ["Erasers", "ResetSurvey", "linked", "persistence"]
 

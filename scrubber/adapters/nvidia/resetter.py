@@ -29,7 +29,7 @@ from scrubber.adapters.patience import patience
 from scrubber.domain.device import Access, AccessKind, Device
 from scrubber.domain.errors import Away, DeviceFault, Held, Lost, ScrubberError, Stuck, Unreadable
 from scrubber.domain.reset import ResetPlan
-from scrubber.ports import Holders
+from scrubber.ports.device import Holders
 
 __all__ = ["Erasers", "EventChildren", "Holding", "NvidiaResetter"]
 

@@ -19,7 +19,7 @@ __all__ = ["EphemeralKey", "Key", "key_id", "private_key", "private_pem", "verif
 
 
 class Key:
-    """A :class:`scrubber.ports.signer.Signer` of a private key that is there already."""
+    """A :class:`scrubber.ports.record.Signer` of a private key that is there already."""
 
     def __init__(self, private: Ed25519PrivateKey) -> None:
         public = private.public_key()

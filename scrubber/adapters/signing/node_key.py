@@ -31,7 +31,7 @@ _ANEW = (
 
 
 class NodeKey(Key):
-    """A :class:`scrubber.ports.signer.Signer` that outlives the process."""
+    """A :class:`scrubber.ports.record.Signer` that outlives the process."""
 
     @classmethod
     def open(cls, directory: Path) -> tuple[Self, bool]:

@@ -15,7 +15,7 @@ from scrubber.adapters.sim.inventory import SimInventory
 from scrubber.adapters.sim.layout import SimDevice
 from scrubber.domain.device import Device
 from scrubber.domain.errors import Stuck, Unreadable
-from scrubber.ports.eraser import EraseReport, EraseRequest, Progress
+from scrubber.ports.device import EraseReport, EraseRequest, Progress
 
 __all__ = ["SimEraser"]
 

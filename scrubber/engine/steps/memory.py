@@ -5,7 +5,7 @@ from __future__ import annotations
 from scrubber.domain.errors import Held, Stuck
 from scrubber.domain.evidence import Finding, FindingCode, Severity, Step, StepResult, Verdict
 from scrubber.engine.steps.work import Work
-from scrubber.ports import EraseReport, EraseRequest
+from scrubber.ports.device import EraseReport, EraseRequest
 
 __all__ = ["clear_memory"]
 

@@ -14,7 +14,7 @@ from scrubber.domain.policy import Plan, Policy
 from scrubber.domain.record import DeviceRecord, Grant
 from scrubber.domain.telemetry import Snapshot
 from scrubber.engine.instruments import Instruments
-from scrubber.ports import EraseReport, Progress
+from scrubber.ports.device import EraseReport, Progress
 
 __all__ = ["Work"]
 

@@ -38,7 +38,7 @@ from scrubber.observability.metrics.labels import (
     one_of,
 )
 from scrubber.observability.metrics.page import Page
-from scrubber.ports.journal import Event
+from scrubber.ports.record import Event
 
 __all__ = ["MOST_TENANTS", "HandOvers", "Quarantines", "Scrubs"]
 

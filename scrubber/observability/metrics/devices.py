@@ -14,7 +14,7 @@ from scrubber.observability.metrics.facts import Shown
 from scrubber.observability.metrics.labels import OTHER, cause_class, measured, xid_label
 from scrubber.observability.metrics.labels import field as field_of
 from scrubber.observability.metrics.page import Present
-from scrubber.ports.journal import Event
+from scrubber.ports.record import Event
 
 __all__ = ["MOST_DEVICES", "MOST_XIDS", "Devices"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from scrubber.domain.device import Device
 from scrubber.domain.policy import Enforcement
 from scrubber.domain.record import DeviceRecord
-from scrubber.ports.trail import Head
+from scrubber.ports.record import Head
 
 __all__ = ["Facts", "Shown"]
 

@@ -15,7 +15,7 @@ from scrubber.domain.codes import NOT_OF_THE_ENGINE, ErrorCode
 from scrubber.domain.evidence import Finding, FindingCode, Severity, Step
 from scrubber.domain.health import OPERATOR
 from scrubber.domain.signals import SIGNALS, XIDS
-from scrubber.ports.journal import Event
+from scrubber.ports.record import Event
 
 __all__ = [
     "BUCKETS",

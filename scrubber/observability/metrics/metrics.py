@@ -17,7 +17,7 @@ from scrubber.observability.metrics.devices import Devices
 from scrubber.observability.metrics.facts import Facts
 from scrubber.observability.metrics.page import Group, Page
 from scrubber.observability.metrics.service import Service
-from scrubber.ports.journal import Event
+from scrubber.ports.record import Event
 
 __all__ = ["Metrics"]
 

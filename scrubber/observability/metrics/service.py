@@ -10,7 +10,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from scrubber.observability.metrics.facts import Facts
 from scrubber.observability.metrics.labels import BUCKETS, OTHER, measured
 from scrubber.observability.metrics.page import Page, Present
-from scrubber.ports.journal import Event
+from scrubber.ports.record import Event
 
 __all__ = ["Service"]
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from secrets import randbits
 
 from scrubber.domain.device import Device
-from scrubber.ports import EraseRequest
+from scrubber.ports.device import EraseRequest
 from tests.gpu.outcome import Log
 from tests.gpu.programs import running
 from tests.gpu.stand import Stand

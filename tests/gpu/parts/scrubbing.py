@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from scrubber.domain.errors import DeviceFault
 from scrubber.domain.policy import MemoryRule
-from scrubber.ports import EraseReport, EraseRequest, Progress
+from scrubber.ports.device import EraseReport, EraseRequest, Progress
 from tests.gpu.outcome import Log
 from tests.gpu.stand import Stand
 

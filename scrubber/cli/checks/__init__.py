@@ -1,5 +1,0 @@
-"""What ``scrubber doctor`` looks at, by what could be wrong: the service, its files, who may use it, the node around it.
-
-``asking`` asks the service and the kubelet, ``looking`` reads files that may be anybody's, ``running`` sees that no look
-takes for ever. Every other module is a handful of checks.
-"""

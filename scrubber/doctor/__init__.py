@@ -1,0 +1,5 @@
+"""What ``scrubber doctor`` looks at, by what could be wrong: the service, its files, who may use it, the node around it.
+
+``asking`` asks the service and the kubelet, ``looking`` reads files that may be anybody's, ``examination`` lists the
+checks and sees that none takes for ever. Every other module is a handful of checks.
+"""

@@ -1,0 +1,200 @@
+"""What a check of the node looks at, and what it finds: one sentence, and what to do.
+
+The promise: what could not be seen is never called ok, whatever the reason; a check that cannot look says so and names what
+would let it. And whatever is wrong comes with a command to call or a file to change.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from scrubber.doctor.looking import FileSystem, file_system_of
+
+__all__ = [
+    "AS_ROOT",
+    "Check",
+    "DeviceSaid",
+    "Examination",
+    "KubeletSaid",
+    "Level",
+    "Node",
+    "Places",
+    "ServiceSaid",
+    "unseen",
+]
+
+AS_ROOT = "Call this as root: sudo scrubber doctor"
+
+
+class Level(StrEnum):
+    """What a check found. A warning is worth a look, or says that nobody could look; it proves no promise broken."""
+
+    OK = "ok"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What one check found: ``remedy`` says what to do, and is empty when there is nothing to do."""
+
+    name: str
+    level: Level
+    sentence: str
+    remedy: str = ""
+
+
+def unseen(name: str, what: str, error: OSError, remedy: str = AS_ROOT) -> Check:
+    """The finding that something cannot be looked at. ``what``: a sentence's end, "who may act is unknown"."""
+    where = f"{error.filename}: " if error.filename is not None else ""
+    return Check(name, Level.WARNING, f"{where}{error.strerror or error}; {what}.", remedy)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSaid:
+    """One device as the service shows it.
+
+    Attributes:
+        strangers: how many processes use it that nobody granted it.
+        uninspected: how many findings of its last scrub name processes that could not be looked through.
+        glass_until: seconds since the epoch; None while the glass is whole.
+    """
+
+    id: str
+    index: str
+    state: str = "clean"
+    offered: bool = True
+    enforcement: str = "enforce"
+    policy: str = "default"
+    strangers: int = 0
+    uninspected: int = 0
+    glass_until: float | None = None
+    glass: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the service says that it keeps and finds things; None for what it did not say."""
+
+    state: Path | None = None
+    policy: Path | None = None
+    kubelet: Path | None = None
+    pod_resources: Path | None = None
+    pod_logs: Path | None = None
+    cgroups: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSaid:
+    """What the service answered about itself; ``refusal`` is the sentence why it did not, and then the rest is empty.
+
+    Attributes:
+        barred: it is this user who may not ask.
+        broken: why it could not even be asked: a library of ours does not load.
+        key: fingerprint of the key that signs certificates.
+        head: of the audit, ``SEQ:HASH``.
+        devices: None: it did not list them, and ``devices_refusal`` says why.
+        policy_refused: why the policy's file as it stands now is not in force.
+        kubelet: "ok", or why the service does not believe the kubelet's lists; empty: it said nothing of it.
+        pid: its own, in its PID namespace; 0: it did not say.
+        admin_group, read_group: whose members may act, and look; empty: nobody's.
+    """
+
+    refusal: str = ""
+    barred: bool = False
+    broken: str = ""
+    version: str = ""
+    backend: str = ""
+    node: str = ""
+    policy: str = ""
+    policy_digest: str = ""
+    enforcement: str = ""
+    ledger: str = ""
+    key: str = ""
+    head: str = ""
+    resets: str = ""
+    resets_until: float | None = None
+    resets_waiting: int = 0
+    soft: str = ""
+    soft_spared: int = 0
+    devices: tuple[DeviceSaid, ...] | None = None
+    devices_refusal: str = ""
+    policy_refused: str = ""
+    kubelet: str = ""
+    pid: int = 0
+    admin_group: str = ""
+    read_group: str = ""
+    places: Places = Places()
+
+    @property
+    def answered(self) -> bool:
+        return not self.refusal and not self.broken
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletSaid:
+    """What came of asking the kubelet for its list of pods, as the service asks it.
+
+    Attributes:
+        asked: False: nobody tried, for there is no socket.
+        believed: its list may be believed.
+        sentence: why not.
+        young: it answered, and only has not for long: who has asked it before may know better.
+        remarks: what else does not fit: a checkpoint or a directory that cannot be read.
+        forbidden: this user may not ask.
+        has_devices: how many containers have devices of ours by its list.
+    """
+
+    asked: bool = False
+    believed: bool = False
+    sentence: str = ""
+    young: bool = False
+    remarks: tuple[str, ...] = ()
+    forbidden: bool = False
+    has_devices: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Where to look, and what was answered already.
+
+    Attributes:
+        root: the node's root directory as it is seen from here.
+        kubelet_dir: the kubelet's directory, as the node calls it.
+        toolkit_configs: empty: in the usual places.
+        sockets: the directory of the service's sockets, as it is seen from here.
+        state_dir: the service's state directory, as it is seen from here.
+        state_dir_known: somebody named it, so it is the service's and no guess.
+        policy: a file or the name of a shipped one, as a person named it; empty: nobody did.
+        now: seconds since the epoch.
+        file_system: tells about the file system that a path is on; raises OSError.
+    """
+
+    service: ServiceSaid
+    kubelet: KubeletSaid = KubeletSaid()
+    root: Path = Path("/")
+    kubelet_dir: Path = Path("/var/lib/kubelet")
+    toolkit_configs: tuple[Path, ...] = ()
+    sockets: Path = Path("/run/scrubber")
+    state_dir: Path = Path("/var/lib/scrubber")
+    state_dir_known: bool = False
+    policy: str = ""
+    now: float = field(default_factory=time.time)
+    file_system: Callable[[Path], FileSystem] = file_system_of
+
+    def path(self, path: Path | str) -> Path:
+        """``path`` of the node as it is seen from here."""
+        return self.root / Path(path).relative_to("/")
+
+    @property
+    def has_driver(self) -> bool:
+        """NVIDIA's kernel driver is loaded."""
+        return self.path("/proc/driver/nvidia/version").exists()
+
+
+Examination = Callable[[Node], Iterator[Check]]
+"""One thing that is looked at; yields nothing where there is nothing to look at, and raises nothing."""

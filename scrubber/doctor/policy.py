@@ -1,0 +1,81 @@
+"""Whether the policy's file can be in force, and is what is in force."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from scrubber.doctor.finding import AS_ROOT, Check, Level, Node
+from scrubber.domain.errors import BadConfiguration
+
+__all__ = ["policy"]
+
+_RELOAD = (
+    "systemctl reload scrubber.service has it read again, and scrubber history says what came of it. Where "
+    "DP_DISABLE_HEALTHCHECKS is set for the service the two differ for good."
+)
+
+
+def policy(node: Node) -> Iterator[Check]:
+    """The file that the service would start with is a policy, and is the one that it follows."""
+    said = node.service
+    file = node.policy or _in_force(node)
+    if not file:
+        if said.answered:
+            sentence = f"The policy {said.policy} is in force; which file it comes from was not seen."
+            yield Check("policy", Level.WARNING, sentence, "Give the file with --policy FILE.")
+        return  # nobody named one, and the service does not answer
+    mend = f"Mend it: scrubber policy check {file} says where; it is taken over within seconds."
+    if said.policy_refused:
+        sentence = f"{said.policy_refused} A service that starts now would not come up with it."
+        yield Check("policy", Level.ERROR, sentence, mend)
+        return
+    if said.answered and not node.policy and not _readable(file):
+        # A file of the service's pod, or one that this user may not read; the service itself looks at it all the time.
+        yield Check("policy", Level.OK, f"{said.policy} is in force, and the service finds nothing wrong with {file}.")
+        return
+    if os.path.exists(file) and not _readable(file):
+        sentence = f"You may not read {file}; whether it can be in force was not seen."
+        yield Check("policy", Level.WARNING, sentence, AS_ROOT)
+        return
+    # Imported here: every other command would wait for pydantic and a parser of YAML.
+    from scrubber.config.policy_file import load_policy
+
+    try:
+        found = load_policy(file)
+    except BadConfiguration as error:
+        first, *more = str(error).split("\n")
+        rest = f" ({len(more)} more)" if more else ""
+        yield Check("policy", Level.ERROR, f"{first}{rest} A service that starts now would not come up with it.", mend)
+        return
+    if not said.answered:
+        yield Check("policy", Level.OK, f"{file} can be in force; whether it is was not seen, for nobody answers.")
+        return
+    if (found.name, found.digest, found.enforcement.value) != (said.policy, said.policy_digest, said.enforcement):
+        sentence = (
+            f"{file} says otherwise ({found.name}, {found.enforcement.value}, digest {found.digest[:12]}) than what is in "
+            f"force ({said.policy}, {said.enforcement}, digest {said.policy_digest[:12]})."
+        )
+        yield Check("policy", Level.WARNING, sentence, _RELOAD)
+        return
+    yield Check("policy", Level.OK, f"{file} is in force: {found.name}, digest {found.digest[:12]}.")
+
+
+def _in_force(node: Node) -> str:
+    """The file that the service names, or the policy of that name that ships; empty where neither is known."""
+    if node.service.places.policy is not None:
+        return str(node.path(node.service.places.policy))
+    return node.service.policy if node.service.answered and _ships(node.service.policy) else ""
+
+
+def _readable(file: str) -> bool:
+    return os.access(file, os.R_OK, effective_ids=True)
+
+
+def _ships(name: str) -> bool:
+    from scrubber.config.shipped import shipped_policies
+
+    try:
+        return name in shipped_policies()
+    except BadConfiguration:
+        return False

@@ -1,0 +1,36 @@
+"""An emulated kubelet, shipped for the demo, the tests and whoever wants to try a device plugin without a cluster.
+
+Promise: it mirrors Kubernetes 1.36 as a plugin sees it; where it differs the module concerned says so.
+"""
+
+from scrubber.emulator.cgroups import writable_cgroup_parent
+from scrubber.emulator.events import KubeletEvent
+from scrubber.emulator.kubelet import Kubelet
+from scrubber.emulator.pods import (
+    ContainerSpec,
+    ContainerState,
+    ContainerStatus,
+    Phase,
+    Pod,
+    PodOver,
+    PodSpec,
+    PodStatus,
+    RestartPolicy,
+)
+from scrubber.emulator.timings import KubeletTimings
+
+__all__ = [
+    "ContainerSpec",
+    "ContainerState",
+    "ContainerStatus",
+    "Kubelet",
+    "KubeletEvent",
+    "KubeletTimings",
+    "Phase",
+    "Pod",
+    "PodOver",
+    "PodSpec",
+    "PodStatus",
+    "RestartPolicy",
+    "writable_cgroup_parent",
+]

@@ -1,0 +1,301 @@
+"""The container runtime of the emulated node: containers are real processes, and they outlive the kubelet.
+
+Promise: a container's process stands in its pod's control group (or carries the pod's marker) before its first
+instruction runs; when its first process ends the rest ends with it, unless the pod leaves its children; and
+:meth:`ContainerRuntime.close` leaves no process and no group behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from scrubber.emulator import cgroups, markers
+
+GATE = 'read -r _ && exec "$@" </dev/null'
+"""A shell that waits for a line before it becomes the container: meanwhile the runtime puts it into its group."""
+END_DEADLINE = 10.0
+"""Seconds within which killed processes must be gone; beyond, something is stuck in the kernel and we say so."""
+
+
+Result = TypeVar("Result")
+
+
+class StartFailed(Exception):
+    """The runtime could not make a container's process; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What a container runs: ``argv`` in ``root``, with ``env``; output is appended to ``log``."""
+
+    argv: Sequence[str]
+    env: Mapping[str, str] = field(default_factory=dict)
+    root: Path | None = None
+    log: Path | None = None
+    leave_children: bool = False
+
+
+PAUSE = Command(("sleep", "infinity"))
+"""The sandbox's process."""
+
+
+@dataclass(eq=False, slots=True)
+class Container:
+    """One run of one container, or a pod's sandbox."""
+
+    pod_uid: str
+    name: str
+    group: Path | None
+    leave_children: bool
+    process: asyncio.subprocess.Process
+    started_at: float
+    ended_at: float = 0.0
+    exit_code: int | None = None
+    exited: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def signal(self, number: signal.Signals) -> None:
+        """Signal the first process, as the runtime does; nothing to do when it has ended."""
+        if self.exit_code is None:
+            try:
+                # Not by ``send_signal``: it reaps a child that has just ended, and asyncio then never learns its exit code.
+                os.kill(self.process.pid, number)
+            except ProcessLookupError:
+                return
+
+
+@dataclass(slots=True)
+class _PodOnNode:
+    """What the runtime keeps of one pod."""
+
+    group: Path | None
+    sandbox: Container
+    containers: dict[str, Container] = field(default_factory=dict)
+    """The last run of each container."""
+
+
+class ContainerRuntime:
+    """Starts and ends containers. ``groups`` is where ``pod<uid>`` groups go; ``None``: markers only."""
+
+    def __init__(self, groups: Path | None, rng: random.Random) -> None:
+        self._groups = groups
+        self._rng = rng
+        self._pods: dict[str, _PodOnNode] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._uids: set[str] = set()
+        self._removed: set[str] = set()
+        self._failures: list[BaseException] = []
+        self._starting = asyncio.Lock()
+        self._closed = False
+        self.on_exit: Callable[[Container], None] = lambda _container: None
+        """Called when a container's first process has ended and, unless it leaves children, the rest with it."""
+
+    async def run_sandbox(self, uid: str) -> None:
+        """Make the pod's group and start its sandbox, which holds the group open until the pod is over; idempotent.
+
+        Raises:
+            StartFailed: it could not be started, or the pod was removed meanwhile.
+        """
+        await self._finish(self._run_sandbox(uid))
+
+    async def _run_sandbox(self, uid: str) -> None:
+        async with self._starting:
+            if uid in self._pods:
+                return
+            group = None
+            if self._groups is not None:
+                group = self._groups / f"pod{uid}"
+                group.mkdir(parents=True, exist_ok=True)
+            sandbox = await self._start(uid, markers.SANDBOX, group, PAUSE)
+            self._pods[uid] = _PodOnNode(group, sandbox)
+        if uid in self._removed:
+            await self.remove_pod(uid)
+            raise StartFailed("the pod was removed while its sandbox was made")
+
+    async def start(self, uid: str, name: str, command: Command) -> Container:
+        """Run ``command`` as container ``name`` of a pod whose sandbox stands.
+
+        A container that runs already (started for a kubelet that was cut off) is returned as it is.
+
+        Raises:
+            StartFailed: there is no such program, its group refused it, or the pod was removed meanwhile.
+        """
+        return await self._finish(self._start_in_pod(uid, name, command))
+
+    async def _start_in_pod(self, uid: str, name: str, command: Command) -> Container:
+        async with self._starting:
+            pod = self._pods.get(uid)
+            if pod is None:
+                raise StartFailed("the pod's sandbox is gone")
+            running = pod.containers.get(name)
+            if running is not None and running.exit_code is None:
+                return running
+            container = await self._start(uid, name, pod.group, command)
+            pod.containers[name] = container
+        if uid in self._removed:
+            container.signal(signal.SIGKILL)
+            raise StartFailed("the pod was removed while its container was made")
+        return container
+
+    def container(self, uid: str, name: str) -> Container | None:
+        """The last run of a container, ended or not."""
+        pod = self._pods.get(uid)
+        return pod.containers.get(name) if pod else None
+
+    def has_pod(self, uid: str) -> bool:
+        return uid in self._pods
+
+    async def remove_pod(self, uid: str) -> None:
+        """End what still runs of the pod, then its sandbox. Children that the pod leaves live on, in their group."""
+        self._removed.add(uid)
+        pod = self._pods.get(uid)
+        if pod is None:
+            return
+        for container in (*pod.containers.values(), pod.sandbox):
+            container.signal(signal.SIGKILL)
+        for container in (*pod.containers.values(), pod.sandbox):
+            await container.exited.wait()
+        self._pods.pop(uid, None)
+        if pod.group is not None:
+            self._in_background(self._remove_group(pod.group))
+
+    def remove_pod_after(self, uid: str, seconds: float) -> None:
+        """Leave the pod's processes alone for ``seconds``, then end them: a forced deletion seen from the node."""
+        self._in_background(self._remove_later(uid, seconds))
+
+    async def close(self) -> None:
+        """End every process this runtime ever started, leftovers included, and remove its groups.
+
+        Raises:
+            RuntimeError: a process did not end; the message names the processes.
+        """
+        async with self._starting:
+            self._closed = True  # a start under way is now among the pods, and no other will come
+        first_processes = [each for pod in self._pods.values() for each in (*pod.containers.values(), pod.sandbox)]
+        for container in first_processes:
+            container.signal(signal.SIGKILL)
+        try:
+            async with asyncio.timeout(END_DEADLINE):
+                if self._groups is not None:
+                    cgroups.kill(self._groups)
+                    await cgroups.empty(self._groups)
+                await markers.end(self._uids)
+                for container in first_processes:
+                    await container.exited.wait()
+        except TimeoutError:
+            left = markers.processes(self._uids)
+            raise RuntimeError(
+                f"processes of the emulated node did not end within {END_DEADLINE:g} s: {left}"
+            ) from None
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._pods.clear()
+        if self._groups is not None and not cgroups.remove(self._groups):
+            raise RuntimeError(f"control group {self._groups} could not be removed: a process is still in it")
+        if self._failures:
+            raise BaseExceptionGroup("work of the container runtime failed", self._failures)
+
+    async def _start(self, uid: str, name: str, pod_group: Path | None, command: Command) -> Container:
+        if self._closed:
+            raise StartFailed("the node was closed")
+        self._uids.add(uid)
+        group = None
+        argv = list(command.argv)
+        if pod_group is not None:
+            group = pod_group / self._rng.randbytes(32).hex()
+            group.mkdir()
+            argv = ["/bin/sh", "-c", GATE, "sh", *argv]
+        marker = markers.environment(uid, name, self._rng.randbytes(8).hex())
+        environment = {"PATH": os.environ.get("PATH", os.defpath), **command.env, **marker}
+        output = os.open(command.log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *argv,
+                cwd=command.root,
+                env=environment,
+                stdin=asyncio.subprocess.PIPE if group is not None else asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            if group is not None:
+                group.rmdir()
+            raise StartFailed(f"failed to create the container's process: {error}") from error
+        finally:
+            os.close(output)
+        now = asyncio.get_running_loop().time()
+        container = Container(uid, name, group, command.leave_children, process, now)
+        self._in_background(self._watch(container))
+        if group is not None:
+            await self._open_gate(container, group)
+        return container
+
+    async def _open_gate(self, container: Container, group: Path) -> None:
+        stdin = container.process.stdin
+        if stdin is None:
+            raise StartFailed("the container's gate has no input")
+        try:
+            cgroups.place(group, container.pid)
+            stdin.write(b"\n")
+            await stdin.drain()
+        except OSError as error:
+            container.signal(signal.SIGKILL)
+            raise StartFailed(f"failed to place process {container.pid} in its control group: {error}") from error
+        finally:
+            stdin.close()
+
+    async def _watch(self, container: Container) -> None:
+        """Reap the first process, end the rest of the container, say so, and remove the group once it is empty."""
+        code = await container.process.wait()
+        container.ended_at = asyncio.get_running_loop().time()
+        if not container.leave_children:
+            if container.group is not None:
+                cgroups.kill(container.group)
+                await cgroups.empty(container.group)
+            else:
+                await markers.end({container.pod_uid}, container.name)
+        container.exit_code = code if code >= 0 else 128 - code
+        container.exited.set()
+        self.on_exit(container)
+        if container.group is not None:
+            await self._remove_group(container.group)
+
+    async def _remove_group(self, group: Path) -> None:
+        while not cgroups.remove(group):
+            await cgroups.empty(group)
+            await asyncio.sleep(cgroups.POLL)
+
+    async def _remove_later(self, uid: str, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        await self.remove_pod(uid)
+
+    async def _finish(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Do ``work`` to its end even if the kubelet that asked for it is gone: the runtime is another process."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return await asyncio.shield(task)
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failures.append(error)

@@ -1,0 +1,338 @@
+"""The kubelet's device manager: who may have which device, and what each container is started with.
+
+Promise: decisions and refusals are the real kubelet's. One life of this object is one life of the kubelet's process;
+what must outlive it is in the checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from plugin.api import deviceplugin_pb2 as api
+from scrubber.emulator.allocations import (
+    Allocation,
+    Allocations,
+    CheckpointUnreadable,
+    by_numa_node,
+    read_checkpoint,
+    write_checkpoint,
+)
+from scrubber.emulator.devicestore import ResourceDevices
+from scrubber.emulator.events import RpcFailed
+from scrubber.emulator.pluginclient import PluginClient
+from scrubber.emulator.pods import ContainerSpec, Pod
+from scrubber.emulator.timings import KubeletTimings
+
+log = logging.getLogger(__name__)
+
+
+class AllocationRefused(Exception):
+    """A container cannot be given its devices: the pod's admission fails, for good."""
+
+
+class StartRefused(Exception):
+    """A container may not be started now: it waits in ``CreateContainerConfigError``, and is tried again."""
+
+    def __init__(self, message: str, *, deadline_exceeded: bool = False) -> None:
+        super().__init__(message)
+        self.deadline_exceeded = deadline_exceeded
+
+
+@dataclass(slots=True)
+class Endpoint:
+    """A registered plugin; ``client`` and ``options`` are ``None`` after a kubelet restart, until it registers again."""
+
+    client: PluginClient | None = None
+    options: api.DevicePluginOptions | None = None
+    stopped: bool = False
+
+    def running(self, resource: str) -> PluginClient:
+        if self.client is None or self.stopped:
+            where = self.client.socket if self.client else resource
+            raise AllocationRefused(f"endpoint {where} has been stopped")
+        return self.client
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What plugins add to a container's start, merged over its resources."""
+
+    envs: Mapping[str, str] = field(default_factory=dict)
+    mounts: Sequence[api.Mount] = ()
+    devices: Sequence[api.DeviceSpec] = ()
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    cdi_devices: Sequence[str] = ()
+
+
+class DeviceManager:
+    """Devices by resource, endpoints by resource, allocations. ``active`` names the UIDs of pods that hold devices."""
+
+    def __init__(
+        self,
+        directory: Path,
+        timings: KubeletTimings,
+        rng: random.Random,
+        *,
+        active: Callable[[], Collection[str] | None],
+        changed: Callable[[], None],
+    ) -> None:
+        """``active`` returns ``None`` until the API server's pods have arrived: nothing is pruned before.
+
+        ``changed`` is called after every change of devices, health or assignments.
+        """
+        self._directory = directory
+        self._timings = timings
+        self._rng = rng
+        self._active = active
+        self._changed = changed
+        self._endpoints: dict[str, Endpoint] = {}
+        self._resources: dict[str, ResourceDevices] = {}
+        self._timers: set[asyncio.TimerHandle] = set()
+        self._reusable: tuple[str, dict[str, set[str]]] = ("", {})
+        self.allocations = Allocations()
+
+    def start(self) -> None:
+        """Load the checkpoint. Resources it names count 0 devices until their plugins register again."""
+        try:
+            self.allocations, registered = read_checkpoint(self._directory)
+        except CheckpointUnreadable as error:
+            # As the real one does: it goes on without, and whoever trusts the file must expect that.
+            log.warning("continuing without a checkpoint: %s", error)
+            return
+        for resource in registered:
+            self._resources[resource] = ResourceDevices()
+            self._stop_endpoint(resource, Endpoint())
+
+    def stop(self) -> None:
+        """The process ends: timers with it."""
+        for timer in self._timers:
+            timer.cancel()
+
+    # What plugins report
+
+    async def plugin_connected(self, client: PluginClient) -> None:
+        """Take a dialled plugin as the resource's endpoint, with the options it answers now.
+
+        Raises:
+            RpcFailed: ``GetDevicePluginOptions`` failed; nothing has changed.
+        """
+        options = await client.options()
+        self._endpoints[client.resource] = Endpoint(client, options)
+        self._changed()
+
+    def plugin_disconnected(self, resource: str) -> None:
+        """A stream has ended: every device of the resource is unhealthy, and the resource's removal is due."""
+        endpoint = self._endpoints.get(resource)
+        if endpoint is None:
+            return
+        if resource in self._resources:
+            self._resources[resource].lose_plugin()
+        self._stop_endpoint(resource, endpoint)
+        self._changed()
+
+    def devices_reported(self, resource: str, devices: Collection[api.Device]) -> None:
+        """A full list from a stream of the resource, an outdated one included."""
+        self._resources.setdefault(resource, ResourceDevices()).report(devices)
+        self._checkpoint()
+        self._changed()
+
+    def _stop_endpoint(self, resource: str, endpoint: Endpoint) -> None:
+        endpoint.stopped = True
+        self._endpoints[resource] = endpoint
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(self._timings.resource_removal, self._remove_resource, resource, endpoint)
+        self._timers.add(timer)
+
+    def _remove_resource(self, resource: str, endpoint: Endpoint) -> None:
+        if self._endpoints.get(resource) is endpoint and endpoint.stopped:
+            self._endpoints.pop(resource)
+            self._resources.pop(resource, None)
+            self._checkpoint()
+            self._changed()
+
+    # What others ask
+
+    def resources(self) -> dict[str, ResourceDevices]:
+        """The devices of every resource the kubelet knows."""
+        return self._resources
+
+    def capacity(self, resource: str) -> int:
+        known = self._resources.get(resource)
+        return known.capacity if known else 0
+
+    def allocatable(self, resource: str) -> int:
+        known = self._resources.get(resource)
+        return known.allocatable if known else 0
+
+    def health(self, resource: str, device: str) -> str:
+        return self._resources.get(resource, ResourceDevices()).health(device)
+
+    def prune(self) -> None:
+        """Forget the allocations of pods that are no longer active; their devices are free at once."""
+        active = self._active()
+        if active is not None and self.allocations.keep_only(active):
+            self._checkpoint()
+
+    # Admission, on the main loop
+
+    async def allocate(self, pod: Pod, container: ContainerSpec) -> None:
+        """Give ``container`` its devices and record the plugin's answer durably.
+
+        Devices of an ordinary init container are handed on to the containers after it.
+
+        Raises:
+            AllocationRefused: too few devices, or the plugin refused; the message is the pod's.
+        """
+        uid, reusable = self._reusable
+        if uid != pod.uid:
+            reusable = {}
+            self._reusable = (pod.uid, reusable)
+        self.prune()
+        for resource, wanted in container.resources.items():
+            if wanted:
+                await self._allocate_resource(pod, container, resource, wanted, reusable.get(resource, set()))
+        for allocation in self.allocations.of(pod.uid, container.name):
+            handed_on = reusable.setdefault(allocation.resource, set())
+            if pod.spec.is_ordinary_init(container):
+                handed_on |= allocation.devices
+            else:
+                handed_on -= allocation.devices
+
+    async def _allocate_resource(
+        self, pod: Pod, container: ContainerSpec, resource: str, wanted: int, reusable: set[str]
+    ) -> None:
+        held = self._held(pod, container, resource, wanted)
+        self._check_usable(resource, held)
+        if held:
+            return
+        chosen = await self._choose(resource, wanted, reusable)
+        try:
+            client = self._endpoint(resource).running(resource)
+            response = await client.allocate(chosen, pod=pod.full_name, uid=pod.uid, container=container.name)
+        except RpcFailed as error:
+            raise AllocationRefused(str(error)) from error
+        if not response.container_responses:
+            raise AllocationRefused("no containers return in allocation response")
+        by_node = by_numa_node(chosen, self._resources[resource].numa_nodes)
+        answer = response.container_responses[0].SerializeToString()
+        self.allocations.add(Allocation(pod.uid, container.name, resource, by_node, answer))
+        self._checkpoint()
+        pod.records[container.name].devices[resource] = tuple(sorted(chosen))
+        self._changed()
+
+    def check_again(self, pod: Pod, container: ContainerSpec) -> None:
+        """Admit a container that is not running once more, after a restart of the kubelet.
+
+        Raises:
+            AllocationRefused: its plugin has not registered again, or its device is not healthy now.
+        """
+        for resource, wanted in container.resources.items():
+            if wanted:
+                self._check_usable(resource, self._held(pod, container, resource, wanted))
+
+    def _held(self, pod: Pod, container: ContainerSpec, resource: str, wanted: int) -> frozenset[str]:
+        allocation = self.allocations.get(pod.uid, container.name, resource)
+        held = allocation.devices if allocation else frozenset()
+        if held and len(held) != wanted:
+            raise AllocationRefused(
+                f'pod "{pod.uid}" container "{container.name}" changed request for resource "{resource}" '
+                f"from {len(held)} to {wanted}"
+            )
+        return held
+
+    def _check_usable(self, resource: str, held: frozenset[str]) -> None:
+        if resource not in self._resources:
+            # The real one ignores a resource that it has never heard of and leaves it to the scheduler, which would
+            # not have bound this pod; a pod bound here without its devices would only mislead.
+            raise AllocationRefused(f"cannot allocate unregistered device {resource}")
+        healthy = self._resources[resource].healthy
+        if not healthy:
+            raise AllocationRefused(f"no healthy devices present; cannot allocate unhealthy devices {resource}")
+        if not held <= healthy:
+            raise AllocationRefused(
+                f"previously allocated devices are no longer healthy; cannot allocate unhealthy devices {resource}"
+            )
+
+    async def _choose(self, resource: str, wanted: int, reusable: set[str]) -> set[str]:
+        chosen = set(self._in_any_order(reusable)[:wanted])
+        missing = wanted - len(chosen)
+        if not missing:
+            return chosen
+        available = self._resources[resource].healthy - self.allocations.in_use(resource)
+        if len(available) < missing:
+            raise AllocationRefused(
+                f"requested number of devices unavailable for {resource}. "
+                f"Requested: {missing}, Available: {len(available)}"
+            )
+        endpoint = self._endpoint(resource)
+        preferred: set[str] = set()
+        if endpoint.options is not None and endpoint.options.get_preferred_allocation_available:
+            try:
+                preferred = await endpoint.running(resource).preferred(available | chosen, chosen, wanted)
+            except RpcFailed as error:
+                raise AllocationRefused(f"device plugin GetPreferredAllocation rpc failed with err: {error}") from error
+        order = [*self._in_any_order(preferred & available), *self._in_any_order(available - preferred)]
+        return chosen | set(order[:missing])
+
+    def _endpoint(self, resource: str) -> Endpoint:
+        try:
+            return self._endpoints[resource]
+        except KeyError:
+            raise AllocationRefused(f"endpoint not found in cache for a registered resource: {resource}") from None
+
+    # Start, on the pod's own worker
+
+    async def run_options(self, pod: Pod, container: ContainerSpec) -> RunOptions:
+        """Call ``PreStartContainer`` where the plugin wants it, then replay the recorded answers.
+
+        Until a plugin has registered again after a restart of the kubelet its options are unknown, and the call is
+        skipped without a word: the real kubelet's hole, kept open here on purpose.
+
+        Raises:
+            StartRefused: the plugin refused, is away or took too long.
+        """
+        for resource, wanted in container.resources.items():
+            if wanted and (resource in self._resources or resource in self.allocations.resources()):
+                await self._pre_start(pod, container, resource)
+        merged = [each.response for each in self.allocations.of(pod.uid, container.name)]
+        return RunOptions(
+            envs={key: value for each in merged for key, value in each.envs.items()},
+            mounts=[mount for each in merged for mount in each.mounts],
+            devices=[device for each in merged for device in each.devices],
+            annotations={key: value for each in merged for key, value in each.annotations.items()},
+            cdi_devices=[device.name for each in merged for device in each.cdi_devices],
+        )
+
+    async def _pre_start(self, pod: Pod, container: ContainerSpec, resource: str) -> None:
+        try:
+            endpoint = self._endpoint(resource)
+            if endpoint.options is None or not endpoint.options.pre_start_required:
+                return
+            allocation = self.allocations.get(pod.uid, container.name, resource)
+            if allocation is None:
+                raise AllocationRefused(
+                    f"no devices found allocated in local cache for pod {pod.uid}, container {container.name}, "
+                    f"resource {resource}"
+                )
+            client = endpoint.running(resource)
+            await client.pre_start(allocation.devices, pod=pod.full_name, uid=pod.uid, container=container.name)
+        except AllocationRefused as error:
+            raise StartRefused(str(error)) from error
+        except RpcFailed as error:
+            late = error.code.name == "DEADLINE_EXCEEDED"
+            message = f"device plugin PreStartContainer rpc failed with err: {error}"
+            raise StartRefused(message, deadline_exceeded=late) from error
+
+    def _checkpoint(self) -> None:
+        registered = {resource: devices.healthy for resource, devices in self._resources.items()}
+        write_checkpoint(self._directory, self.allocations, registered)
+
+    def _in_any_order(self, devices: Collection[str]) -> list[str]:
+        mixed = sorted(devices)
+        self._rng.shuffle(mixed)
+        return mixed

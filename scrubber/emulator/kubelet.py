@@ -1,0 +1,294 @@
+"""A kubelet to try device plugins against: real sockets, real files, real processes, the real one's manners.
+
+Promise: what a device plugin and a PodResources client can observe of Kubernetes 1.36, they observe here, from the order
+of calls to the holes. The node (containers, checkpoint, socket files, the API server's pods) outlives the kubelet's
+process, which :meth:`Kubelet.stop` and :meth:`Kubelet.start` end and begin.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+from scrubber.config.settings import EMULATED
+from scrubber.emulator import cgroups, sockets
+from scrubber.emulator.changes import Changes
+from scrubber.emulator.containers import ContainerRuntime
+from scrubber.emulator.events import KubeletEvent, Recorder
+from scrubber.emulator.pods import Deletion, Pod, PodSpec
+from scrubber.emulator.process import KubeletProcess, Node, NodeStatus
+from scrubber.emulator.timings import KubeletTimings
+
+
+class Kubelet:
+    """The emulated node below ``root``.
+
+    ``<root>/device-plugins/``, ``plugins_registry/``, ``pod-resources/kubelet.sock``,
+    ``log/pods/<namespace>_<name>_<uid>/`` and ``containers/<uid>/<container>/`` (a container's root and working
+    directory). ``cgroup_parent`` is a writable cgroup v2 directory that becomes the kubelet's to use and to remove:
+    containers then stand in ``kubepods/pod<uid>/<64 hex>`` below it. Either way each process carries the pod's marker
+    (:mod:`scrubber.emulator.markers`). ``<root>/emulated`` says that no real kubelet is here.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        timings: KubeletTimings | None = None,
+        cgroup_parent: Path | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        """Nothing is made or started yet.
+
+        Raises:
+            ValueError: ``root`` is so long that the sockets below it could not be used.
+        """
+        self.root = root
+        self._cgroup_parent = cgroup_parent
+        changes = Changes()
+        chance = rng or random.Random()
+        groups = cgroup_parent / "kubepods" if cgroup_parent else None
+        runtime = ContainerRuntime(groups, chance)
+        self._node = Node(root, timings or KubeletTimings(), chance, changes, Recorder(changes), runtime)
+        self._node.api_server.set()
+        sockets.check_length(self._node.kubelet_socket)
+        sockets.check_length(self._node.pod_resources_socket)
+        self._process: KubeletProcess | None = None
+        self._lives = 0
+        self._closed = False
+        self._crashes: list[BaseException] = []
+
+    async def __aenter__(self) -> Kubelet:
+        try:
+            await self.start()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # The kubelet's process
+
+    async def start(self) -> None:
+        """Begin a life of the kubelet's process: wipe plugins' sockets, serve, and after a restart find the pods again.
+
+        Raises:
+            RuntimeError: it runs already, was closed, or a socket cannot be bound.
+        """
+        if self._closed:
+            raise RuntimeError("this node was closed: make another Kubelet")
+        if self._process is not None:
+            raise RuntimeError("the kubelet runs already")
+        node = self._node
+        for directory in (node.device_plugins, node.plugins_registry, node.pod_resources_socket.parent):
+            directory.mkdir(parents=True, exist_ok=True, mode=0o750)
+        for directory in (node.pod_logs, node.containers):
+            directory.mkdir(parents=True, exist_ok=True)
+        (self.root / EMULATED).write_text("The kubelet of this directory is scrubber's emulator.\n")
+        self._process = KubeletProcess(node, restarted=self._lives > 0)
+        self._lives += 1
+        await self._process.start()
+        node.changes.ring()
+
+    async def stop(self) -> None:
+        """The process is gone; containers run on, and the socket files stay, dead. Nothing to do when it is down."""
+        process, self._process = self._process, None
+        if process is not None:
+            await process.stop()
+            self._crashes += process.crashes
+            self._node.changes.ring()
+
+    async def restart(self) -> None:
+        """Stop and start."""
+        await self.stop()
+        await self.start()
+
+    async def close(self) -> None:
+        """End everything: the process, every container, every leftover, every control group. Files stay.
+
+        Safe after a start that failed, and twice.
+
+        Raises:
+            BaseExceptionGroup: the emulator itself failed on the way; its errors.
+            RuntimeError: a process of the node did not end.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            await self.stop()
+        finally:
+            try:
+                await self._node.runtime.close()
+            finally:
+                if self._cgroup_parent is not None:
+                    cgroups.remove(self._cgroup_parent)
+                self._node.changes.ring()
+        if self._crashes:
+            raise BaseExceptionGroup("the kubelet emulator failed", self._crashes)
+
+    @property
+    def running(self) -> bool:
+        """Whether the kubelet's process is there."""
+        return self._process is not None
+
+    @property
+    def healthy(self) -> bool:
+        """The kubelet's own health check, which one admission that takes too long fails."""
+        return self._process is not None and self._process.healthy
+
+    # Pods
+
+    async def run(self, spec: PodSpec) -> Pod:
+        """Bind a pod to this node, past the scheduler, and wait for its admission; while the kubelet is down, that long.
+
+        Look at ``pod.admitted`` or its status for the decision: a refusal is a pod in phase ``Failed``, not an error.
+
+        Raises:
+            RuntimeError: the node was closed before the decision.
+            ValueError: there is a pod of this namespace and name.
+        """
+        pod = self.create(spec)
+        await self._node.changes.until(lambda: pod.admitted is not None or pod.gone or self._closed, None)
+        if pod.admitted is None and self._closed:
+            raise RuntimeError(f"the node was closed before pod {pod.full_name} was admitted")
+        return pod
+
+    def create(self, spec: PodSpec) -> Pod:
+        """Bind a pod and return at once, before its admission.
+
+        Raises:
+            RuntimeError: the node was closed.
+            ValueError: there is a pod of this namespace and name.
+        """
+        if self._closed:
+            raise RuntimeError("this node was closed: make another Kubelet")
+        node = self._node
+        for other in node.pods.values():
+            if (other.spec.namespace, other.spec.name) == (spec.namespace, spec.name):
+                raise ValueError(f"pod {other.full_name} already exists: delete it first")
+        uid = str(uuid.UUID(bytes=node.rng.randbytes(16), version=4))
+        logs = node.pod_logs / f"{spec.namespace}_{spec.name}_{uid}"
+        pod = Pod(spec, uid, logs, node.containers / uid, node.changes)
+        node.pods[uid] = pod
+        if self._process is not None:
+            self._process.pod_created(pod)
+        node.changes.ring()
+        return pod
+
+    async def delete(
+        self, pod: Pod, *, grace: float | None = None, force: bool = False, dying_for: float = 0.0
+    ) -> None:
+        """Delete a pod and wait until it is gone, as ``kubectl delete`` does.
+
+        ``grace`` seconds lie between SIGTERM and SIGKILL (default: ``timings.termination_grace``). With ``force`` the pod
+        is gone at once, its devices are free, and its processes live on for ``dying_for`` seconds beside whoever
+        gets the devices next. While the kubelet is down a graceful deletion waits for it.
+
+        Raises:
+            RuntimeError: the node was closed before the pod had ended.
+        """
+        if pod.gone:
+            return
+        if force:
+            pod.active, pod.gone = False, True
+            self._node.pods.pop(pod.uid, None)
+            self._node.runtime.remove_pod_after(pod.uid, dying_for)
+        else:
+            pod.deletion = Deletion(self._node.timings.termination_grace if grace is None else grace)
+        if self._process is not None:
+            self._process.pod_changed(pod)
+        self._node.changes.ring()
+        await self._node.changes.until(lambda: pod.gone or self._closed, None)
+        if not pod.gone:
+            raise RuntimeError(f"the node was closed before pod {pod.full_name} had ended")
+
+    @property
+    def pods(self) -> list[Pod]:
+        """Every pod the API server has on this node, oldest first."""
+        return list(self._node.pods.values())
+
+    @property
+    def api_server(self) -> asyncio.Event:
+        """Cleared: the API server is away. A kubelet that is restarted then lists and admits no pod until it is set."""
+        return self._node.api_server
+
+    # Devices
+
+    def capacity(self, resource: str) -> int:
+        """Devices of ``resource`` as the kubelet counts them now, healthy or not; 0 while it is down."""
+        return self._process.devices.capacity(resource) if self._process else 0
+
+    def allocatable(self, resource: str) -> int:
+        """Healthy devices of ``resource`` as the kubelet counts them now, taken or not; 0 while it is down."""
+        return self._process.devices.allocatable(resource) if self._process else 0
+
+    def healthy_devices(self, resource: str) -> frozenset[str]:
+        """Ids of the healthy devices of ``resource`` as the kubelet has them now; none while it is down."""
+        known = self._process.devices.resources().get(resource) if self._process else None
+        return frozenset(known.healthy) if known else frozenset()
+
+    @property
+    def node_status(self) -> NodeStatus:
+        """What the API server was last told, some seconds old; it stays as it is while the kubelet is down."""
+        return self._node.status
+
+    def schedulable(self, resource: str) -> int:
+        """How many of ``resource`` the scheduler would still give out on this node; negative when overcommitted.
+
+        Published allocatable less what the pods here ask for: an unhealthy device under a pod is counted down twice.
+        """
+        asked = sum(pod.spec.request(resource) for pod in self.pods if not pod.phase.terminal)
+        return self._node.status.allocatable.get(resource, 0) - asked
+
+    # Watching
+
+    @property
+    def events(self) -> list[KubeletEvent]:
+        """Everything recorded so far, in order of completion; grows as you look."""
+        return self._node.recorder.events
+
+    @property
+    def questions(self) -> int:
+        """How many questions PodResources was asked, those that were turned away included."""
+        return self._node.recorder.questions
+
+    async def changed(self, condition: Callable[[Kubelet], bool], timeout: float) -> None:
+        """Wait until ``condition(self)`` holds; it is asked again after every change on the node.
+
+        Raises:
+            TimeoutError: it did not within ``timeout`` seconds.
+        """
+        if not await self._node.changes.until(lambda: condition(self), timeout):
+            raise TimeoutError(f"the condition waited for did not hold within {timeout:g} s; pods: {self.pods}")
+
+    # Paths
+
+    @property
+    def device_plugins(self) -> Path:
+        """Where classic plugins put their sockets; ``kubelet.sock`` and the checkpoint are in it."""
+        return self._node.device_plugins
+
+    @property
+    def plugins_registry(self) -> Path:
+        return self._node.plugins_registry
+
+    @property
+    def pod_resources_socket(self) -> Path:
+        return self._node.pod_resources_socket
+
+    @property
+    def pod_logs(self) -> Path:
+        return self._node.pod_logs
+
+    @property
+    def kubelet_socket(self) -> Path:
+        return self._node.kubelet_socket

@@ -1,0 +1,148 @@
+"""The kubelet's end of one registered plugin: a connection that is dialled once and never again.
+
+Promise: every call carries the deadline the kubelet gives it, and none after the connection has been closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import grpc
+
+from plugin.api import deviceplugin_pb2 as api
+from plugin.api import deviceplugin_pb2_grpc as rpc
+from scrubber.emulator import sockets
+from scrubber.emulator.devicestore import HEALTHY
+from scrubber.emulator.events import CLOSING, KubeletEvent, Recorder, cancelled_ourselves, names, spelled
+from scrubber.emulator.timings import KubeletTimings
+
+VERSION = "v1beta1"
+
+
+class DialFailed(Exception):
+    """Nobody answered at the plugin's socket in time."""
+
+
+class PluginClient:
+    """One incarnation of one plugin, for one resource."""
+
+    def __init__(
+        self, resource: str, socket: Path, timings: KubeletTimings, recorder: Recorder, rng: random.Random
+    ) -> None:
+        self.resource = resource
+        self.socket = socket
+        self._timings = timings
+        self._recorder = recorder
+        self._rng = rng
+        self._channel = sockets.channel(socket)
+        self._plugin = rpc.DevicePluginStub(self._channel)
+
+    async def dial(self) -> None:
+        """Connect; blocks ``Register`` meanwhile.
+
+        Raises:
+            DialFailed: no server behind the socket within ``timings.dial_back``, or the connection was closed.
+        """
+        try:
+            async with asyncio.timeout(self._timings.dial_back):
+                await self._channel.channel_ready()
+        except TimeoutError as error:
+            await self.close()
+            raise DialFailed(f"failed to dial device plugin socket {self.socket}: context deadline exceeded") from error
+        except grpc.aio.UsageError as error:  # of a channel that was closed
+            raise DialFailed(f"failed to dial device plugin socket {self.socket}: {CLOSING}") from error
+
+    async def options(self) -> api.DevicePluginOptions:
+        """Ask for the plugin's options; the only ones that count.
+
+        Raises:
+            RpcFailed: the plugin refused or went away.
+        """
+        event = self._event("GetDevicePluginOptions")
+        return await self._recorder.call(event, lambda: self._plugin.GetDevicePluginOptions(api.Empty()))
+
+    async def watch(self, on_devices: Callable[[Collection[api.Device]], None]) -> None:
+        """Follow ``ListAndWatch`` until the stream ends, for whatever reason, and record how."""
+        clock = asyncio.get_running_loop().time
+        begun = clock()
+        outcome, detail = "OK", ""
+        try:
+            async for response in self._plugin.ListAndWatch(api.Empty()):
+                ids = names([device.ID for device in response.devices])
+                healthy = sum(device.health == HEALTHY for device in response.devices)
+                detail = f"{healthy} of {len(ids)} healthy"
+                self._recorder.note(
+                    KubeletEvent(clock(), "ListAndWatch", resource=self.resource, devices=ids, detail=detail)
+                )
+                on_devices(response.devices)
+        except grpc.aio.AioRpcError as error:
+            outcome, detail = spelled(error.code()), error.details() or ""
+        except (asyncio.CancelledError, grpc.aio.UsageError):  # the latter of a channel that was closed by then
+            outcome, detail = spelled(grpc.StatusCode.CANCELLED), "the kubelet closed the connection"
+            if cancelled_ourselves():
+                raise
+        finally:
+            self._recorder.note(
+                KubeletEvent(clock(), "StreamEnded", outcome, clock() - begun, self.resource, detail=detail)
+            )
+
+    async def preferred(self, available: Collection[str], must_include: Collection[str], size: int) -> set[str]:
+        """Ask which of ``available`` to take; no deadline. A short answer is the plugin's right.
+
+        Raises:
+            RpcFailed: the plugin refused or went away.
+        """
+        request = api.ContainerPreferredAllocationRequest(
+            available_deviceIDs=self._shuffled(available),
+            must_include_deviceIDs=self._shuffled(must_include),
+            allocation_size=size,
+        )
+        response: api.PreferredAllocationResponse = await self._recorder.call(
+            self._event("GetPreferredAllocation", available),
+            lambda: self._plugin.GetPreferredAllocation(api.PreferredAllocationRequest(container_requests=[request])),
+        )
+        return set(response.container_responses[0].deviceIDs) if response.container_responses else set()
+
+    async def allocate(self, devices: Collection[str], *, pod: str, uid: str, container: str) -> api.AllocateResponse:
+        """One container's devices; no deadline. The pod's name is for the record: the plugin is not told.
+
+        Raises:
+            RpcFailed: the plugin refused or went away.
+        """
+        request = api.ContainerAllocateRequest(devices_ids=self._shuffled(devices))
+        return await self._recorder.call(
+            self._event("Allocate", devices, pod, uid, container),
+            lambda: self._plugin.Allocate(api.AllocateRequest(container_requests=[request])),
+        )
+
+    async def pre_start(self, devices: Collection[str], *, pod: str, uid: str, container: str) -> None:
+        """Announce a container's start, within ``timings.pre_start_deadline``.
+
+        Raises:
+            RpcFailed: the plugin refused, went away or took too long.
+        """
+        request = api.PreStartContainerRequest(devices_ids=self._shuffled(devices))
+        await self._recorder.call(
+            self._event("PreStartContainer", devices, pod, uid, container),
+            lambda: self._plugin.PreStartContainer(request, timeout=self._timings.pre_start_deadline),
+        )
+
+    async def close(self) -> None:
+        """Close the connection; calls under way end as cancelled."""
+        await self._channel.close()
+
+    def _event(
+        self, name: str, devices: Collection[str] = (), pod: str = "", uid: str = "", container: str = ""
+    ) -> KubeletEvent:
+        return KubeletEvent(
+            0.0, name, resource=self.resource, devices=names(list(devices)), pod=pod, pod_uid=uid, container=container
+        )
+
+    def _shuffled(self, ids: Collection[str]) -> list[str]:
+        """Go's sets have no order, so every message has another one."""
+        mixed = sorted(ids)
+        self._rng.shuffle(mixed)
+        return mixed

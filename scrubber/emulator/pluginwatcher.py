@@ -1,0 +1,117 @@
+"""The kubelet's plugin watcher: it finds the sockets in ``plugins_registry/`` and registers what is behind them.
+
+Promise: a plugin found here needs to do nothing when the kubelet is restarted; its socket is not wiped, and the kubelet
+comes back to it by itself. It does so only after its first node status, which therefore says that the node has none of the
+plugin's devices, until the next one. A socket made anew is a new plugin; one that is gone is deregistered, and with it, as
+in the real kubelet, whatever is registered for its resource *now*, be it another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from plugin.api import pluginregistration_pb2 as api
+from plugin.api import pluginregistration_pb2_grpc as rpc
+from scrubber.emulator import sockets
+from scrubber.emulator.events import KubeletEvent, Recorder, RpcFailed
+from scrubber.emulator.pluginclient import VERSION
+from scrubber.emulator.registration import PluginClients, RegistrationRefused, check_resource_name
+from scrubber.emulator.timings import KubeletTimings
+
+DEVICE_PLUGIN = "DevicePlugin"
+
+
+@dataclass(slots=True)
+class _Found:
+    """A socket that was seen, and what came of it."""
+
+    incarnation: sockets.Incarnation
+    resource: str | None = None
+    """Set once registered."""
+    not_before: float = 0.0
+    delay: float = 0.0
+
+
+class PluginWatcher:
+    """Compares the directory with what is registered, once every ``timings.watcher_period``."""
+
+    def __init__(self, directory: Path, clients: PluginClients, timings: KubeletTimings, recorder: Recorder) -> None:
+        self._directory = directory
+        self._clients = clients
+        self._timings = timings
+        self._recorder = recorder
+        self._found: dict[Path, _Found] = {}
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self.reconcile()
+            await asyncio.sleep(self._timings.watcher_period)
+
+    async def reconcile(self) -> None:
+        """One comparison: drop what is gone, register what is new, try again what failed and is due."""
+        now = asyncio.get_running_loop().time()
+        present = self._present()
+        for path, found in list(self._found.items()):
+            if present.get(path) != found.incarnation:
+                del self._found[path]
+                if found.resource is not None:
+                    await self._clients.disconnect(found.resource)
+                    self._recorder.note(KubeletEvent(now, "Deregistered", resource=found.resource, detail=path.name))
+        for path, incarnation in present.items():
+            found = self._found.setdefault(path, _Found(incarnation))
+            if found.resource is None and found.not_before <= now:
+                await self._register(path, found)
+
+    def _present(self) -> dict[Path, sockets.Incarnation]:
+        present: dict[Path, sockets.Incarnation] = {}
+        for directory, below, files in os.walk(self._directory):
+            below[:] = [name for name in below if not name.startswith(".")]
+            for path in (Path(directory, name) for name in files if not name.startswith(".")):
+                # Asked once: its plugin may take it away between two questions.
+                if (incarnation := sockets.incarnation(path)) is not None:
+                    present[path] = incarnation
+        return present
+
+    async def _register(self, path: Path, found: _Found) -> None:
+        first, longest = self._timings.watcher_retry
+        channel = sockets.channel(path)
+        watched = rpc.RegistrationStub(channel)
+        try:
+            info = await self._recorder.call(
+                KubeletEvent(0.0, "GetInfo"),
+                lambda: watched.GetInfo(api.InfoRequest(), timeout=self._timings.watcher_get_info, wait_for_ready=True),
+            )
+            problem = await self._connect(path, info)
+            if problem is None:
+                found.resource = info.name
+            status = api.RegistrationStatus(plugin_registered=problem is None, error=problem or "")
+            await self._recorder.call(
+                KubeletEvent(0.0, "NotifyRegistrationStatus", resource=info.name, detail=problem or ""),
+                lambda: watched.NotifyRegistrationStatus(status, timeout=self._timings.watcher_notify),
+            )
+        except RpcFailed:
+            pass  # recorded; a plugin that does not hear of its registration is registered all the same
+        finally:
+            await channel.close()
+        if found.resource is None:
+            found.delay = min(max(first, 2 * found.delay), longest)
+            found.not_before = asyncio.get_running_loop().time() + found.delay
+
+    async def _connect(self, path: Path, info: api.PluginInfo) -> str | None:
+        """Validate and connect; what the plugin is told when that fails."""
+        try:
+            if info.type != DEVICE_PLUGIN:
+                raise RegistrationRefused(f"no handler registered for plugin type: {info.type} at socket {path}")
+            if VERSION not in info.supported_versions:
+                raise RegistrationRefused(
+                    f"manager version, {VERSION}, is not among plugin supported versions {list(info.supported_versions)}"
+                )
+            check_resource_name(info.name)
+            await self._clients.connect(info.name, Path(info.endpoint) if info.endpoint else path)
+        except RegistrationRefused as error:
+            return f"RegisterPlugin error -- {error}"
+        return None

@@ -1,0 +1,284 @@
+"""Pods as the API server keeps them: what was asked for, and the status a user reads with ``kubectl get pod -o yaml``.
+
+Promise: a :class:`Pod` outlives the kubelet's process; only the kubelet and its pod workers write to it, and
+:attr:`Pod.status` is a snapshot that never changes under its reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from scrubber.emulator.changes import Changes
+
+
+class RestartPolicy(StrEnum):
+    """When an ended container is started again."""
+
+    NEVER = "Never"
+    ON_FAILURE = "OnFailure"
+    ALWAYS = "Always"
+
+    def restarts_after(self, exit_code: int) -> bool:
+        """Whether a container that ended with ``exit_code`` is to run again."""
+        return self is RestartPolicy.ALWAYS or (self is RestartPolicy.ON_FAILURE and exit_code != 0)
+
+
+class Phase(StrEnum):
+    """Where a pod is in its life."""
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+    @property
+    def terminal(self) -> bool:
+        return self in (Phase.SUCCEEDED, Phase.FAILED)
+
+
+class ContainerState(StrEnum):
+    """What a container is doing now."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    TERMINATED = "terminated"
+
+
+class PodOver(RuntimeError):
+    """A pod has ended in another phase than the one waited for, and will never reach it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerSpec:
+    """A container: ``argv`` runs in the container's own directory; ``resources`` are limits by resource name.
+
+    An init container with ``restart=ALWAYS`` is a sidecar, as in Kubernetes.
+    """
+
+    name: str
+    argv: Sequence[str]
+    resources: Mapping[str, int] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    restart: RestartPolicy = RestartPolicy.NEVER
+
+    def __post_init__(self) -> None:
+        if not self.argv:
+            raise ValueError(f"container {self.name!r} has no command")
+        for resource, count in self.resources.items():
+            if count < 0:
+                raise ValueError(f"container {self.name!r} asks for {count} of {resource}: a count is not negative")
+
+
+@dataclass(frozen=True, slots=True)
+class PodSpec:
+    """What a user asks for. With ``leave_children`` the runtime leaves alive what a container's first process leaves."""
+
+    name: str
+    namespace: str = "default"
+    containers: Sequence[ContainerSpec] = ()
+    init_containers: Sequence[ContainerSpec] = ()
+    leave_children: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.containers:
+            raise ValueError(f"pod {self.namespace}/{self.name} has no containers")
+        seen = [container.name for container in self.all_containers]
+        if len(set(seen)) != len(seen):
+            raise ValueError(f"pod {self.namespace}/{self.name} names a container twice: {', '.join(seen)}")
+
+    @property
+    def all_containers(self) -> tuple[ContainerSpec, ...]:
+        """In the order of allocation and of start: init containers first."""
+        return (*self.init_containers, *self.containers)
+
+    def is_ordinary_init(self, container: ContainerSpec) -> bool:
+        """An init container that runs to its end before the next: not a sidecar."""
+        return container in self.init_containers and container.restart is not RestartPolicy.ALWAYS
+
+    def request(self, resource: str) -> int:
+        """What the scheduler counts: the larger of one init container's, with the sidecars that run beside it, and all the
+        others' together.
+        """
+        sidecars, most = 0, 0
+        for each in self.init_containers:
+            most = max(most, sidecars + each.resources.get(resource, 0))
+            sidecars += 0 if self.is_ordinary_init(each) else each.resources.get(resource, 0)
+        return max(most, sidecars + sum(each.resources.get(resource, 0) for each in self.containers))
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerStatus:
+    """One container's line in the pod's status."""
+
+    name: str
+    state: ContainerState
+    reason: str
+    message: str
+    pid: int | None
+    """Of the container's first process, while it runs."""
+    exit_code: int | None
+    """Of the last run, if there was one."""
+    restarts: int
+    devices: Mapping[str, tuple[str, ...]]
+    """Resource → ids, sorted; assigned at admission."""
+    device_health: Mapping[str, str]
+    """Id → ``Healthy`` or ``Unhealthy`` (``ResourceHealthStatus``); an id that its plugin omits reads Healthy."""
+
+    @property
+    def device_ids(self) -> tuple[str, ...]:
+        return tuple(sorted(each for ids in self.devices.values() for each in ids))
+
+
+@dataclass(frozen=True, slots=True)
+class PodStatus:
+    """A snapshot of a pod."""
+
+    phase: Phase
+    reason: str
+    message: str
+    containers: Mapping[str, ContainerStatus]
+    deleting: bool
+    gone: bool
+    """The API server no longer has the pod."""
+
+
+@dataclass(slots=True)
+class ContainerRecord:
+    """The working copy behind :class:`ContainerStatus`; written by the pod's worker."""
+
+    spec: ContainerSpec
+    state: ContainerState = ContainerState.WAITING
+    reason: str = "ContainerCreating"
+    message: str = ""
+    pid: int | None = None
+    exit_code: int | None = None
+    restarts: int = 0
+    ran_for: float = 0.0
+    ended_at: float = 0.0
+    devices: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    device_health: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def device_ids(self) -> tuple[str, ...]:
+        return tuple(sorted(each for ids in self.devices.values() for each in ids))
+
+    @property
+    def has_ended_before(self) -> bool:
+        return self.exit_code is not None
+
+    def waits(self, reason: str, message: str) -> None:
+        self.state, self.reason, self.message, self.pid = ContainerState.WAITING, reason, message, None
+
+    def runs(self, pid: int) -> None:
+        if self.has_ended_before:
+            self.restarts += 1
+        self.state, self.reason, self.message, self.pid = ContainerState.RUNNING, "", "", pid
+
+    def ended(self, exit_code: int, ran_for: float, at: float) -> None:
+        self.state, self.pid = ContainerState.TERMINATED, None
+        self.reason, self.message = ("Completed" if exit_code == 0 else "Error"), ""
+        self.exit_code, self.ran_for, self.ended_at = exit_code, ran_for, at
+
+    def snapshot(self) -> ContainerStatus:
+        return ContainerStatus(
+            name=self.spec.name,
+            state=self.state,
+            reason=self.reason,
+            message=self.message,
+            pid=self.pid,
+            exit_code=self.exit_code,
+            restarts=self.restarts,
+            devices=dict(self.devices),
+            device_health=dict(self.device_health),
+        )
+
+
+@dataclass(slots=True)
+class Deletion:
+    """A deletion that the API server has recorded; ``deadline`` is set when the containers were told to end."""
+
+    grace: float
+    deadline: float | None = None
+
+
+class Pod:
+    """A pod on this node. Read :attr:`status`, :attr:`uid`, the paths; wait with :meth:`wait`."""
+
+    def __init__(self, spec: PodSpec, uid: str, log_directory: Path, root: Path, changes: Changes) -> None:
+        self.spec = spec
+        self.uid = uid
+        self.log_directory = log_directory
+        """``<namespace>_<name>_<uid>``; swept some time after the pod is no more."""
+        self._root = root
+        self._changes = changes
+        self.phase = Phase.PENDING
+        self.reason = ""
+        self.message = ""
+        self.records = {container.name: ContainerRecord(container) for container in spec.all_containers}
+        self.admitted: bool | None = None
+        """``None`` until the kubelet's main loop has decided."""
+        self.active = False
+        """The kubelet counts the pod's devices as taken, and ``List`` shows it."""
+        self.deletion: Deletion | None = None
+        self.gone = False
+
+    def __repr__(self) -> str:
+        return f"<Pod {self.full_name} {self.uid} {self.phase.value}>"
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.spec.namespace}/{self.spec.name}"
+
+    def container_root(self, container: str) -> Path:
+        """The directory that is the container's file system; it stays when the pod is gone."""
+        return self._root / container
+
+    def log(self, container: str, run: int | None = None) -> str:
+        """What a container wrote to standard output and error, in its last run or in run number ``run``."""
+        number = self.records[container].restarts if run is None else run
+        path = self.log_directory / container / f"{number}.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    @property
+    def status(self) -> PodStatus:
+        containers = {name: record.snapshot() for name, record in self.records.items()}
+        return PodStatus(self.phase, self.reason, self.message, containers, self.deletion is not None, self.gone)
+
+    @property
+    def device_ids(self) -> tuple[str, ...]:
+        """Every device assigned to any container of the pod, sorted."""
+        return tuple(sorted({each for record in self.records.values() for each in record.device_ids}))
+
+    async def wait(self, condition: Phase | Callable[[PodStatus], bool], timeout: float) -> PodStatus:
+        """Wait at most ``timeout`` seconds for a phase, or until ``condition(status)`` holds; returns that status.
+
+        Raises:
+            TimeoutError: it did not happen in time; the message says what the status is.
+            PodOver: the pod has ended in another phase than the one waited for.
+        """
+        wanted = condition if isinstance(condition, Phase) else None
+
+        def holds(status: PodStatus) -> bool:
+            return status.phase is condition if isinstance(condition, Phase) else condition(status)
+
+        def settled() -> bool:
+            return holds(self.status) or (wanted is not None and (self.phase.terminal or self.gone))
+
+        in_time = await self._changes.until(settled, timeout)
+        status = self.status
+        if holds(status):
+            return status
+        if in_time:
+            raise PodOver(f"pod {self.full_name} will never be {wanted}: {self.describe()}")
+        goal = f"phase {wanted}" if wanted else "the condition waited for"
+        raise TimeoutError(f"pod {self.full_name} did not reach {goal} within {timeout:g} s: {self.describe()}")
+
+    def describe(self) -> str:
+        """One line for an error message: phase and what each container does."""
+        parts = [f"{self.phase.value} {self.reason} {self.message}".strip()]
+        for name, record in self.records.items():
+            parts.append(f"{name}: {record.state.value} {record.reason} {record.message}".strip())
+        return "; ".join(parts)

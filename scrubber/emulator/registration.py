@@ -1,0 +1,134 @@
+"""How plugins come to the kubelet: they register on its socket, or it finds them in ``plugins_registry/``.
+
+Promise: both ways end in one table of clients, and it has the real kubelet's race: when any stream of a resource ends,
+the client that is registered for the resource *now* is disconnected, be it another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from pathlib import Path
+
+import grpc
+
+from plugin.api import deviceplugin_pb2 as api
+from plugin.api import deviceplugin_pb2_grpc as rpc
+from scrubber.emulator.devicemanager import DeviceManager
+from scrubber.emulator.events import KubeletEvent, Recorder, RpcFailed, spelled
+from scrubber.emulator.pluginclient import VERSION, DialFailed, PluginClient
+from scrubber.emulator.timings import KubeletTimings
+
+DOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+NAME = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
+LONGEST_DOMAIN = 244
+LONGEST_NAME = 63
+
+
+class RegistrationRefused(Exception):
+    """The kubelet does not take the plugin; the message is the one it answers."""
+
+
+def check_resource_name(resource: str) -> None:
+    """Whether ``resource`` is the name of an extended resource: ``domain/name``, not Kubernetes' own.
+
+    Raises:
+        RegistrationRefused: it is not.
+    """
+    domain, slash, name = resource.partition("/")
+    ours = "kubernetes.io/" in resource or resource.startswith("requests.")
+    fits = len(domain) <= LONGEST_DOMAIN and len(name) <= LONGEST_NAME
+    if not slash or ours or not fits or not DOMAIN.fullmatch(domain) or not NAME.fullmatch(name):
+        raise RegistrationRefused(f'the ResourceName "{resource}" is invalid')
+
+
+class PluginClients:
+    """The clients by resource, and the streams they follow."""
+
+    def __init__(self, devices: DeviceManager, timings: KubeletTimings, recorder: Recorder, rng: random.Random) -> None:
+        self._devices = devices
+        self._timings = timings
+        self._recorder = recorder
+        self._rng = rng
+        self._clients: dict[str, PluginClient] = {}
+        self._open: set[PluginClient] = set()
+        self._streams: set[asyncio.Task[None]] = set()
+
+    async def connect(self, resource: str, socket: Path) -> None:
+        """Dial the plugin back, ask its options, then follow its stream in the background.
+
+        Raises:
+            RegistrationRefused: nobody answers there, or not as a device plugin does.
+        """
+        client = PluginClient(resource, socket, self._timings, self._recorder, self._rng)
+        self._clients[resource] = client
+        self._open.add(client)
+        try:
+            await client.dial()
+            await self._devices.plugin_connected(client)
+        except (DialFailed, RpcFailed) as error:
+            if self._clients.get(resource) is client:
+                del self._clients[resource]
+            self._open.discard(client)
+            await client.close()
+            raise RegistrationRefused(f"failed to connect to the device plugin of {resource}: {error}") from error
+        task = asyncio.get_running_loop().create_task(self._follow(client))
+        self._streams.add(task)
+        task.add_done_callback(self._streams.discard)
+
+    async def disconnect(self, resource: str) -> None:
+        """Drop whoever is registered for ``resource`` now."""
+        client = self._clients.pop(resource, None)
+        if client is not None:
+            self._devices.plugin_disconnected(resource)
+            self._open.discard(client)
+            await client.close()
+
+    async def close(self) -> None:
+        """The kubelet's process ends: every stream with it, and no device's health changes any more."""
+        for task in self._streams:
+            task.cancel()
+        await asyncio.gather(*self._streams, return_exceptions=True)
+        for client in self._open:
+            await client.close()
+
+    async def _follow(self, client: PluginClient) -> None:
+        await client.watch(lambda devices: self._devices.devices_reported(client.resource, devices))
+        if client in self._open and self._clients.get(client.resource) is not client:
+            self._open.discard(client)
+            await client.close()
+        await self.disconnect(client.resource)
+
+
+class RegistrationService(rpc.RegistrationServicer):
+    """``kubelet.sock`` in ``device-plugins/``: the classic way."""
+
+    def __init__(self, directory: Path, clients: PluginClients, recorder: Recorder) -> None:
+        self._directory = directory
+        self._clients = clients
+        self._recorder = recorder
+
+    async def Register(
+        self, request: api.RegisterRequest, context: grpc.aio.ServicerContext[api.RegisterRequest, api.Empty]
+    ) -> api.Empty:
+        """Refuse with code ``Unknown`` and a sentence, as the kubelet's plain errors arrive."""
+        clock = asyncio.get_running_loop().time
+        begun = clock()
+        outcome, detail = "OK", ""
+        try:
+            if request.version != VERSION:
+                raise RegistrationRefused(
+                    f'requested API version "{request.version}" is not supported by kubelet. '
+                    f'Supported version is ["{VERSION}"]'
+                )
+            check_resource_name(request.resource_name)
+            await self._clients.connect(request.resource_name, self._directory / request.endpoint)
+        except RegistrationRefused as error:
+            outcome, detail = spelled(grpc.StatusCode.UNKNOWN), str(error)
+        self._recorder.note(
+            KubeletEvent(begun, "Register", outcome, clock() - begun, request.resource_name, detail=detail)
+        )
+        if detail:
+            await context.abort(grpc.StatusCode.UNKNOWN, detail)
+        return api.Empty()
