@@ -19,7 +19,7 @@ from scrubber.config.shipped import find_policy
 from scrubber.config.xid_file import XidRow, load_xids
 from scrubber.config.yaml_lines import file_content, read_yaml
 from scrubber.domain.errors import BadConfiguration
-from scrubber.domain.policy import Policy
+from scrubber.domain.policy import Envvar, Policy
 
 __all__ = ["DECIDES_NO_PROOF", "load_policy", "parse_policy", "policy_digest", "signed"]
 
@@ -94,6 +94,9 @@ def policy_digest(policy: Policy) -> str:
             del values[name]
         else:
             values[name] = {key: value for key, value in values[name].items() if key not in parts}
+    # The names under which these two are in the digest.
+    values["envvar_refused"] = values.pop("injection")["envvar"] is Envvar.REFUSE
+    values["max_temperature_celsius"] = values["limits"].pop("temperature_celsius")
     # Of the patterns of the floors the first that fits counts, so their order is part of what they say.
     values["diagnostics"]["floors"] = list(values["diagnostics"]["floors"].items())
     canonical = json.dumps(

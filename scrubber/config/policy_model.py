@@ -23,7 +23,6 @@ from scrubber.config.overrides import OverrideSection, reachable
 from scrubber.config.policy_values import Name, Setting, choice, refuse
 from scrubber.config.proof_sections import (
     DiagnosticsSection,
-    Envvar,
     HandOverSection,
     InfrastructureSection,
     InjectionSection,
@@ -31,7 +30,7 @@ from scrubber.config.proof_sections import (
     MemorySection,
 )
 from scrubber.config.section import Section
-from scrubber.domain.policy import Enforcement, Override, Policy, ResetUse, Sharing, Ungranted, Uninspectable
+from scrubber.domain.policy import Enforcement, Injection, Override, Policy, ResetUse, Sharing, Ungranted, Uninspectable
 
 __all__ = ["PolicyFile", "policy_schema"]
 
@@ -126,13 +125,12 @@ class PolicyFile(Section):
             stuck=self.stuck.rule(),
             diagnostics=self.diagnostics.rule(),
             infrastructure=self.infrastructure.rule(),
-            envvar_refused=self.injection.envvar is Envvar.REFUSE,
+            injection=Injection(self.injection.envvar),
             settings=dict(self.settings),
             xids=self.xids.classes(),
-            max_temperature_celsius=self.limits.temperature_celsius,
             overrides=tuple(
                 Override(
-                    self.overridden_by(entry).policy(), tuple(entry.models), tuple(entry.resources), tuple(entry.nodes)
+                    self.overridden_by(entry).policy(), tuple(entry.nodes), tuple(entry.models), tuple(entry.resources)
                 )
                 for entry in self.overrides
             ),

@@ -11,7 +11,6 @@ from typing import Any
 
 import yaml
 
-from scrubber.config.proof_sections import Envvar
 from scrubber.config.quantities import write_codes, write_rate, write_seconds, write_size, write_window
 from scrubber.config.yaml_lines import is_word
 from scrubber.domain.policy import (
@@ -65,7 +64,7 @@ def _values(policy: Policy) -> _Written:
         "memory": _memory(policy.memory),
         "diagnostics": _diagnostics(policy.diagnostics),
         "infrastructure": _infrastructure(policy.infrastructure),
-        "injection": {"envvar": (Envvar.REFUSE if policy.envvar_refused else Envvar.ALLOW).value},
+        "injection": {"envvar": policy.injection.envvar.value},
         "health": _health(policy.health),
         "recovery": _recovery(policy.recovery),
         "breaker": _breaker(policy.breaker),
@@ -87,7 +86,7 @@ def _limits(policy: Policy) -> _Written:
         "dying-grace": write_seconds(limits.dying_grace),
         "settle": write_seconds(limits.settle),
         "eraser-slots": limits.eraser_slots,
-        "temperature-celsius": policy.max_temperature_celsius,
+        "temperature-celsius": limits.temperature_celsius,
         "break-glass": write_seconds(limits.break_glass),
     }
 

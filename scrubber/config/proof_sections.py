@@ -6,7 +6,6 @@ line are still known.
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -26,12 +25,12 @@ from scrubber.config.quantities import parse_rate
 from scrubber.config.section import Section
 from scrubber.domain.basis import HandOver
 from scrubber.domain.diagnosis import CHECKS, Level
-from scrubber.domain.policy import DiagnosticsRule, Infrastructure, Limits, MemoryRule, Policy, Proof
+from scrubber.domain.basis import HandOver
+from scrubber.domain.policy import DiagnosticsRule, Envvar, Infrastructure, Limits, MemoryRule, Policy, Proof
 
 __all__ = [
     "DeviceLimitsSection",
     "DiagnosticsSection",
-    "Envvar",
     "HandOverSection",
     "InfrastructureSection",
     "InjectionSection",
@@ -102,7 +101,7 @@ class DeviceLimitsSection(Section):
         _LIMITS.settle, description="How long nobody must hold the device before a pod of unknown UID counts as over."
     )
     temperature_celsius: int = Field(
-        _POLICY.max_temperature_celsius, ge=40, le=150, description="A device that is hotter is suspect."
+        _LIMITS.temperature_celsius, ge=40, le=150, description="A device that is hotter is suspect."
     )
 
 
@@ -153,6 +152,7 @@ class LimitsSection(DeviceLimitsSection):
             settle=self.settle,
             eraser_slots=self.eraser_slots,
             break_glass=self.break_glass,
+            temperature_celsius=self.temperature_celsius,
         )
 
 
@@ -232,17 +232,10 @@ class InfrastructureSection(Section):
         return Infrastructure(units=frozenset(self.units), pods=pods)
 
 
-class Envvar(StrEnum):
-    """Whether a device may be announced to a container runtime by an environment variable."""
-
-    ALLOW = "allow"
-    REFUSE = "refuse"
-
-
 class InjectionSection(Section):
     """How a container is given its devices."""
 
     envvar: Annotated[Envvar, choice(Envvar)] = Field(
-        Envvar.REFUSE if _POLICY.envvar_refused else Envvar.ALLOW,
+        _POLICY.injection.envvar,
         description="refuse: not by NVIDIA_VISIBLE_DEVICES, because any pod can set that variable.",
     )

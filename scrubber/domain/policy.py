@@ -1,22 +1,29 @@
-"""A policy: which proof a kind of hand-over needs, how long things may take, and what a fault means."""
+"""A policy: which proof a kind of hand-over needs, how long things may take, and what a fault means.
+
+Every setting is declared here, once: see :mod:`scrubber.domain.declaration`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
 
-from scrubber.domain.basis import HandOver
+from scrubber.domain.declaration import Contradiction, ValueType, computed, section, setting
 from scrubber.domain.diagnosis import Level
 from scrubber.domain.evidence import Occasion, Path, Step
+from scrubber.domain.basis import HandOver
+from scrubber.domain.tally import DAY, KEPT
 
 __all__ = [
     "BreakerRule",
     "DiagnosticsRule",
     "Enforcement",
+    "Envvar",
     "HealthRule",
     "Infrastructure",
+    "Injection",
     "Limits",
     "MaintenanceRule",
     "MemoryRule",
@@ -33,6 +40,8 @@ __all__ = [
     "Uninspectable",
     "XidClass",
 ]
+
+_SECONDS = ValueType.SECONDS
 
 
 class Proof(StrEnum):
@@ -89,6 +98,13 @@ class News(StrEnum):
     """Once the pod has given it back. The kubelet counts a device that turns unhealthy in use twice, until then."""
 
 
+class Envvar(StrEnum):
+    """Whether a device may be announced to a container runtime by an environment variable."""
+
+    ALLOW = "allow"
+    REFUSE = "refuse"
+
+
 class XidClass(StrEnum):
     """What an XID means for the device."""
 
@@ -101,33 +117,82 @@ class XidClass(StrEnum):
     UNKNOWN = "unknown"
 
 
+_SHORTEST = 0.01
+"""Seconds; below it nothing could be done in time, or the service would do nothing but try again."""
+_SHORTEST_QUESTION = 0.05
+"""Seconds; below it a healthy driver on a busy node would count as stuck."""
+_PRESTART = 30.0
+"""The kubelet's own deadline on PreStartContainer, in seconds; an answer after it reaches nobody."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Times in seconds, unless a name says otherwise.
+    """How long things may take, and how much may happen at once."""
 
-    Attributes:
-        hand_over: after this a waiting PreStartContainer is refused with what is going on (the kubelet gives it 30).
-        slow_path: all steps of a scrub together, its memory apart. A device that needs longer is out of service.
-        memory_bytes_per_second: the slowest clearing that is still waited for; with the size of a device it gives
-            the eraser's deadline, on top of ``memory_floor``.
-        question: one question to the driver.
-        reset: one device reset.
-        dying_grace: how long the processes of a pod that is gone may live on before they are leftovers.
-        settle: for a pod of unknown UID: how long nobody must hold the device before the pod counts as over.
-        eraser_slots: erasers at once on the node.
-        break_glass: the longest that a person may have a device handed out whatever is known of it.
-    """
+    hand_over: float = setting(
+        25.0,
+        "A waiting PreStartContainer is refused after this; the kubelet gives it 30 s.",
+        _SECONDS,
+        minimum=_SHORTEST,
+        overridable=False,
+    )
+    slow_path: float = setting(120.0, "A scrub that outlives it is abandoned.", _SECONDS, minimum=_SHORTEST)
+    """All steps of a scrub together, its memory apart. A device that needs longer is out of service."""
+    memory_floor: float = setting(5.0, "The least time an eraser gets, whatever the size.", _SECONDS, minimum=_SHORTEST)
+    memory_bytes_per_second: int = setting(
+        64 * 1024 * 1024,
+        "Bytes per second: the slowest clearing that is still waited for.",
+        ValueType.PER_SECOND,
+        key="memory-rate",
+        minimum=1,
+    )
+    """With the size of a device it gives the eraser's deadline, on top of ``memory_floor``."""
+    question: float = setting(
+        1.0, "One question to the driver.", _SECONDS, minimum=_SHORTEST_QUESTION, overridable=False
+    )
+    reset: float = setting(30.0, "One device reset.", _SECONDS, minimum=_SHORTEST)
+    dying_grace: float = setting(
+        30.0, "How long processes of a pod that is gone may live on before they are leftovers.", _SECONDS, minimum=0
+    )
+    settle: float = setting(
+        5.0,
+        "How long nobody must hold the device before a pod of unknown UID counts as over.",
+        _SECONDS,
+        minimum=0,
+    )
+    eraser_slots: int = setting(2, "Erasers at once on the node.", minimum=1, maximum=256, overridable=False)
+    temperature_celsius: int = setting(
+        95, "A device that is hotter is suspect.", ValueType.CELSIUS, minimum=40, maximum=150
+    )
+    break_glass: float = setting(
+        4 * 3600.0,
+        "The longest that a person may have a device handed out whatever is known of it.",
+        _SECONDS,
+        minimum=_SHORTEST,
+        overridable=False,
+        decides_proof=False,
+    )
 
-    hand_over: float = 25.0
-    slow_path: float = 120.0
-    memory_floor: float = 5.0
-    memory_bytes_per_second: int = 64 * 1024 * 1024
-    question: float = 1.0
-    reset: float = 30.0
-    dying_grace: float = 30.0
-    settle: float = 5.0
-    eraser_slots: int = 2
-    break_glass: float = 4 * 3600.0
+    def check(self) -> None:
+        """Raise :class:`Contradiction` if these times do not fit each other."""
+        if self.hand_over >= _PRESTART:
+            raise Contradiction(
+                "hand_over",
+                f"a hand-over cannot wait {self.hand_over:g} s: the kubelet gives PreStartContainer 30 s, and an answer "
+                "after that reaches nobody; write less than 30s, such as 25s",
+            )
+        if self.question >= self.hand_over:
+            raise Contradiction(
+                "question",
+                f"one question to the driver ({self.question:g} s) cannot take as long as the whole hand-over "
+                f"({self.hand_over:g} s); write less",
+            )
+        if self.reset >= self.slow_path:
+            raise Contradiction(
+                "reset",
+                f"a reset ({self.reset:g} s) is one step of the slow path ({self.slow_path:g} s) and cannot take as long "
+                "as all of it; write a shorter reset or a longer slow-path",
+            )
 
     def memory_deadline(self, memory_bytes: int) -> float:
         """Seconds an eraser may take for a device of ``memory_bytes``."""
@@ -136,145 +201,189 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class MemoryRule:
-    """How memory is cleared. Clearing and verifying are not optional.
+    """How memory is cleared. Clearing and verifying are not optional."""
 
-    Attributes:
-        audit: read before writing, and count the residue.
-        pattern: a pass with an address-derived pattern before the zeros.
-        on_chip: clear shared memory and registers of every processor too, where a device has them.
-        max_uncovered: bytes that no pass may have reached, the driver's own reserve apart: the eraser's own context and
-            rounding. More of them means that somebody else holds memory, and the scrub fails.
-    """
-
-    audit: bool = True
-    pattern: bool = False
-    on_chip: bool = True
-    max_uncovered: int = 1024 * 1024 * 1024
+    audit: bool = setting(True, "Read before writing, and count the residue.")
+    pattern: bool = setting(False, "A pass with an address-derived pattern before the zeros.")
+    on_chip: bool = setting(True, "Clear shared memory and registers of every processor too, where there are any.")
+    max_uncovered: int = setting(
+        1024 * 1024 * 1024,
+        "Bytes that may stay out of reach, the driver's own reserve apart; more means that somebody has them.",
+        ValueType.BYTES,
+        minimum=1,
+    )
+    """The eraser's own context and rounding stay out of reach of every pass. More than that, and the scrub fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiagnosticsRule:
-    """How thoroughly a device is tried out, and what it must achieve.
+    """How thoroughly a device is tried out, and what it must achieve: quick 1 s, standard 10 s, extended 60 s."""
 
-    Attributes:
-        slow_path: in every slow path.
-        recovery: in the slow path that ends a quarantine, if that is more.
-        floors: for a pattern of model names, the least rate by check (:func:`~scrubber.domain.diagnosis.diagnostic_findings`).
-    """
-
-    slow_path: Level = Level.NONE
-    recovery: Level = Level.QUICK
-    floors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    slow_path: Level = setting(Level.NONE, "In every slow path.")
+    recovery: Level = setting(Level.QUICK, "In the scrub that ends a quarantine, if that is more.")
+    floors: Mapping[str, Mapping[str, float]] = setting(
+        {},
+        "For a pattern of model names the least rate by check, in operations or bytes per second.",
+        ValueType.PER_SECOND_BY_MODEL,
+    )
+    """The first pattern that fits counts (:func:`~scrubber.domain.diagnosis.diagnostic_findings`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Infrastructure:
-    """Holders that belong to the node: left alone, noted, and in the way of a reset.
+    """Holders that belong to the node: left alone, noted, and in the way of a reset. Never by process name."""
 
-    Attributes:
-        units: systemd units (``nvidia-persistenced.service``).
-        pods: (namespace, service account) pairs.
-    """
+    units: frozenset[str] = setting(
+        frozenset({"nvidia-persistenced.service", "nvidia-fabricmanager.service"}),
+        "systemd units, such as nvidia-dcgm.service.",
+        ValueType.SYSTEMD_UNITS,
+        example="[nvidia-dcgm.service]",
+    )
+    pods: frozenset[tuple[str, str]] = setting(
+        frozenset(),
+        "Pods by namespace and service account.",
+        ValueType.SERVICE_ACCOUNTS,
+        example="[{namespace: gpu-operator, service-account: nvidia-dcgm}]",
+    )
 
-    units: frozenset[str] = frozenset({"nvidia-persistenced.service", "nvidia-fabricmanager.service"})
-    pods: frozenset[tuple[str, str]] = frozenset()
+
+@dataclass(frozen=True, slots=True)
+class Injection:
+    """How a container is given its devices."""
+
+    envvar: Envvar = setting(
+        Envvar.ALLOW, "refuse: not by NVIDIA_VISIBLE_DEVICES, because any pod can set that variable."
+    )
 
 
-_SUSTAINED: tuple[str, ...] = (
-    "hw-slowdown",
-    "hw-thermal-slowdown",
-    "nvlink-down",
-    "pcie-width",
-    "power-brake",
-    "too-hot",
+_SUSTAINED = dict.fromkeys(
+    ("hw-slowdown", "hw-thermal-slowdown", "nvlink-down", "pcie-width", "power-brake", "too-hot"), 600.0
 )
 
 
 @dataclass(frozen=True, slots=True)
 class HealthRule:
-    """What lasts, and what comes again. Times in seconds.
+    """Soft conditions: they make a device suspect at once, and take it out of service only when they last."""
 
-    Attributes:
-        sustained: by code of a soft condition, how long it may last before it takes the device out of service; one that
-            is not listed leaves the device suspect for as long as it lasts.
-        calm: a condition that was not seen for this long is over.
-        news: when the kubelet hears of a device that turns unhealthy in use.
-        blame: quarantines within a day that came while one tenant had the device, after which that tenant is told of.
-    """
-
-    sustained: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(_SUSTAINED, 600.0))
-    calm: float = 60.0
-    news: News = News.AT_ONCE
-    blame: int = 3
-
-
-@dataclass(frozen=True, slots=True)
-class BreakerRule:
-    """What the service does by itself on one node, at most. It never stops a scrub, and lets no device in.
-
-    Attributes:
-        resets: resets for recoveries on the node within ``window`` seconds.
-        soft_percent: of the node's devices, how many soft signals may have out of service at the same time; one at least.
-    """
-
-    resets: int = 8
-    window: float = 3600.0
-    soft_percent: int = 25
-
-
-@dataclass(frozen=True, slots=True)
-class MaintenanceRule:
-    """When devices that nobody uses are scrubbed anew, so that what is called clean was proved not long ago.
-
-    Attributes:
-        every: seconds since the last proof; None: never.
-        between: seconds of the day, in UTC, from and until which it may begin; the first may be the later one. None: always.
-        diagnostics: how thoroughly devices are tried out then.
-    """
-
-    every: float | None = None
-    between: tuple[float, float] | None = None
-    diagnostics: Level = Level.NONE
-
-
-@dataclass(frozen=True, slots=True)
-class StuckRule:
-    """Pods whose starts are refused again and again. Times in seconds since the first refusal.
-
-    Attributes:
-        tell_after: an event is written on the pod, by a plugin that has credentials.
-        evict_after: the pod is evicted; None: never.
-    """
-
-    tell_after: float = 60.0
-    evict_after: float | None = None
+    sustained: Mapping[str, float] = setting(
+        _SUSTAINED,
+        "By condition, how long it may last. What is not written: "
+        f"{', '.join(f'{code} {seconds / 60:g}m' for code, seconds in _SUSTAINED.items())}, the others never.",
+        ValueType.SECONDS_BY_CONDITION,
+    )
+    """A condition that is not listed leaves the device suspect for as long as it lasts."""
+    calm: float = setting(60.0, "A condition that was not seen for this long is over.", _SECONDS, minimum=_SHORTEST)
+    news: News = setting(
+        News.AT_ONCE,
+        "When the kubelet hears of a device that turns unhealthy while a pod has it.",
+        decides_proof=False,
+    )
+    blame: int = setting(
+        3,
+        "Quarantines within a day while one tenant had the device, after which that tenant is told of.",
+        minimum=1,
+        maximum=1000,
+        overridable=False,
+        decides_proof=False,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveryRule:
-    """The way back. Times in seconds.
+    """The way back of a quarantined device."""
 
-    Attributes:
-        backoff_initial: pause before the first attempt; doubled after each failure, and with each quarantine of the same
-            day, up to ``backoff_max``.
-        attempts: failed attempts (relapses included) after which the device is condemned.
-        attempts_per_day, resets_per_day: what one device gets within 24 hours; then it is condemned, or waits for the
-            day's end where all its faults came while the same tenant had it.
-        probation_scrubs: clean slow paths in a row that end the probation.
-        probation_interval: pause between them.
-    """
+    backoff_initial: float = setting(
+        1.0,
+        "Pause before the first attempt; doubled at each failure, and with each quarantine of the same day.",
+        _SECONDS,
+        minimum=_SHORTEST,
+    )
+    backoff_max: float = setting(3600.0, "The longest pause between attempts.", _SECONDS, minimum=_SHORTEST)
+    attempts: int = setting(5, "Failed attempts after which the device is condemned.", minimum=1, maximum=1000)
+    """Relapses count as failed attempts."""
+    attempts_per_day: int = setting(24, "What one device gets within 24 hours.", minimum=1, maximum=KEPT)
+    """Then it is condemned, or waits for the day's end where all its faults came while the same tenant had it."""
+    resets_per_day: int = setting(6, "What one device gets within 24 hours.", minimum=1, maximum=KEPT)
+    probation_scrubs: int = setting(2, "Clean slow paths in a row that end the probation.", minimum=1, maximum=1000)
+    probation_interval: float = setting(5.0, "Pause between the scrubs of the probation.", _SECONDS, minimum=0)
 
-    backoff_initial: float = 1.0
-    backoff_max: float = 3600.0
-    attempts: int = 5
-    attempts_per_day: int = 24
-    resets_per_day: int = 6
-    probation_scrubs: int = 2
-    probation_interval: float = 5.0
+    def check(self) -> None:
+        """Raise :class:`Contradiction` if the pauses shrink."""
+        if self.backoff_max < self.backoff_initial:
+            raise Contradiction(
+                "backoff_max",
+                f"the longest pause ({self.backoff_max:g} s) is shorter than the first ({self.backoff_initial:g} s); "
+                "write a backoff-max of at least backoff-initial",
+            )
 
     def backoff(self, failures: int) -> float:
         """Pause before the next attempt after ``failures`` failed ones."""
         return float(min(self.backoff_max, self.backoff_initial * 2 ** min(failures, 32)))
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerRule:
+    """What the service does by itself on one node, at most. It never stops a scrub, and lets no device in."""
+
+    resets: int = setting(8, "Resets for recoveries on the node within the window.", minimum=0, maximum=10_000)
+    window: float = setting(3600.0, "The time within which resets are counted.", _SECONDS, minimum=_SHORTEST)
+    soft_percent: int = setting(
+        25,
+        "Of the node's devices, how many soft conditions may have out at the same time; one at least.",
+        ValueType.PERCENT,
+        minimum=0,
+        maximum=100,
+    )
+
+    def check(self) -> None:
+        """Raise :class:`Contradiction` if resets would be counted that nobody remembers."""
+        if self.window > DAY:
+            raise Contradiction("window", "resets are remembered for a day; write a window of at most 24h")
+
+
+@dataclass(frozen=True, slots=True)
+class MaintenanceRule:
+    """When devices that nobody uses are scrubbed anew, one at a time."""
+
+    every: float | None = setting(
+        None,
+        "Time since the last proof, or never.",
+        _SECONDS,
+        minimum=_SHORTEST,
+        optional=True,
+        decides_proof=False,
+    )
+    between: tuple[float, float] | None = setting(
+        None,
+        "The time of the day, in UTC, at which it may begin: 02:00-05:00, or always.",
+        ValueType.TIME_OF_DAY,
+        optional=True,
+        decides_proof=False,
+    )
+    """Seconds of the day; the first may be the later one."""
+    diagnostics: Level = setting(Level.NONE, "How thoroughly devices are tried out then, if that is more.")
+
+
+@dataclass(frozen=True, slots=True)
+class StuckRule:
+    """Pods whose starts are refused again and again.
+
+    Its times begin with the first refusal.
+    """
+
+    tell_after: float = setting(
+        60.0, "An event is written on the pod, by a plugin that has credentials.", _SECONDS, minimum=0
+    )
+    evict_after: float | None = setting(None, "The pod is evicted, or never.", _SECONDS, minimum=0, optional=True)
+
+    def check(self) -> None:
+        """Raise :class:`Contradiction` if a pod would be evicted before its owner is told why."""
+        if self.evict_after is not None and self.evict_after < self.tell_after:
+            raise Contradiction(
+                "evict_after",
+                f"a pod cannot be evicted ({self.evict_after:g} s) before its owner is told why ({self.tell_after:g} s); "
+                "write an evict-after of at least tell-after",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,43 +401,104 @@ class Plan:
     diagnostics: Level = Level.NONE
 
 
-_DEFAULT_PROOFS: Mapping[HandOver, Proof] = {
-    kind: Proof.CHECKS if kind is HandOver.SAME_CONTAINER else Proof.CERTIFICATE for kind in HandOver
-}
+def _always_by_certificate(proofs: Mapping[HandOver, Proof]) -> None:
+    for kind in (HandOver.OTHER_TENANT, HandOver.UNKNOWN):
+        if proofs.get(kind) is Proof.CHECKS:
+            raise Contradiction(
+                kind.value,
+                f'"{kind.value}" always needs a certificate, because checks say nothing about what is in the memory; '
+                'write "certificate" (to judge without refusing: enforcement: observe)',
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Everything that an administrator decides. The defaults are those of ``policies/default.yaml``."""
+    """A policy of the scrub service: which proof each hand-over needs, how long things may take, what a fault means.
 
-    name: str = "default"
-    digest: str = ""
-    proofs: Mapping[HandOver, Proof] = field(default_factory=lambda: dict(_DEFAULT_PROOFS))
-    reset: ResetUse = ResetUse.BEST_EFFORT
-    sharing: Sharing = Sharing.SAME_TENANT
-    enforcement: Enforcement = Enforcement.ENFORCE
-    ungranted: Ungranted = Ungranted.REFUSE
-    uninspectable: Uninspectable = Uninspectable.REPORT
-    limits: Limits = field(default_factory=Limits)
-    memory: MemoryRule = field(default_factory=MemoryRule)
-    health: HealthRule = field(default_factory=HealthRule)
-    recovery: RecoveryRule = field(default_factory=RecoveryRule)
-    breaker: BreakerRule = field(default_factory=BreakerRule)
-    maintenance: MaintenanceRule = field(default_factory=MaintenanceRule)
-    stuck: StuckRule = field(default_factory=StuckRule)
-    diagnostics: DiagnosticsRule = field(default_factory=DiagnosticsRule)
-    infrastructure: Infrastructure = field(default_factory=Infrastructure)
-    envvar_refused: bool = False
-    """Whether devices may be announced to a container runtime by an environment variable, which any pod can set."""
-    settings: Mapping[str, str] = field(default_factory=dict)
-    """Values that win over the driver's defaults when settings are brought back."""
-    xids: Mapping[int, XidClass] = field(default_factory=dict)
+    Everything that an administrator decides. The defaults are those of ``policies/default.yaml``, and the order is its.
+    """
+
+    name: str = setting(
+        "default",
+        "Appears in every certificate.",
+        ValueType.NAME,
+        required=True,
+        in_override="The policy of these devices is called by the file's name, a slash, and this.",
+        decides_proof=False,
+    )
+    digest: str = computed("")
+    proofs: Mapping[HandOver, Proof] = setting(
+        {kind: Proof.CHECKS if kind is HandOver.SAME_CONTAINER else Proof.CERTIFICATE for kind in HandOver},
+        "What each kind of hand-over must rest on: a certificate issued since the last grant, or the checks alone.",
+        ValueType.PROOF_BY_HAND_OVER,
+        key="hand-over",
+        entries={
+            HandOver.SAME_CONTAINER: "The same container starts again.",
+            HandOver.SAME_POD: "Another container of the same pod.",
+            HandOver.SAME_TENANT: "Another pod of the same tenant.",
+            HandOver.OTHER_TENANT: "A pod of another tenant. Always by certificate.",
+            HandOver.UNKNOWN: "Nobody knows whose pod it was. Always by certificate.",
+        },
+        check=_always_by_certificate,
+    )
+    reset: ResetUse = setting(ResetUse.BEST_EFFORT, "Whether a slow path resets the device.")
+    sharing: Sharing = setting(Sharing.SAME_TENANT, "Who may have the device at the same time.")
+    enforcement: Enforcement = setting(
+        Enforcement.ENFORCE,
+        "observe: judge and record everything; refuse nothing, end nobody.",
+        decides_proof=False,  # what is proved is the same, whether it is acted on or not
+    )
+    ungranted: Ungranted = setting(
+        Ungranted.REFUSE,
+        "What follows when a device is used without a grant: it is handed to nobody meanwhile, or is out of "
+        "service until it was scrubbed, or processes of pods that do it are ended after dying-grace.",
+        in_override="What follows when the device is used without a grant.",
+    )
+    uninspectable: Uninspectable = setting(
+        Uninspectable.REPORT,
+        "What follows when a process of a pod cannot be looked through in several walks over /proc: it is "
+        "reported, or it is ended. Processes of the node never are.",
+        in_override="What follows when a process of a pod cannot be looked through.",
+        decides_proof=False,
+    )
+    limits: Limits = section(Limits, in_override="How long things may take on these devices.")
+    memory: MemoryRule = section(MemoryRule)
+    diagnostics: DiagnosticsRule = section(DiagnosticsRule)
+    infrastructure: Infrastructure = section(Infrastructure, overridable=False)
+    injection: Injection = section(Injection, overridable=False)
+    health: HealthRule = section(HealthRule)
+    recovery: RecoveryRule = section(RecoveryRule, decides_proof=False)
+    breaker: BreakerRule = section(BreakerRule, overridable=False, decides_proof=False)
+    maintenance: MaintenanceRule = section(MaintenanceRule)
+    stuck: StuckRule = section(StuckRule, overridable=False, decides_proof=False)
+    settings: Mapping[str, str] = setting(
+        {}, "Win over the driver's defaults when settings are brought back.", ValueType.DEVICE_SETTINGS
+    )
+    xids: Mapping[int, XidClass] = setting(
+        {},
+        "What an XID means for the device. A code that is not named here has the class that it has in xid.yaml.",
+        ValueType.XIDS_BY_CLASS,
+        entries={
+            XidClass.IGNORE: "Nothing happens.",
+            XidClass.APPLICATION: "The application's own fault; the device is well.",
+            XidClass.RESET: "The device is quarantined until a reset.",
+            XidClass.REBOOT: "The device is quarantined until a reboot of the node.",
+            XidClass.CONTEXT: "It depends on what else is seen.",
+            XidClass.SERVICE: "The device needs a person.",
+            XidClass.UNKNOWN: "Treat like a code that nobody listed.",
+        },
+    )
     unlisted_xid: XidClass = XidClass.UNKNOWN
-    xid_notes: Mapping[int, str] = field(default_factory=dict)
+    xid_notes: Mapping[int, str] = computed({})
     """What an XID says, in a few words; for sentences, decides nothing."""
-    max_temperature_celsius: int = 95
-    overrides: tuple[Override, ...] = ()
-    """For some devices another policy, the first that fits."""
+    overrides: tuple[Override, ...] = setting(
+        (),
+        "For some devices another policy. The first that fits counts.",
+        ValueType.OVERRIDES,
+        overridable=False,
+        decides_proof=False,  # each of them has a digest of its own
+        example="- name: inference",
+    )
 
     def on(self, node: str) -> Policy:
         """The policy as it is in force on ``node``: without the overrides for other nodes."""
@@ -396,16 +566,20 @@ class Policy:
 class Override:
     """A policy of its own for some devices: all its values, those included that it shares with the node's.
 
-    Attributes:
-        nodes: patterns of names of nodes (``gpu-test-*``); empty: every node.
-        models: patterns of model names (``NVIDIA H200*``); empty: every model.
-        resources: names of resources of the kubelet's; empty: every one.
+    Where ``nodes``, ``models`` or ``resources`` is empty, all fit.
     """
 
     policy: Policy
-    models: tuple[str, ...] = ()
-    resources: tuple[str, ...] = ()
-    nodes: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = setting((), "Patterns of names of nodes: gpu-test-*.", ValueType.PATTERNS)
+    models: tuple[str, ...] = setting(
+        (), "Patterns of model names: NVIDIA H200*.", ValueType.PATTERNS, example='["NVIDIA H200*"]'
+    )
+    resources: tuple[str, ...] = setting(
+        (),
+        "Names of the kubelet's resources: nvidia.com/gpu.",
+        ValueType.RESOURCES,
+        example="[nvidia.com/gpu]",
+    )
 
     def fits(self, model: str, resources: Collection[str]) -> bool:
         right_model = not self.models or any(fnmatchcase(model, each) for each in self.models)

@@ -170,8 +170,8 @@ def snapshot_findings(
         found.append(_found(_asked_for(str(snapshot.recovery)), f"The driver asks for: {snapshot.recovery}."))
     found += [_condition(code, read, normal.get(code)) for code, read in sorted(snapshot.conditions.items())]
     heat = snapshot.temperature_celsius
-    if heat is not None and heat > policy.max_temperature_celsius:
-        sentence = f"{heat} °C is above the policy's {policy.max_temperature_celsius} °C."
+    if heat is not None and heat > policy.limits.temperature_celsius:
+        sentence = f"{heat} °C is above the policy's {policy.limits.temperature_celsius} °C."
         found.append(_found("too-hot", sentence, {"celsius": heat}))
     return tuple(found)
 

@@ -26,6 +26,7 @@ from scrubber.domain.errors import (
 from scrubber.domain.evidence import Finding, Severity, Step
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.leftover import PodState
+from scrubber.domain.policy import Envvar
 from scrubber.domain.record import DeviceRecord, Grant
 from scrubber.domain.resources import LONGEST_NAME, MOST_RESOURCES, Announced, Meaning
 from scrubber.engine.board import Board
@@ -201,7 +202,7 @@ class Node(Orders):
             views,
             ready=self._ready,
             ledger=info.ledger,
-            envvar_refused=info.policy.envvar_refused,
+            envvar_refused=info.policy.injection.envvar is Envvar.REFUSE,
             notices=(*self._refusals.notices(info.policy.stuck), *out_of_service(views)),
         )
 

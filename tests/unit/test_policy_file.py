@@ -14,6 +14,7 @@ from scrubber.domain.policy import (
     BreakerRule,
     DiagnosticsRule,
     Enforcement,
+    Envvar,
     HealthRule,
     Infrastructure,
     MaintenanceRule,
@@ -89,14 +90,14 @@ def test_every_value_reaches_the_domain() -> None:
     assert (limits.hand_over, limits.slow_path, limits.memory_floor, limits.question) == (20.0, 90.0, 0.5, 0.25)
     assert (limits.reset, limits.dying_grace, limits.settle, limits.eraser_slots) == (10.0, 0.0, 0.0, 4)
     assert (limits.memory_bytes_per_second, limits.break_glass) == (1024**3, 1800.0)
-    assert policy.max_temperature_celsius == 80
+    assert policy.limits.temperature_celsius == 80
     assert (policy.memory.audit, policy.memory.pattern) == (False, True)
     assert (policy.memory.on_chip, policy.memory.max_uncovered) == (False, 64 * 1024**2)
     assert policy.diagnostics == DiagnosticsRule(
         Level.QUICK, Level.EXTENDED, {"NVIDIA H200*": {"host-to-device": 20e9}}
     )
     assert policy.infrastructure == Infrastructure(frozenset({"a@1.service"}), frozenset({("ops", "dcgm")}))
-    assert policy.envvar_refused
+    assert policy.injection.envvar is Envvar.REFUSE
     recovery = policy.recovery
     assert (recovery.backoff_initial, recovery.backoff_max, recovery.attempts) == (2.0, 3600.0, 3)
     assert (recovery.attempts_per_day, recovery.resets_per_day) == (9, 2)

@@ -63,7 +63,7 @@ def test_an_override_says_all_that_may_differ_between_devices() -> None:
     assert (policy.reset, policy.sharing) == (ResetUse.REQUIRED, Sharing.NEVER)
     assert (policy.enforcement, policy.ungranted) == (Enforcement.OBSERVE, Ungranted.END)
     assert (policy.limits.slow_path, policy.limits.reset, policy.limits.settle) == (180.0, 60.0, 0.0)
-    assert (policy.limits.hand_over, policy.max_temperature_celsius) == (plain.limits.hand_over, 80)
+    assert (policy.limits.hand_over, policy.limits.temperature_celsius) == (plain.limits.hand_over, 80)
     assert policy.memory == dataclasses.replace(plain.memory, pattern=True)
     assert policy.health.sustained == {**plain.health.sustained, "too-hot": 60.0}
     assert (policy.recovery.attempts, policy.maintenance.every) == (2, 86400.0)

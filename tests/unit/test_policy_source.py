@@ -11,7 +11,7 @@ import pytest
 from scrubber.config.policy_file import signed
 from scrubber.config.policy_source import PolicySource
 from scrubber.domain.errors import BadConfiguration
-from scrubber.domain.policy import Policy, Sharing
+from scrubber.domain.policy import Envvar, Injection, Policy, Sharing
 
 
 @pytest.fixture
@@ -95,16 +95,16 @@ def test_what_this_start_makes_of_a_policy_it_makes_of_the_next_one_too(file: Pa
     def adjust(policy: Policy) -> Policy:
         if policy.name == "impossible":
             raise BadConfiguration("mine.yaml: not on this node.")
-        return signed(replace(policy, envvar_refused=True))
+        return signed(replace(policy, injection=Injection(Envvar.REFUSE)))
 
     source = PolicySource(file, adjust=adjust)
-    assert source.policy.envvar_refused
+    assert source.policy.injection.envvar is Envvar.REFUSE
     file.write_text("name: impossible\n")
     with pytest.raises(BadConfiguration, match="not on this node"):
         source.reload()
     file.write_text("name: again\n")
     assert source.reload()
-    assert (source.policy.name, source.policy.envvar_refused) == ("again", True)
+    assert (source.policy.name, source.policy.injection.envvar) == ("again", Envvar.REFUSE)
 
 
 def test_one_that_ships_is_found_by_its_name() -> None:

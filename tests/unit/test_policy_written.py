@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from typing import Any
 
 import pytest
@@ -30,127 +29,11 @@ from scrubber.config.quantities import (
 from scrubber.config.shipped import find_policy, shipped_policies
 from scrubber.config.xid_file import load_xids
 from scrubber.config.yaml_lines import read_yaml
-from scrubber.domain.diagnosis import CHECKS, Level
-from scrubber.domain.policy import Enforcement, News, Policy, ResetUse, Sharing, Ungranted, Uninspectable, XidClass
-from scrubber.domain.signals import SOFT
+from scrubber.domain.policy import Policy, XidClass
+from tests.policy_files import FILES, FLOORS
 
 ROWS = load_xids()
 TABLE = {code: row.kind for code, row in ROWS.items()}
-
-# -- files, as people write them -----------------------------------------------------------------------------------------
-
-
-def times(least: float, most: float) -> st.SearchStrategy[Any]:
-    """Between so many seconds, as numbers and with every unit."""
-    units = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-    ranges = {unit: (math.ceil(least / size), int(most / size)) for unit, size in units.items()}
-    whole = [
-        st.builds("{}{}".format, st.integers(first, last), st.just(unit))
-        for unit, (first, last) in ranges.items()
-        if first <= last
-    ]
-    parts = st.integers(math.ceil(least * 1e6), int(most * 1e6)).map(lambda number: f"{number / 1e6:.6f}s")
-    return st.one_of(*whole, parts, st.floats(least, most), st.integers(*ranges["s"]))
-
-
-def one_of(kind: Any) -> st.SearchStrategy[str]:
-    return st.sampled_from([each.value for each in kind])
-
-
-def some(**keys: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """Any of the keys, spelled with hyphens."""
-    return st.fixed_dictionaries({}, optional={name.replace("_", "-"): each for name, each in keys.items()})
-
-
-PROOFS = st.sampled_from(["certificate", "checks"])
-COUNTS = st.integers(1, 60)
-SIZES = st.integers(1, 10**12) | st.builds(
-    "{}{}".format, st.integers(1, 999), st.sampled_from(["", "B", "KiB", "MiB", "GB", "TiB", "TB", "kB"])
-)
-RATES = SIZES | SIZES.map(lambda size: f"{size}/s")
-NEVER = st.just("never")
-DAY_MINUTES = st.lists(st.integers(0, 1439), min_size=2, max_size=2, unique=True)
-WINDOWS = DAY_MINUTES.map(lambda two: "-".join(f"{each // 60:02}:{each % 60:02}" for each in two))
-PATTERNS = st.sampled_from(["*", "NVIDIA *", "NVIDIA L4*", "NVIDIA H200"])
-FLOOR = st.dictionaries(st.sampled_from(list(CHECKS)), RATES, max_size=2) | st.just({"host-to-device": "20GB/s"})
-FLOORS = st.dictionaries(PATTERNS, FLOOR, max_size=3)
-WORDS = st.text(max_size=8) | st.sampled_from(["1e5", "08", "no", "~", ".inf", "0x1F", "1_000", "2026-11-20", " a\nb "])
-SETTINGS = st.dictionaries(st.sampled_from(["power_limit_watts", "1e5", "compute_mode", "=", "<<"]), WORDS, max_size=3)
-CODES = st.dictionaries(st.integers(1, 160) | st.integers(1, 9999), one_of(XidClass), max_size=12)
-XIDS = CODES.map(
-    lambda codes: {kind.value: sorted(code for code, each in codes.items() if each == kind.value) for kind in XidClass}
-)
-NAMES = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,6}[a-z0-9])?", fullmatch=True) | st.sampled_from(["1e5", "08", "null"])
-
-OF_DEVICES: dict[str, st.SearchStrategy[Any]] = {
-    "hand_over": some(same_container=PROOFS, same_pod=PROOFS, same_tenant=PROOFS),
-    "reset": one_of(ResetUse),
-    "sharing": one_of(Sharing),
-    "enforcement": one_of(Enforcement),
-    "ungranted": one_of(Ungranted),
-    "uninspectable": one_of(Uninspectable),
-    "memory": some(audit=st.booleans(), pattern=st.booleans(), on_chip=st.booleans(), max_uncovered=SIZES),
-    "diagnostics": some(slow_path=one_of(Level), recovery=one_of(Level), floors=FLOORS),
-    "recovery": some(
-        backoff_initial=times(0.01, 60),
-        backoff_max=times(60, 1e6),
-        attempts=COUNTS,
-        attempts_per_day=COUNTS,
-        resets_per_day=COUNTS,
-        probation_scrubs=COUNTS,
-        probation_interval=times(0, 1e5),
-    ),
-    "maintenance": some(every=times(0.01, 1e6) | NEVER, between=WINDOWS | st.just("always"), diagnostics=one_of(Level)),
-    "settings": SETTINGS,
-    "xids": XIDS,
-}
-LIMITS: dict[str, st.SearchStrategy[Any]] = {
-    "slow_path": times(31, 1e4),
-    "memory_floor": times(0.01, 100),
-    "memory_rate": RATES,
-    "reset": times(0.01, 30),
-    "dying_grace": times(0, 1e4),
-    "settle": times(0, 1e4),
-    "temperature_celsius": st.integers(40, 150),
-}
-HEALTH: dict[str, st.SearchStrategy[Any]] = {
-    "sustained": st.dictionaries(st.sampled_from(sorted(SOFT)), times(0, 1e5) | NEVER, max_size=4),
-    "calm": times(0.01, 1e4),
-    "news": one_of(News),
-}
-OVERRIDES = st.lists(
-    st.tuples(NAMES, some(**OF_DEVICES, limits=some(**LIMITS), health=some(**HEALTH))),
-    max_size=3,
-    unique_by=lambda entry: entry[0],
-).map(
-    lambda entries: [
-        {"name": name, "models": [f"NVIDIA {number}*"], "resources": ["nvidia.com/gpu"], "nodes": ["gpu-?"], **says}
-        for number, (name, says) in enumerate(entries)
-    ]
-)
-FILES = st.builds(
-    lambda name, says: {"name": name, **says},
-    NAMES,
-    some(
-        **OF_DEVICES,
-        limits=some(
-            **LIMITS,
-            hand_over=times(6, 29),
-            question=times(0.05, 5),
-            eraser_slots=st.integers(1, 256),
-            break_glass=times(0.01, 1e5),
-        ),
-        health=some(**HEALTH, blame=COUNTS),
-        breaker=some(resets=st.integers(0, 99), window=times(0.01, 86400), soft_percent=st.integers(0, 100)),
-        stuck=some(tell_after=times(0, 60), evict_after=times(60, 1e5) | NEVER),
-        infrastructure=some(
-            units=st.lists(st.sampled_from(["a@1.service", "b.service", "1.service"]), max_size=2),
-            pods=st.lists(st.fixed_dictionaries({"namespace": NAMES, "service-account": NAMES}), max_size=2),
-        ),
-        injection=some(envvar=st.sampled_from(["allow", "refuse"])),
-        overrides=OVERRIDES,
-    ),
-)
 
 
 def read(values: dict[str, Any]) -> Policy:

@@ -1,0 +1,525 @@
+"""The format of a policy file, derived from what the domain declares: how it is read, written out and described.
+
+No setting is named here, but for what a file spells in a way of its own. What a file leaves out has its declared default,
+so a policy says only what it changes; an override says only in what it differs from the file that it is in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from scrubber.config.quantities import write_codes
+from scrubber.config.values import (
+    CODES,
+    DEVICE_SETTING,
+    DNS_NAME,
+    NAME,
+    RATE,
+    RESOURCE,
+    SIZE,
+    SOME_TEXT,
+    SYSTEMD_UNIT,
+    Choice,
+    Key,
+    Kind,
+    ListOf,
+    MappingOf,
+    Number,
+    Seconds,
+    Section,
+    Switch,
+    Window,
+    json_schema,
+    misfit,
+    read_checked,
+    refuse,
+)
+from scrubber.config.yaml_lines import Located, Location
+from scrubber.domain.declaration import Contradiction, Declaration, ValueType, decides_proof, declarations
+from scrubber.domain.diagnosis import CHECKS
+from scrubber.domain.handover import HandOver
+from scrubber.domain.policy import Envvar, Override, Policy, Proof, XidClass
+from scrubber.domain.signals import SOFT
+
+__all__ = ["RuleSection", "policy_digest", "policy_schema", "read_policy", "section_of", "short_name", "written"]
+
+_Written = dict[str, Any]
+"""Keys as a file spells them, and what YAML can carry."""
+
+
+def read_policy(document: Located, name: str) -> Policy:
+    """Read a policy; ``name`` is how its file is called in messages. XIDs are those that the file names, digests are empty.
+
+    Raises:
+        BadConfiguration: one line for each fault, in the order of the file.
+    """
+    found: Policy = read_checked(_FILE, document, name)
+    return found
+
+
+def policy_schema() -> dict[str, Any]:
+    """JSON Schema (2020-12) of a policy file, for editors; ``policies/schema/`` holds it, generated."""
+    return json_schema(_FILE, "Scrub policy")
+
+
+def written(policy: Policy, table: Mapping[int, XidClass]) -> _Written:
+    """Return what a file with nothing left out would say. Reading it gives the same policy.
+
+    Args:
+        policy: as it was read from a file.
+        table: the classes of the XIDs that need not be written.
+    """
+    overrides = [_differences(each, policy) for each in policy.overrides]
+    return {**_FILE.write(replace(policy, overrides=())), "xids": _xids(policy.xids, table), "overrides": overrides}
+
+
+def policy_digest(policy: Policy) -> str:
+    """Hexadecimal SHA-256 of the canonical JSON of the values that decide what a certificate proves."""
+    values = _deciding(policy)
+    # The names under which these two are in the digest.
+    values["envvar_refused"] = values.pop("injection")["envvar"] is Envvar.REFUSE
+    values["max_temperature_celsius"] = values["limits"].pop("temperature_celsius")
+    # Of the patterns of the floors the first that fits counts, so their order is part of what they say.
+    values["diagnostics"]["floors"] = list(values["diagnostics"]["floors"].items())
+    canonical = json.dumps(
+        values, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False, default=sorted
+    )
+    return hashlib.sha256(canonical.encode("ascii")).hexdigest()
+
+
+def _deciding(rule: Any) -> dict[str, Any]:
+    values = {each.name: getattr(rule, each.name) for each in fields(rule) if decides_proof(each)}
+    return {name: _deciding(value) if is_dataclass(value) else value for name, value in values.items()}
+
+
+def short_name(override: Override) -> str:
+    """What the file calls an override; its policy is called ``<policy>/<override>``."""
+    return override.policy.name.partition("/")[2]
+
+
+# --- sections -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RuleSection(Section):
+    """The settings that a rule declares. Reading gives those that are written, by the names of the rule's fields.
+
+    Attributes:
+        whole: nothing else changes the rule, so settings that exclude each other are refused at once.
+    """
+
+    rule: type = object
+    whole: bool = True
+
+    def read(self, written: Any, where: Location) -> Any:
+        values = super().read(written, where)
+        found = {name: values[each.key] for name, each in declarations(self.rule).items() if each.key in values}
+        if self.whole:
+            self.check(self.changed(self.rule(), found), where)
+        return found
+
+    def check(self, rule: Any, where: Location) -> None:
+        """Refuse a rule whose settings exclude each other."""
+        if not hasattr(rule, "check"):
+            return
+        try:
+            rule.check()
+        except Contradiction as error:
+            refuse((*where, declarations(self.rule)[error.field].key), str(error))
+
+    def write(self, value: Any) -> Any:
+        kinds = self.kinds()
+        return {each.key: kinds[name].write(getattr(value, name)) for name, each in declarations(self.rule).items()}
+
+    def changed(self, before: Any, after: Any) -> Any:
+        kinds = self.kinds()
+        return replace(
+            before, **{name: kinds[name].changed(getattr(before, name), each) for name, each in after.items()}
+        )
+
+    def kinds(self) -> dict[str, Kind]:
+        """Kinds by the names of the rule's fields, as they were declared."""
+        kinds = {key.name: key.kind for key in self.keys}
+        return {name: kinds[each.key] for name, each in declarations(self.rule).items()}
+
+
+@dataclass(frozen=True)
+class _Proofs(Section):
+    """For each kind of hand-over, what it must rest on."""
+
+    check: Callable[[Any], None] | None = None
+
+    def read(self, written: Any, where: Location) -> dict[HandOver, Proof]:
+        proofs = {HandOver(kind): proof for kind, proof in super().read(written, where).items()}
+        try:
+            if self.check is not None:
+                self.check(proofs)
+        except Contradiction as error:
+            refuse((*where, error.field), str(error))
+        return proofs
+
+    def write(self, value: Any) -> Any:
+        return {kind.value: proof.value for kind, proof in value.items()}
+
+    def changed(self, before: Any, after: Any) -> Any:
+        return {**before, **after}
+
+
+@dataclass(frozen=True)
+class _Xids(Section):
+    """By class, the codes that have it. Reading gives the class of each code."""
+
+    def read(self, written: Any, where: Location) -> dict[int, XidClass]:
+        lists = super().read(written, where)
+        classes: dict[int, XidClass] = {}
+        for kind in XidClass:
+            for position, codes in enumerate(lists.get(kind.value, ())):
+                for code in codes:
+                    if code in classes:
+                        places = " and ".join(dict.fromkeys((classes[code].value, kind.value)))
+                        message = f"XID {code} is listed twice, under {places}; keep one of them"
+                        refuse((*where, kind.value, position), message)
+                    classes[code] = kind
+        return classes
+
+    def write(self, value: Any) -> Any:
+        lists = {kind.value: write_codes(code for code, each in value.items() if each is kind) for kind in XidClass}
+        return {name: codes for name, codes in lists.items() if codes}
+
+    def changed(self, before: Any, after: Any) -> Any:
+        return {**before, **after}
+
+
+class _ServiceAccount(Section):
+    """A namespace and a service account."""
+
+    def read(self, written: Any, where: Location) -> tuple[str, str]:
+        values = super().read(written, where)
+        return (values["namespace"], values["service-account"])
+
+    def write(self, value: Any) -> Any:
+        return {"namespace": value[0], "service-account": value[1]}
+
+
+class _SecondsByCondition(MappingOf):
+    """How long a condition may last; one that may last for ever is left out."""
+
+    def write(self, value: Any) -> Any:
+        return {code: self.kind.write(value.get(code)) for code in self.known}
+
+    def changed(self, before: Any, after: Any) -> Any:
+        return {code: seconds for code, seconds in sorted({**before, **after}.items()) if seconds is not None}
+
+
+class _Floors(Kind):
+    """For patterns of model names, the least rate of each check: ``{"NVIDIA H200*": {"host-to-device": "20GB/s"}}``."""
+
+    def read(self, written: Any, where: Location) -> dict[str, dict[str, float]]:
+        if not isinstance(written, dict):
+            refuse(where, 'floors are patterns of model names, each with its checks below it, such as "NVIDIA H200*"')
+        floors: dict[str, dict[str, float]] = {}
+        for model, rates in written.items():
+            if not isinstance(rates, dict):
+                message = f"write checks below the pattern, each with its rate; known are {', '.join(CHECKS)}"
+                refuse((*where, model), message)
+            floors[model] = {}
+            for check, rate in rates.items():
+                if check not in CHECKS:
+                    refuse((*where, model, check), f"this is not a check; known are {', '.join(CHECKS)}")
+                floors[model][check] = float(RATE.read(rate, (*where, model, check)))
+        return floors
+
+    def write(self, value: Any) -> Any:
+        return {
+            model: {check: RATE.write(int(rate)) for check, rate in rates.items()} for model, rates in value.items()
+        }
+
+    def schema(self, definitions: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "object", "additionalProperties": {"propertyNames": {"enum": list(CHECKS)}}}
+
+    def default(self, value: Any) -> Any:
+        return {}
+
+    def changed(self, before: Any, after: Any) -> Any:
+        """Of the patterns the first that fits counts, so an override's own come first."""
+        return {**after, **{model: rates for model, rates in before.items() if model not in after}}
+
+
+# --- overrides ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """An override as it is written: for which devices, and what it changes, by the names of a policy's fields."""
+
+    name: str
+    devices: Mapping[str, tuple[str, ...]]
+    changes: Mapping[str, Any]
+
+    def hides(self, later: _Entry) -> bool:
+        """Return whether this fits every device that ``later`` fits."""
+        mine, others = self.devices, later.devices
+        wider = all(_all_within(others[each], mine[each]) for each in ("models", "nodes"))
+        resources = {*mine["resources"]}
+        return wider and (not resources or (bool(others["resources"]) and {*others["resources"]} <= resources))
+
+
+class _OverrideSection(Section):
+    """What differs for some devices."""
+
+    def read(self, written: Any, where: Location) -> _Entry:
+        values = super().read(written, where)
+        devices = {name: values.get(each.key, ()) for name, each in declarations(Override).items()}
+        if not any(devices.values()):
+            message = (
+                f'the override "{values["name"]}" says for no devices; write models: ["NVIDIA H200*"], '
+                'resources: [nvidia.com/gpu] or nodes: ["gpu-test-*"], or several of these'
+            )
+            refuse(where, message)
+        declared = declarations(Policy).items()
+        changes = {name: values[each.key] for name, each in declared if each.key in values and name != "name"}
+        return _Entry(values["name"], devices, changes)
+
+    def refuse_elsewhere(self, written: Mapping[str, Any], where: Location) -> None:
+        for key in self.keys:
+            below = written.get(key.name)
+            if (
+                isinstance(key.kind, RuleSection)
+                and isinstance(below, dict)
+                and key.kind.elsewhere.keys() & {each.name for each in key.kind.keys}
+            ):
+                key.kind.refuse_elsewhere(below, (*where, key.name))
+        super().refuse_elsewhere(written, where)
+
+
+class _Overrides(ListOf):
+    """Overrides, each of which has a name of its own and is the first that fits some device."""
+
+    def read(self, written: Any, where: Location) -> Collection[_Entry]:
+        if not isinstance(written, list):
+            misfit(written, where, f"write a list, each entry with a name, such as {self.example}")
+        entries = super().read(written, where)
+        for position, later in enumerate(entries):
+            for earlier in [*entries][:position]:
+                at = (*where, position, "name")
+                if earlier.name == later.name:
+                    refuse(at, f'two overrides are called "{later.name}"; give one of them another name')
+                if earlier.hides(later):
+                    message = (
+                        f'"{later.name}" never counts: "{earlier.name}" comes first and fits all of its devices; '
+                        f'put it before "{earlier.name}", or remove it'
+                    )
+                    refuse(at, message)
+        return entries
+
+
+def _all_within(patterns: Sequence[str], wider: Sequence[str]) -> bool:
+    """Return whether what ``patterns`` match, one of the ``wider`` ones is sure to match; no pattern matches everything."""
+    if not wider or "*" in wider:
+        return True
+    return bool(patterns) and all(any(_within(one, each) for each in wider) for one in patterns)
+
+
+def _within(pattern: str, wider: str) -> bool:
+    """Return whether what ``pattern`` matches, ``wider`` is sure to match."""
+    if pattern == wider:
+        return True
+    # A star of the pattern is swallowed by a star of the wider one, and by nothing else that stands for one character.
+    certain = not any(each in wider for each in "?[") or not any(each in pattern for each in "*?[")
+    return certain and fnmatchcase(pattern, wider)
+
+
+@dataclass(frozen=True)
+class _PolicyFile(RuleSection):
+    """A whole file. Reading gives the policy."""
+
+    def read(self, written: Any, where: Location) -> Policy:
+        values = super().read(written, where)
+        entries: Sequence[_Entry] = values.pop("overrides", ())
+        policy: Policy = self.changed(Policy(), values)
+        overrides = [Override(self._overridden(policy, entry, at), **entry.devices) for at, entry in enumerate(entries)]
+        return replace(policy, overrides=tuple(overrides))
+
+    def _overridden(self, policy: Policy, entry: _Entry, position: int) -> Policy:
+        """``policy`` as ``entry`` changes it. What it changes may fit its own settings, and not those of the file."""
+        changed: Policy = self.changed(policy, {**entry.changes, "name": f"{policy.name}/{entry.name}"})
+        for name, kind in self.kinds().items():
+            if isinstance(kind, RuleSection):
+                kind.check(getattr(changed, name), ("overrides", position, declarations(Policy)[name].key))
+        return changed
+
+
+# --- from a declaration to its kind -------------------------------------------------------------------------------------
+
+
+def section_of(rule: type, name: str, description: str) -> RuleSection:
+    """Return the section of a file that ``rule`` declares; ``name`` is its name in the JSON schema."""
+    return RuleSection(name, description, _keys_of(rule), rule=rule)
+
+
+def _keys_of(rule: type) -> tuple[Key, ...]:
+    """What an override may change comes first."""
+    return tuple(_key(each) for each in sorted(declarations(rule).values(), key=lambda each: not each.overridable))
+
+
+def _key(declared: Declaration) -> Key:
+    kind = _KINDS[declared.type](declared)
+    if isinstance(kind, Section):
+        return Key(declared.key, kind)
+    default = ... if declared.required else declared.default
+    return Key(declared.key, kind, declared.description, default, required=declared.required)
+
+
+def _name(declared: Declaration) -> str:
+    return f"{declared.key.title().replace('-', '')}Section"
+
+
+def _proofs(declared: Declaration) -> Kind:
+    keys = (Key(kind.value, Choice(Proof), text, declared.default[kind]) for kind, text in declared.entries.items())
+    return _Proofs(_name(declared), declared.description, tuple(keys), check=declared.check)
+
+
+def _xids_by_class(declared: Declaration) -> Kind:
+    keys = (Key(kind.value, ListOf(CODES), text, ()) for kind, text in declared.entries.items())
+    return _Xids("XidSection", declared.description, tuple(keys))
+
+
+def _seconds(declared: Declaration) -> Kind:
+    return Seconds(declared.minimum or 0, or_never=declared.optional)
+
+
+def _number(declared: Declaration) -> Kind:
+    assert declared.minimum is not None
+    assert declared.maximum is not None
+    return Number(declared.minimum, declared.maximum)
+
+
+def _list_of(kind: Kind, declared: Declaration, collection: type[Collection[Any]] = tuple) -> Kind:
+    return ListOf(kind, declared.example or ListOf.example, collection)
+
+
+_SERVICE_ACCOUNT = _ServiceAccount(
+    "ServiceAccount",
+    "A pod of the node's own infrastructure, by what no tenant can choose.",
+    (
+        Key("namespace", DNS_NAME, "The pod's namespace.", required=True, example="gpu-operator"),
+        Key("service-account", DNS_NAME, "The pod's service account.", required=True, example="nvidia-dcgm-exporter"),
+    ),
+)
+
+_KINDS: Mapping[ValueType, Callable[[Declaration], Kind]] = {
+    ValueType.SECTION: lambda each: section_of(type(each.default), _name(each), each.description),
+    ValueType.SWITCH: lambda _: Switch(),
+    ValueType.WORD: lambda each: Choice(type(each.default)),
+    ValueType.NAME: lambda _: NAME,
+    ValueType.COUNT: _number,
+    ValueType.CELSIUS: _number,
+    ValueType.PERCENT: _number,
+    ValueType.SECONDS: _seconds,
+    ValueType.BYTES: lambda _: SIZE,
+    ValueType.PER_SECOND: lambda _: RATE,
+    ValueType.TIME_OF_DAY: lambda _: Window(),
+    ValueType.PATTERNS: lambda each: _list_of(SOME_TEXT, each),
+    ValueType.RESOURCES: lambda each: _list_of(RESOURCE, each),
+    ValueType.SYSTEMD_UNITS: lambda each: _list_of(SYSTEMD_UNIT, each, frozenset),
+    ValueType.SERVICE_ACCOUNTS: lambda each: _list_of(_SERVICE_ACCOUNT, each, frozenset),
+    ValueType.SECONDS_BY_CONDITION: lambda _: _SecondsByCondition(Seconds(0, or_never=True), sorted(SOFT)),
+    ValueType.PER_SECOND_BY_MODEL: lambda _: _Floors(),
+    ValueType.PROOF_BY_HAND_OVER: _proofs,
+    ValueType.DEVICE_SETTINGS: lambda _: MappingOf(DEVICE_SETTING),
+    ValueType.XIDS_BY_CLASS: _xids_by_class,
+    ValueType.OVERRIDES: lambda each: _Overrides(_override_section(), each.example),
+}
+
+
+def _override_section() -> Section:
+    policy = declarations(Policy).values()
+    of_devices = (replace(_key(each), default=...) for each in declarations(Override).values())
+    (name, *others) = (_in_override(each) for each in policy if each.overridable)
+    return _OverrideSection(
+        "OverrideSection",
+        "What differs for some devices. Keys that are not written are as in the rest of the file.",
+        (name, *of_devices, *others),
+        elsewhere={each.key: "the policy itself" for each in policy if not each.overridable},
+        more={"anyOf": [{"required": [each.key]} for each in declarations(Override).values()]},
+    )
+
+
+def _in_override(declared: Declaration) -> Key:
+    """What an override leaves out is as in its file, so there is no default."""
+    key = _key(declared)
+    if not isinstance(key.kind, RuleSection):
+        return replace(key, description=key.description and (declared.in_override or key.description), default=...)
+    of_node = {each.key: declared.key for each in declarations(key.kind.rule).values() if not each.overridable}
+    kind = replace(key.kind, elsewhere=of_node, whole=False)
+    if declared.in_override:
+        keys = tuple(each for each in kind.keys if each.name not in of_node)
+        kind = replace(kind, name=f"Override{kind.name}", description=declared.in_override, keys=keys)
+    return replace(key, kind=kind)
+
+
+_LISTED_LAST = ("infrastructure", "injection", "settings", "xids", "overrides")
+"""Keys of a file that editors and error messages list after all others."""
+
+
+def _file() -> _PolicyFile:
+    keys = sorted(
+        (_key(each) for each in declarations(Policy).values()),
+        key=lambda key: _LISTED_LAST.index(key.name) if key.name in _LISTED_LAST else -1,
+    )
+    description = " ".join((Policy.__doc__ or "").split("\n\n")[0].split())
+    return _PolicyFile("PolicyFile", description, tuple(keys), rule=Policy, whole=False)
+
+
+_FILE = _file()
+
+
+# --- writing ------------------------------------------------------------------------------------------------------------
+
+
+def _xids(classes: Mapping[int, XidClass], others: Mapping[int, XidClass]) -> _Written:
+    """By class, the codes that have another one in ``others``, or none."""
+    differing = {code: kind for code, kind in classes.items() if others.get(code) is not kind}
+    found: _Written = _FILE.kinds()["xids"].write(differing)
+    return found
+
+
+def _differences(override: Override, node: Policy) -> _Written:
+    """For which devices, and what differs from the policy that it is in."""
+    who = {name: [*getattr(override, name)] for name in declarations(Override) if getattr(override, name)}
+    mine, others = ({**_FILE.write(replace(each, overrides=())), "xids": {}} for each in (override.policy, node))
+    floors = _first_floors(mine["diagnostics"].pop("floors"), others["diagnostics"].pop("floors"))
+    differing = _differing(mine, others) | {"name": short_name(override)}
+    if floors:
+        differing.setdefault("diagnostics", {})["floors"] = floors
+    xids = _xids(override.policy.xids, node.xids)
+    differing |= {"xids": xids} if xids else {}
+    return {"name": "", **who, **differing}
+
+
+def _differing(values: _Written, others: _Written) -> _Written:
+    """The entries of ``values`` that ``others`` has not, or has otherwise."""
+    found: _Written = {}
+    for key, value in values.items():
+        other = others.get(key)
+        if isinstance(value, dict) and isinstance(other, dict):
+            inner = _differing(value, other)
+            found |= {key: inner} if inner else {}
+        elif key not in others or value != other:
+            found[key] = value
+    return found
+
+
+def _first_floors(floors: _Written, others: _Written) -> _Written:
+    """The fewest of ``floors`` that an override has to name: of patterns the first that fits counts, and its own come first."""
+    items = list(floors.items())
+    for count in range(len(items)):
+        own = dict(items[:count])
+        if items[count:] == [(model, rates) for model, rates in others.items() if model not in own]:
+            return own
+    return floors

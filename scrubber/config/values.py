@@ -1,0 +1,537 @@
+"""How the values of an administrator's file are read, written and described to editors.
+
+A :class:`Kind` knows all three of one kind of value, so that they agree. Reading is strict: nothing is converted silently,
+no key is passed over. Every fault of a file is reported at once, each with its line and with what to write instead:
+``FILE:LINE: what is wrong; what helps``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from enum import StrEnum
+from re import fullmatch
+from typing import Any, NoReturn
+
+from scrubber.config.quantities import (
+    parse_codes,
+    parse_rate,
+    parse_seconds,
+    parse_size,
+    parse_window,
+    write_rate,
+    write_seconds,
+    write_size,
+    write_window,
+)
+from scrubber.config.yaml_lines import Located, Location
+from scrubber.domain.errors import BadConfiguration
+
+__all__ = [
+    "CODES",
+    "DEVICE_SETTING",
+    "DNS_NAME",
+    "HIGHEST_XID",
+    "NAME",
+    "RATE",
+    "RESOURCE",
+    "SIZE",
+    "SOME_TEXT",
+    "SYSTEMD_UNIT",
+    "Choice",
+    "Key",
+    "Kind",
+    "ListOf",
+    "MappingOf",
+    "Number",
+    "Parsed",
+    "Refused",
+    "Seconds",
+    "Section",
+    "Switch",
+    "Text",
+    "Window",
+    "json_schema",
+    "misfit",
+    "read_checked",
+    "refuse",
+]
+
+HIGHEST_XID = 9999
+_Schema = dict[str, Any]
+
+
+class Refused(Exception):
+    """What is wrong with a value: where each fault is, and a message about it."""
+
+    def __init__(self, *faults: tuple[Location, str]) -> None:
+        super().__init__(*faults)
+        self.faults = faults
+
+
+def refuse(where: Location, message: str) -> NoReturn:
+    """Refuse the value at ``where``. The message begins with its name; positions in lists are left to the line number."""
+    raise Refused((where, f"{_name(where)}{message}"))
+
+
+def read_checked(kind: Kind, document: Located, name: str) -> Any:
+    """Read ``document``; ``name`` is how the file is called in messages.
+
+    Raises:
+        BadConfiguration: one line for each fault, in the order of the file.
+    """
+    try:
+        return kind.read(document.value, ())
+    except Refused as error:
+        faults = sorted({(document.line(where), text) for where, text in error.faults})
+        lines = (f"{name}:{line}: {text}{'' if text.endswith('?') else '.'}" for line, text in faults)
+        raise BadConfiguration("\n".join(lines)) from None
+
+
+def read_each(parts: Iterable[tuple[Location, Kind, object]]) -> list[Any]:
+    """Read all parts of a value, or refuse all of them that are wrong."""
+    values: list[Any] = []
+    faults: list[tuple[Location, str]] = []
+    for where, kind, written in parts:
+        try:
+            values.append(read(kind, written, where))
+        except Refused as error:
+            faults += error.faults
+    if faults:
+        raise Refused(*faults)
+    return values
+
+
+def read(kind: Kind, written: object, where: Location) -> Any:
+    if written is None:
+        refuse(where, _NOTHING)
+    return kind.read(written, where)
+
+
+def json_schema(kind: Section, title: str) -> _Schema:
+    """JSON Schema (2020-12) of a file of this kind."""
+    definitions: _Schema = {}
+    kind.schema(definitions)
+    whole = definitions.pop(kind.name)
+    schema = _sorted({"$defs": definitions, **whole, "title": title})
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def _sorted(schema: Any, of: str = "") -> Any:
+    """``schema`` in the order of its words; keys of a file, and defaults, as they come."""
+    if isinstance(schema, list):
+        return [_sorted(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    words = schema if of in ("properties", "default") else sorted(schema)
+    return {word: _sorted(schema[word], word) for word in words}
+
+
+class Kind:
+    """One kind of value. What it says here holds for values that a file writes as they are."""
+
+    def read(self, written: Any, where: Location) -> Any:
+        """Return the value that is written at ``where``, or raise :class:`Refused`."""
+        raise NotImplementedError
+
+    def write(self, value: Any) -> Any:
+        """Return what a file would say; reading it gives the same value again."""
+        return value
+
+    def schema(self, definitions: _Schema) -> _Schema:
+        """Return the JSON schema; what has a name of its own is put into ``definitions``."""
+        raise NotImplementedError
+
+    def default(self, value: Any) -> Any:
+        """Return what the schema says of ``value`` as a default."""
+        return value
+
+    def changed(self, before: Any, after: Any) -> Any:
+        """Return what holds when a file or an override writes ``after`` where ``before`` held."""
+        return after
+
+
+class Switch(Kind):
+    """True or false."""
+
+    def read(self, written: Any, where: Location) -> bool:
+        return written if isinstance(written, bool) else misfit(written, where, "write true or false")
+
+    def schema(self, definitions: _Schema) -> _Schema:
+        return {"type": "boolean"}
+
+
+@dataclass(frozen=True)
+class Number(Kind):
+    """A whole number."""
+
+    minimum: float
+    maximum: float
+
+    def read(self, written: Any, where: Location) -> int:
+        if isinstance(written, bool) or not isinstance(written, int):
+            misfit(written, where, "write a whole number")
+        if written < self.minimum:
+            refuse(where, f"{written} is impossible; write at least {self.minimum}")
+        if written > self.maximum:
+            refuse(where, f"{written} is impossible; write at most {self.maximum}")
+        return written
+
+    def schema(self, definitions: _Schema) -> _Schema:
+        return {"type": "integer", "minimum": self.minimum, "maximum": self.maximum}
+
+
+@dataclass(frozen=True)
+class Choice(Kind):
+    """One word of an enum."""
+
+    words: type[StrEnum]
+
+    def read(self, written: Any, where: Location) -> StrEnum:
+        for word in self.words:
+            if word.value == written:
+                return word
+        refuse(where, not_a_choice(str(written), [each.value for each in self.words]))
+
+    def write(self, value: Any) -> Any:
+        return value.value
+
+    def schema(self, definitions: _Schema) -> _Schema:
+        name = self.words.__name__
+        described = {"description": self.words.__doc__} if self.words.__doc__ else {}
+        definitions[name] = {"enum": [each.value for each in self.words], "title": name, "type": "string", **described}
+        return _reference(name)
+
+    def default(self, value: Any) -> Any:
+        return value.value
+
+
+@dataclass(frozen=True)
+class Seconds(Kind):
+    """A time, or ``never``."""
+
+    minimum: float
+    or_never: bool = False
+
+    def read(self, written: Any, where: Location) -> float | None:
+        if self.or_never and written == "never":
+            return None
+        never = ", or never" if self.or_never else ""
+        try:
+            seconds = parse_seconds(written)
+        except ValueError as error:
+            refuse(where, str(error).replace("write seconds", "write never, seconds") if never else str(error))
+        if seconds < self.minimum:
+            least = f"{self.minimum * 1000:g}ms"
+            refuse(where, f"a time of {seconds:g} s is impossible here; write at least {least}{never}")
+        return seconds
+
+    def write(self, value: Any) -> Any:
+        return "never" if value is None else write_seconds(value)
+
+    def schema(self, definitions: _Schema) -> _Schema:
+        written = {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?\s*(ms|s|m|h)$"}
+        words = [{"const": "never"}] if self.or_never else []
+        return {"anyOf": [{"type": "number", "minimum": self.minimum}, written, *words]}
+
+    def default(self, value: Any) -> Any:
+        return "never" if value is None else value
+
+
+class Window(Kind):
+    """From and until, within a day; or ``always``."""
+
+    def read(self, written: Any, where: Location) -> tuple[float, float] | None:
+        if written == "always":
+            return None
+        try:
+            return parse_window(written)
+        except ValueError as error:
+            refuse(where, f"{error}, or always")
+
+    def write(self, value: Any) -> Any:
+        return "always" if value is None else write_window(value)
+
+    def schema(self, definitions: _Schema) -> _Schema:
+        written = {"type": "string", "pattern": r"^[0-9]{1,2}:[0-9]{2}\s*-\s*[0-9]{1,2}:[0-9]{2}$"}
+        return {"anyOf": [{"const": "always"}, written]}
+
+    def default(self, value: Any) -> Any:
+        return self.write(value)
+
+
+@dataclass(frozen=True)
+class Parsed(Kind):
+    """What a function reads, and refuses with :class:`ValueError`."""
+
+    parse: Callable[[object], Any]
+    described: _Schema
+    as_written: Callable[[Any], Any] = str
+
+    def read(self, written: Any, where: Location) -> Any:
+        try:
+            return self.parse(written)
+        except ValueError as error:
+            refuse(where, str(error))
+
+    def write(self, value: Any) -> Any:
+        return self.as_written(value)
+
+    def schema(self, definitions: _Schema) -> _Schema:
+        return self.described
+
+
+def _device_setting(written: object) -> str:
+    if isinstance(written, bool) or not isinstance(written, str | int | float):
+        raise ValueError('a setting is a word or a number; quote it if it must read true or false, as in "true"')
+    return str(written)
+
+
+def _with_unit(pattern: str) -> _Schema:
+    return {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": pattern}]}
+
+
+SIZE = Parsed(
+    parse_size, _with_unit(r"^[0-9]+(\.[0-9]+)?\s*([KMGTkmgt]([iI][bB]?|[bB])|[bB])?$"), as_written=write_size
+)
+RATE = Parsed(
+    parse_rate, _with_unit(r"^[0-9]+(\.[0-9]+)?\s*([KMGTkmgt]([iI][bB]?|[bB])|[bB])?(/s)?$"), as_written=write_rate
+)
+CODES = Parsed(
+    lambda written: parse_codes(written, HIGHEST_XID),
+    {
+        "anyOf": [
+            {"type": "integer", "minimum": 1, "maximum": HIGHEST_XID},
+            {"type": "string", "pattern": r"^[0-9]+\s*-\s*[0-9]+$"},
+        ]
+    },
+)
+"""A number, or a range; read as the numbers in it."""
+DEVICE_SETTING = Parsed(_device_setting, {"anyOf": [{"type": "string"}, {"type": "number"}]})
+
+
+@dataclass(frozen=True)
+class Text(Kind):
+    """A text that matches ``pattern``; one that does not ``is {otherwise}``."""
+
+    pattern: str = ""
+    otherwise: str = ""
+
+    def read(self, written: Any, where: Location) -> str:
+        if not isinstance(written, str):
+            misfit(written, where, "write a word; quote it if it looks like a number or like true or false")
+        if self.pattern and not fullmatch(self.pattern, written):
+            refuse(where, f'"{written}" is {self.otherwise}')
+        if not written:
+            misfit(written, where, "write at least one character")
+        return written
+
+    def schema(self, definitions: _Schema) -> _Schema:
+        return {"type": "string", "pattern": self.pattern} if self.pattern else {"type": "string", "minLength": 1}
+
+
+SOME_TEXT = Text()
+NAME = Text(
+    r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$",
+    "no name; use small letters, digits and hyphens, such as my-policy",
+)
+DNS_NAME = Text(
+    r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$",
+    "no name; use small letters, digits and hyphens, such as gpu-operator",
+)
+SYSTEMD_UNIT = Text(
+    r"^[A-Za-z0-9:_.@-]+\.service$",
+    "no service of systemd; write all of its name, such as nvidia-dcgm.service",
+)
+RESOURCE = Text(
+    r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$",
+    "no resource; write all of its name, such as nvidia.com/gpu",
+)
+
+
+@dataclass(frozen=True)
+class ListOf(Kind):
+    """A list of values that are alike."""
+
+    kind: Kind
+    example: str = "[79, 151]"
+    collection: Callable[[Iterable[Any]], Collection[Any]] = tuple
+
+    def read(self, written: Any, where: Location) -> Collection[Any]:
+        if not isinstance(written, list):
+            misfit(written, where, f"write a list, such as {self.example}")
+        return self.collection(read_each(((*where, at), self.kind, each) for at, each in enumerate(written)))
+
+    def write(self, value: Any) -> Any:
+        return [self.kind.write(each) for each in (sorted(value) if isinstance(value, frozenset) else value)]
+
+    def schema(self, definitions: _Schema) -> _Schema:
+        return {"type": "array", "items": self.kind.schema(definitions)}
+
+    def default(self, value: Any) -> Any:
+        return self.write(value)
+
+
+@dataclass(frozen=True)
+class MappingOf(Kind):
+    """Keys of the administrator's own, or some of ``known``, with values that are alike."""
+
+    kind: Kind
+    known: Sequence[str] = ()
+
+    def read(self, written: Any, where: Location) -> dict[str, Any]:
+        if not isinstance(written, dict):
+            misfit(written, where, _INDENTED)
+        unknown = [key for key in written if self.known and key not in self.known]
+        faults = [((*where, key), f"{_name(where)}{not_a_choice(key, self.known)}") for key in unknown]
+        try:
+            values = read_each(((*where, key), self.kind, value) for key, value in written.items())
+        except Refused as error:
+            raise Refused(*faults, *error.faults) from None
+        if faults:
+            raise Refused(*faults)
+        return dict(zip(written, values, strict=True))
+
+    def write(self, value: Any) -> Any:
+        return {key: self.kind.write(each) for key, each in value.items()}
+
+    def schema(self, definitions: _Schema) -> _Schema:
+        names = {"propertyNames": {"enum": [*self.known]}} if self.known else {}
+        return {"type": "object", "additionalProperties": self.kind.schema(definitions), **names}
+
+    def default(self, value: Any) -> Any:
+        return {}  # what is in force by default stays so, but for the keys that are written
+
+    def changed(self, before: Any, after: Any) -> Any:
+        return {**before, **after}
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key that a section may have.
+
+    Attributes:
+        description: for editors; empty for a section, which has one of its own.
+        default: for editors; ``...`` where there is none.
+        example: what may be written, for a message that it is missing.
+    """
+
+    name: str
+    kind: Kind
+    description: str = ""
+    default: Any = ...
+    required: bool = False
+    example: str = ""
+
+    def schema(self, definitions: _Schema) -> _Schema:
+        schema = dict(self.kind.schema(definitions))
+        if self.description:
+            schema["description"] = self.description
+        if self.default is not ...:
+            schema["default"] = self.kind.default(self.default)
+        if self.example:
+            schema["examples"] = [self.example]
+        if "$ref" not in schema:
+            schema["title"] = self.name.title()
+        return schema
+
+
+@dataclass(frozen=True)
+class Section(Kind):
+    """A mapping with keys of the program's, each with a kind of its own; no others are accepted.
+
+    Attributes:
+        name: in a JSON schema.
+        elsewhere: keys that are refused with the place where they belong.
+        more: of its JSON schema.
+    """
+
+    name: str
+    description: str
+    keys: tuple[Key, ...]
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+    more: _Schema = field(default_factory=dict)
+
+    def read(self, written: Any, where: Location) -> Any:
+        """Return the values of the keys that are written."""
+        if not isinstance(written, dict):
+            misfit(written, where, _INDENTED)
+        self.refuse_elsewhere(written, where)
+        known = {key.name: key for key in self.keys}
+        faults = [((*where, key), self._unknown(key, written[key], where)) for key in written if key not in known]
+        faults += [
+            (where, f'the key "{key.name}" is missing; add a line such as {key.name}: {key.example or "mine"}')
+            for key in self.keys
+            if key.required and key.name not in written
+        ]
+        found = [key for key in written if key in known]
+        try:
+            values = read_each(((*where, key), known[key].kind, written[key]) for key in found)
+        except Refused as error:
+            raise Refused(*faults, *error.faults) from None
+        if faults:
+            raise Refused(*faults)
+        return dict(zip(found, values, strict=True))
+
+    def refuse_elsewhere(self, written: Mapping[str, Any], where: Location) -> None:
+        for key in written:
+            if key in self.elsewhere:
+                place = self.elsewhere[key]
+                refuse((*where, key), f'"{key}" counts for the whole node, not for some devices; write it in {place}')
+
+    def _unknown(self, key: str, written: object, where: Location) -> str:
+        if written is None:
+            return f"{_name((*where, key))}{_NOTHING}"
+        known = [each.name for each in self.keys]
+        close = get_close_matches(key.lower().replace("_", "-"), known, n=1)
+        helps = f'did you mean "{close[0]}"?' if close else f"known here: {', '.join(known)}"
+        around = [part for part in where if isinstance(part, str)]
+        place = f' in "{around[-1]}"' if around else ""
+        return f'unknown key "{key}"{place}; {helps}'
+
+    def schema(self, definitions: _Schema) -> _Schema:
+        required = [key.name for key in self.keys if key.required]
+        definitions[self.name] = {
+            "additionalProperties": False,
+            "description": self.description,
+            "properties": {key.name: key.schema(definitions) for key in self.keys},
+            **({"required": required} if required else {}),
+            "title": self.name,
+            "type": "object",
+            **self.more,
+        }
+        return _reference(self.name)
+
+
+_INDENTED = "write its keys below it, indented"
+_NOTHING = "nothing is written here; write its value, or remove the key"
+
+
+def not_a_choice(written: str, choices: Sequence[str]) -> str:
+    close = get_close_matches(written.lower().replace("_", "-"), choices, n=1)
+    helps = f'did you mean "{close[0]}"?' if close else f"write one of {', '.join(choices)}"
+    return f'"{written}" is not known; {helps}'
+
+
+def _name(where: Location) -> str:
+    """``limits.hand-over: ``; empty for the whole file."""
+    return ".".join(part for part in where if isinstance(part, str)) + ": " if where else ""
+
+
+def misfit(written: object, where: Location, helps: str) -> NoReturn:
+    refuse(where, f"{_shown(written)} does not fit here; {helps}")
+
+
+def _shown(written: object) -> str:
+    if isinstance(written, dict):
+        return "a mapping"
+    if isinstance(written, list):
+        return "a list"
+    if isinstance(written, bool):
+        return "true" if written else "false"
+    return f'"{written}"' if isinstance(written, str) else str(written)
+
+
+def _reference(name: str) -> _Schema:
+    return {"$ref": f"#/$defs/{name}"}

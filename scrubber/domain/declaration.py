@@ -1,0 +1,170 @@
+"""How a policy setting is declared: once, as a field of the rule that uses it, with everything that is known about it.
+
+Reader, writer, JSON schema, overrides and the reference page are derived from these declarations (``scrubber.config``). A
+new setting is one field; what a file calls it, what it may be and who may override it are said where its default is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from copy import copy
+from dataclasses import Field, dataclass, field, fields, replace
+from enum import Enum, StrEnum
+from functools import cache
+from typing import Any, TypeVar
+
+__all__ = [
+    "Contradiction",
+    "Declaration",
+    "ValueType",
+    "computed",
+    "decides_proof",
+    "declarations",
+    "section",
+    "setting",
+]
+
+_T = TypeVar("_T")
+
+
+class ValueType(Enum):
+    """What a setting's value is, and its unit."""
+
+    SECTION = "settings of its own"
+    SWITCH = "true or false"
+    WORD = "one of several words"
+    NAME = "a name"
+    COUNT = "a whole number"
+    CELSIUS = "degrees Celsius"
+    PERCENT = "percent"
+    SECONDS = "a time; in seconds, or with a unit"
+    BYTES = "a size; in bytes, or with a unit"
+    PER_SECOND = "a rate; in bytes or operations per second, or with a unit"
+    TIME_OF_DAY = "from and until, in UTC"
+    PATTERNS = "patterns"
+    RESOURCES = "names of the kubelet's resources"
+    SYSTEMD_UNITS = "names of systemd units"
+    SERVICE_ACCOUNTS = "namespaces and service accounts"
+    SECONDS_BY_CONDITION = "a time by soft condition; in seconds, or with a unit"
+    PER_SECOND_BY_MODEL = "rates by pattern of model names and check; per second"
+    PROOF_BY_HAND_OVER = "a proof by kind of hand-over"
+    DEVICE_SETTINGS = "a value by device setting"
+    XIDS_BY_CLASS = "numbers and ranges by class"
+    OVERRIDES = "policies for some devices"
+
+
+class Contradiction(ValueError):
+    """Values that exclude each other, or one that no node could work with.
+
+    Attributes:
+        field: of the rule, or the entry of the setting, that is to be changed.
+    """
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declaration:
+    """One setting, or one section of settings.
+
+    Attributes:
+        key: what a file calls it.
+        default: in force where a file says nothing.
+        minimum, maximum: the range, in the unit of ``type``, both ends included.
+        optional: None is a value, which a file writes as a word: ``never``, ``always``.
+        required: a file has to name it.
+        overridable: an override may say otherwise for some devices; if not, it counts for the whole node.
+        in_override: what it is in an override, where that takes other words. A section that has such words accepts there
+            only what is overridable.
+        entries: for a mapping with fixed keys, what each entry is.
+        example: of a value, as a file writes it.
+        check: raises :class:`Contradiction` for a value that cannot be in force. Settings that exclude each other are
+            checked by the method ``check`` of their rule.
+    """
+
+    type: ValueType
+    description: str
+    default: Any
+    key: str = ""
+    minimum: float | None = None
+    maximum: float | None = None
+    optional: bool = False
+    required: bool = False
+    overridable: bool = True
+    in_override: str = ""
+    entries: Mapping[StrEnum, str] = field(default_factory=dict)
+    example: str = ""
+    check: Callable[[Any], None] | None = None
+
+
+def setting(
+    default: _T, description: str, type: ValueType | None = None, *, decides_proof: bool = True, **known: Any
+) -> _T:
+    """Declare a field as a setting; ``known`` is the rest of its :class:`Declaration`.
+
+    Args:
+        type: may be left out for true or false, for words of an enum and for plain numbers.
+        decides_proof: what a certificate proves depends on it; when it changes, devices are scrubbed again.
+    """
+    declaration = Declaration(type=type or _type_of(default), description=description, default=default, **known)
+    declared: _T = _field(default, _known(declaration, decides_proof))
+    return declared
+
+
+def section(rule: type[_T], *, overridable: bool = True, in_override: str = "", decides_proof: bool = True) -> _T:
+    """Declare a field as a section: the settings that ``rule`` declares, described by the first paragraph of its docstring."""
+    description = " ".join((rule.__doc__ or "").split("\n\n")[0].split())
+    declaration = Declaration(
+        type=ValueType.SECTION,
+        description=description,
+        default=rule(),
+        overridable=overridable,
+        in_override=in_override,
+    )
+    declared: _T = field(default_factory=rule, metadata=_known(declaration, decides_proof))
+    return declared
+
+
+def computed(default: _T) -> _T:
+    """Declare a field that no file sets, and that decides nothing about what a certificate proves."""
+    declared: _T = _field(default, {_DECIDES_PROOF: False})
+    return declared
+
+
+@cache
+def declarations(rule: type) -> Mapping[str, Declaration]:
+    """Return what ``rule`` declares, by the names of its fields and in their order; each with its key."""
+    found = {each.name: each.metadata.get(_DECLARATION) for each in fields(rule)}
+    return {
+        name: replace(each, key=each.key or name.replace("_", "-")) for name, each in found.items() if each is not None
+    }
+
+
+def decides_proof(field: Field[Any]) -> bool:
+    """Return whether what a certificate proves depends on ``field``. A field that says nothing about it counts."""
+    return bool(field.metadata.get(_DECIDES_PROOF, True))
+
+
+_DECLARATION, _DECIDES_PROOF = "declaration", "decides proof"
+
+
+def _known(declaration: Declaration, decides_proof: bool) -> dict[str, Any]:
+    return {_DECLARATION: declaration, _DECIDES_PROOF: decides_proof}
+
+
+def _field(default: Any, metadata: Mapping[str, Any]) -> Any:
+    if type(default).__hash__ is None:  # every instance gets a copy of its own
+        return field(default_factory=lambda: copy(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def _type_of(default: object) -> ValueType:
+    if isinstance(default, bool):
+        return ValueType.SWITCH
+    if isinstance(default, StrEnum):
+        return ValueType.WORD
+    if isinstance(default, int):
+        return ValueType.COUNT
+    raise TypeError(f"{default!r} does not say what type it is of; name it")
