@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from bench.figures import Quantiles, Timing
 from bench.node import MEMORY
 from scrubber.cli.exits import Exit
-from scrubber.config.shipped import find_policy
+from scrubber.config.bundled import find_policy
 from scrubber.doctor.examination import CHECKS
 from scrubber.emulator.kubelet import Kubelet
 from scrubber.emulator.stage import RESOURCE, Daemon, Stage

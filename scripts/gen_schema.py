@@ -1,6 +1,6 @@
-"""Writes ``policies/schema/*.schema.json``, so that an editor knows the keys of a policy and of the table of XIDs.
+"""Writes what is derived from the declared settings: ``policies/schema/*.schema.json`` for editors, and the reference page.
 
-They come from the same models that read the files; a test compares the committed ones with them.
+They come from what reads the files; a test compares the committed ones with it.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from scrubber.config.policy_model import policy_schema
+from scrubber.config.policy_format import policy_reference, policy_schema
 from scrubber.config.xid_file import xid_schema
 
-_DIRECTORY = Path(__file__).resolve().parent.parent / "policies" / "schema"
+_ROOT = Path(__file__).resolve().parent.parent
 
-SCHEMAS: Mapping[Path, Callable[[], dict[str, Any]]] = {
-    _DIRECTORY / "policy.schema.json": policy_schema,
-    _DIRECTORY / "xid.schema.json": xid_schema,
+DERIVED: Mapping[Path, Callable[[], str]] = {
+    _ROOT / "policies" / "schema" / "policy.schema.json": lambda: rendered(policy_schema()),
+    _ROOT / "policies" / "schema" / "xid.schema.json": lambda: rendered(xid_schema()),
+    _ROOT / "docs" / "policy-settings.md": policy_reference,
 }
 
 
@@ -29,10 +30,9 @@ def rendered(schema: dict[str, Any]) -> str:
 
 def main() -> int:
     """Regenerate in place, and name what was written."""
-    _DIRECTORY.mkdir(parents=True, exist_ok=True)
-    for path, schema in SCHEMAS.items():
-        path.write_text(rendered(schema()), encoding="utf-8")
-        print(path.relative_to(path.parents[2]))
+    for path, content in DERIVED.items():
+        path.write_text(content(), encoding="utf-8")
+        print(path.relative_to(_ROOT))
     return 0
 
 

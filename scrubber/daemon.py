@@ -40,8 +40,7 @@ from scrubber.adapters.systemd import SystemdNotifier
 from scrubber.api.server import ApiServer
 from scrubber.api.sockets import Sockets
 from scrubber.backends import DeviceBackend, nvidia_backend, sim_backend
-from scrubber.config.policy_file import signed
-from scrubber.config.policy_source import PolicySource
+from scrubber.config.policy_file import PolicySource, signed
 from scrubber.config.settings import Backend, ServiceSettings, TraceExport
 from scrubber.domain.assignment import Trust
 from scrubber.domain.device import Device, NodeIdentity

@@ -58,14 +58,14 @@ def _flag(parse: Callable[[object], _T], written: str | float) -> _T:
 
 def seconds(written: str | float) -> float:
     """A flag's value in seconds: ``30``, ``500ms``, ``2m``."""
-    from scrubber.config.quantities import parse_seconds
+    from scrubber.config.units import parse_seconds
 
     return _flag(parse_seconds, written)
 
 
 def size(written: str | float) -> int:
     """A flag's value in bytes: ``256MiB``."""
-    from scrubber.config.quantities import parse_size
+    from scrubber.config.units import parse_size
 
     return _flag(parse_size, written)
 

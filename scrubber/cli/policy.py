@@ -13,7 +13,7 @@ import typer
 from scrubber.cli.exits import Exit
 from scrubber.cli.options import OutputOption, new_app
 from scrubber.cli.output import Answer, Output, complain, emit
-from scrubber.config.quantities import write_seconds
+from scrubber.config.units import write_seconds
 from scrubber.domain import evidence
 from scrubber.domain.assignment import Assignment, Pod
 from scrubber.domain.basis import Basis, HandOver
@@ -79,8 +79,9 @@ def show(
 ) -> None:
     """Write a policy out as it is in force. The values that its file leaves out are written, too."""
     from scrubber.config.policy_file import load_policy
-    from scrubber.config.policy_written import as_yaml, written
+    from scrubber.config.policy_format import written
     from scrubber.config.xid_file import load_xids
+    from scrubber.config.yaml_lines import as_yaml
 
     found = load_policy(policy)
     table = {} if all_xids else {code: row.kind for code, row in load_xids().items()}
@@ -177,7 +178,7 @@ def explain(
 ) -> None:
     """Say which path a hand-over takes under a policy, and why. Says what follows from faults, too, and the way back."""
     from scrubber.config.policy_file import load_policy
-    from scrubber.config.policy_written import short_name
+    from scrubber.config.policy_format import short_name
     from scrubber.config.xid_file import load_xids
 
     file = load_policy(policy)
@@ -291,7 +292,7 @@ def _explained(policy: Policy, kind: HandOver, decision: Decision) -> Iterator[t
 
 
 def _fitting(node: Policy, override: Override | None) -> Iterator[tuple[str, str]]:
-    from scrubber.config.policy_written import short_name
+    from scrubber.config.policy_format import short_name
 
     if override is not None:
         patterns = [*override.nodes, *override.models, *override.resources]
@@ -301,7 +302,7 @@ def _fitting(node: Policy, override: Override | None) -> Iterator[tuple[str, str
 
 
 def _elsewhere(file: Policy, node: Policy) -> Iterator[tuple[str, str]]:
-    from scrubber.config.policy_written import short_name
+    from scrubber.config.policy_format import short_name
 
     for override in file.overrides:
         if override not in node.overrides:

@@ -1,43 +1,35 @@
-"""Reads a policy file into the domain's policy, or says in which line it cannot be read and what to write instead.
+"""The policy in force, and the file that it comes from: loaded, named by a digest, and followed.
 
 The digest is what a certificate says of the rules that it was issued by. It is taken over the values in force, not over the
 text: a comment changes no certificate, a changed default does. Values that decide nothing about what a certificate proves
-are left out (:data:`DECIDES_NO_PROOF`), so that a changed alert has no device scrubbed again.
+are left out, as they declare, so that a changed alert has no device scrubbed again.
+
+A file that is replaced takes effect as a whole or not at all: one that is no policy leaves the old one in force, and says
+why. Files are replaced in many ways (an editor's rename, a ConfigMap's link, a write in place), so what is looked at is
+what the path leads to.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from scrubber.config.complaints import validated
-from scrubber.config.policy_model import PolicyFile
-from scrubber.config.shipped import find_policy
+from scrubber.config.bundled import find_policy
+from scrubber.config.policy_format import read_policy
 from scrubber.config.xid_file import XidRow, load_xids
 from scrubber.config.yaml_lines import file_content, read_yaml
+from scrubber.domain.declaration import decides_proof
 from scrubber.domain.errors import BadConfiguration
 from scrubber.domain.policy import Envvar, Policy
 
-__all__ = ["DECIDES_NO_PROOF", "load_policy", "parse_policy", "policy_digest", "signed"]
+__all__ = ["PolicySource", "load_policy", "parse_policy", "policy_digest", "signed"]
 
-DECIDES_NO_PROOF: Mapping[str, frozenset[str] | None] = {
-    "name": None,
-    "digest": None,
-    "overrides": None,  # each of them has a digest of its own
-    "xid_notes": None,
-    "enforcement": None,  # what is proved is the same, whether it is acted on or not
-    "recovery": None,
-    "breaker": None,
-    "uninspectable": None,
-    "stuck": None,
-    "health": frozenset({"news", "blame"}),
-    "maintenance": frozenset({"every", "between"}),
-    "limits": frozenset({"break_glass"}),
-}
-"""Fields of a policy that its digest leaves out: whole (None), or of a rule the ones named. A new field is in the digest."""
+_Print = tuple[int, int, int, int] | None
 
 
 def load_policy(wanted: str | Path) -> Policy:
@@ -68,32 +60,27 @@ def parse_policy(content: bytes, name: str, *, xids: Mapping[int, XidRow]) -> Po
         raise BadConfiguration(
             f"{name}:{document.line(())}: a policy is a mapping of keys to values; begin with a line such as name: mine."
         )
-    policy = _upon(validated(PolicyFile, document, name).policy(), xids)
-    overrides = tuple(dataclasses.replace(each, policy=_upon(each.policy, xids)) for each in policy.overrides)
-    return signed(dataclasses.replace(policy, overrides=overrides))
+    policy = _upon(read_policy(document, name), xids)
+    overrides = tuple(replace(each, policy=_upon(each.policy, xids)) for each in policy.overrides)
+    return signed(replace(policy, overrides=overrides))
 
 
 def _upon(policy: Policy, table: Mapping[int, XidRow]) -> Policy:
     """``policy`` with the table's classes for the XIDs that it does not name, and the table's notes."""
     xids = {**{code: row.kind for code, row in table.items()}, **policy.xids}
     notes = {code: row.note for code, row in table.items()}
-    return dataclasses.replace(policy, xids=dict(sorted(xids.items())), xid_notes=notes)
+    return replace(policy, xids=dict(sorted(xids.items())), xid_notes=notes)
 
 
 def signed(policy: Policy) -> Policy:
     """``policy`` and its overrides, each with the digest of the values that are in force under it."""
-    overrides = tuple(dataclasses.replace(each, policy=signed(each.policy)) for each in policy.overrides)
-    return dataclasses.replace(policy, overrides=overrides, digest=policy_digest(policy))
+    overrides = tuple(replace(each, policy=signed(each.policy)) for each in policy.overrides)
+    return replace(policy, overrides=overrides, digest=policy_digest(policy))
 
 
 def policy_digest(policy: Policy) -> str:
     """Hexadecimal SHA-256 of the canonical JSON of the values that decide what a certificate proves."""
-    values = dataclasses.asdict(dataclasses.replace(policy, overrides=()))
-    for name, parts in DECIDES_NO_PROOF.items():
-        if parts is None:
-            del values[name]
-        else:
-            values[name] = {key: value for key, value in values[name].items() if key not in parts}
+    values = _deciding(policy)
     # The names under which these two are in the digest.
     values["envvar_refused"] = values.pop("injection")["envvar"] is Envvar.REFUSE
     values["max_temperature_celsius"] = values["limits"].pop("temperature_celsius")
@@ -103,3 +90,69 @@ def policy_digest(policy: Policy) -> str:
         values, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False, default=sorted
     )
     return hashlib.sha256(canonical.encode("ascii")).hexdigest()
+
+
+def _deciding(rule: Any) -> dict[str, Any]:
+    values = {each.name: getattr(rule, each.name) for each in fields(rule) if decides_proof(each)}
+    return {name: _deciding(value) if is_dataclass(value) else value for name, value in values.items()}
+
+
+class PolicySource:
+    """One policy's.
+
+    Args:
+        wanted: a path, or the name of a policy that ships.
+        adjust: what the settings of this start make of it; may refuse it.
+
+    Raises:
+        BadConfiguration: it cannot be read, or cannot be in force.
+    """
+
+    def __init__(self, wanted: str | Path, *, adjust: Callable[[Policy], Policy] = lambda policy: policy) -> None:
+        self._path = find_policy(wanted) if isinstance(wanted, str) else wanted
+        self._adjust = adjust
+        self._seen = _fingerprint(self._path)
+        self._policy = adjust(load_policy(self._path))
+        self._refused = ""
+
+    @property
+    def refused(self) -> str:
+        """Why the file as it was last read is not in force; empty otherwise."""
+        return self._refused
+
+    @property
+    def path(self) -> Path:
+        return self._path
+
+    @property
+    def policy(self) -> Policy:
+        """The one in force."""
+        return self._policy
+
+    @property
+    def touched(self) -> bool:
+        """Whether the file is another one, or another state of it, than when it was last read."""
+        return _fingerprint(self._path) != self._seen
+
+    def reload(self) -> bool:
+        """Read the file again and put it in force; whether anything is another policy's now.
+
+        Raises:
+            BadConfiguration: it cannot be read, or cannot be in force; the old one stays.
+        """
+        self._seen = _fingerprint(self._path)
+        try:
+            policy = self._adjust(load_policy(self._path))
+        except BadConfiguration as error:
+            self._refused = str(error)
+            raise
+        before, self._policy, self._refused = self._policy, policy, ""
+        return policy != before  # not their digests, which are about proof alone
+
+
+def _fingerprint(path: Path) -> _Print:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None  # gone, for now or for good: reading it says why
+    return (found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size)

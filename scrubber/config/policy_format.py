@@ -6,14 +6,12 @@ so a policy says only what it changes; an override says only in what it differs 
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from scrubber.config.quantities import write_codes
+from scrubber.config.units import write_codes
 from scrubber.config.values import (
     CODES,
     DEVICE_SETTING,
@@ -39,14 +37,14 @@ from scrubber.config.values import (
     read_checked,
     refuse,
 )
-from scrubber.config.yaml_lines import Located, Location
-from scrubber.domain.declaration import Contradiction, Declaration, ValueType, decides_proof, declarations
+from scrubber.config.yaml_lines import Located, Location, as_yaml
+from scrubber.domain.basis import HandOver
+from scrubber.domain.declaration import Contradiction, Declaration, ValueType, declarations, summary
 from scrubber.domain.diagnosis import CHECKS
-from scrubber.domain.handover import HandOver
-from scrubber.domain.policy import Envvar, Override, Policy, Proof, XidClass
+from scrubber.domain.policy import Override, Policy, Proof, XidClass
 from scrubber.domain.signals import SOFT
 
-__all__ = ["RuleSection", "policy_digest", "policy_schema", "read_policy", "section_of", "short_name", "written"]
+__all__ = ["RuleSection", "policy_reference", "policy_schema", "read_policy", "section_of", "short_name", "written"]
 
 _Written = dict[str, Any]
 """Keys as a file spells them, and what YAML can carry."""
@@ -76,25 +74,6 @@ def written(policy: Policy, table: Mapping[int, XidClass]) -> _Written:
     """
     overrides = [_differences(each, policy) for each in policy.overrides]
     return {**_FILE.write(replace(policy, overrides=())), "xids": _xids(policy.xids, table), "overrides": overrides}
-
-
-def policy_digest(policy: Policy) -> str:
-    """Hexadecimal SHA-256 of the canonical JSON of the values that decide what a certificate proves."""
-    values = _deciding(policy)
-    # The names under which these two are in the digest.
-    values["envvar_refused"] = values.pop("injection")["envvar"] is Envvar.REFUSE
-    values["max_temperature_celsius"] = values["limits"].pop("temperature_celsius")
-    # Of the patterns of the floors the first that fits counts, so their order is part of what they say.
-    values["diagnostics"]["floors"] = list(values["diagnostics"]["floors"].items())
-    canonical = json.dumps(
-        values, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False, default=sorted
-    )
-    return hashlib.sha256(canonical.encode("ascii")).hexdigest()
-
-
-def _deciding(rule: Any) -> dict[str, Any]:
-    values = {each.name: getattr(rule, each.name) for each in fields(rule) if decides_proof(each)}
-    return {name: _deciding(value) if is_dataclass(value) else value for name, value in values.items()}
 
 
 def short_name(override: Override) -> str:
@@ -285,17 +264,6 @@ class _OverrideSection(Section):
         changes = {name: values[each.key] for name, each in declared if each.key in values and name != "name"}
         return _Entry(values["name"], devices, changes)
 
-    def refuse_elsewhere(self, written: Mapping[str, Any], where: Location) -> None:
-        for key in self.keys:
-            below = written.get(key.name)
-            if (
-                isinstance(key.kind, RuleSection)
-                and isinstance(below, dict)
-                and key.kind.elsewhere.keys() & {each.name for each in key.kind.keys}
-            ):
-                key.kind.refuse_elsewhere(below, (*where, key.name))
-        super().refuse_elsewhere(written, where)
-
 
 class _Overrides(ListOf):
     """Overrides, each of which has a name of its own and is the first that fits some device."""
@@ -357,14 +325,13 @@ class _PolicyFile(RuleSection):
 # --- from a declaration to its kind -------------------------------------------------------------------------------------
 
 
-def section_of(rule: type, name: str, description: str) -> RuleSection:
-    """Return the section of a file that ``rule`` declares; ``name`` is its name in the JSON schema."""
-    return RuleSection(name, description, _keys_of(rule), rule=rule)
+def section_of(rule: type, name: str) -> RuleSection:
+    """Return the section of a file that ``rule`` declares; ``name`` is its name in the JSON schema.
 
-
-def _keys_of(rule: type) -> tuple[Key, ...]:
-    """What an override may change comes first."""
-    return tuple(_key(each) for each in sorted(declarations(rule).values(), key=lambda each: not each.overridable))
+    What an override may change comes first.
+    """
+    settings = sorted(declarations(rule).values(), key=lambda each: not each.overridable)
+    return RuleSection(name, summary(rule), tuple(_key(each) for each in settings), rule=rule)
 
 
 def _key(declared: Declaration) -> Key:
@@ -413,7 +380,7 @@ _SERVICE_ACCOUNT = _ServiceAccount(
 )
 
 _KINDS: Mapping[ValueType, Callable[[Declaration], Kind]] = {
-    ValueType.SECTION: lambda each: section_of(type(each.default), _name(each), each.description),
+    ValueType.SECTION: lambda each: section_of(type(each.default), _name(each)),
     ValueType.SWITCH: lambda _: Switch(),
     ValueType.WORD: lambda each: Choice(type(each.default)),
     ValueType.NAME: lambda _: NAME,
@@ -441,26 +408,41 @@ def _override_section() -> Section:
     policy = declarations(Policy).values()
     of_devices = (replace(_key(each), default=...) for each in declarations(Override).values())
     (name, *others) = (_in_override(each) for each in policy if each.overridable)
+    elsewhere: dict[tuple[str, ...], str] = {
+        (each.key,): "the policy itself" for each in policy if not each.overridable
+    }
+    for each in policy:
+        if each.type is ValueType.SECTION and each.overridable and not each.in_override:
+            elsewhere |= {(each.key, key): each.key for key in _of_the_node(each)}
     return _OverrideSection(
         "OverrideSection",
         "What differs for some devices. Keys that are not written are as in the rest of the file.",
         (name, *of_devices, *others),
-        elsewhere={each.key: "the policy itself" for each in policy if not each.overridable},
+        elsewhere=elsewhere,
         more={"anyOf": [{"required": [each.key]} for each in declarations(Override).values()]},
     )
 
 
 def _in_override(declared: Declaration) -> Key:
     """What an override leaves out is as in its file, so there is no default."""
-    key = _key(declared)
+    key = replace(_key(declared), default=...)
     if not isinstance(key.kind, RuleSection):
-        return replace(key, description=key.description and (declared.in_override or key.description), default=...)
-    of_node = {each.key: declared.key for each in declarations(key.kind.rule).values() if not each.overridable}
-    kind = replace(key.kind, elsewhere=of_node, whole=False)
+        return replace(key, description=key.description and (declared.in_override or key.description))
+    kind = replace(key.kind, whole=False)
     if declared.in_override:
+        of_node = _of_the_node(declared)
+        elsewhere: dict[tuple[str, ...], str] = {(each,): declared.key for each in of_node}
         keys = tuple(each for each in kind.keys if each.name not in of_node)
-        kind = replace(kind, name=f"Override{kind.name}", description=declared.in_override, keys=keys)
+        kind = replace(
+            kind, name=f"Override{kind.name}", description=declared.in_override, keys=keys, elsewhere=elsewhere
+        )
     return replace(key, kind=kind)
+
+
+def _of_the_node(section: Declaration) -> list[str]:
+    """The keys of a section that no override changes."""
+    rule: type = type(section.default)
+    return [each.key for each in declarations(rule).values() if not each.overridable]
 
 
 _LISTED_LAST = ("infrastructure", "injection", "settings", "xids", "overrides")
@@ -472,8 +454,7 @@ def _file() -> _PolicyFile:
         (_key(each) for each in declarations(Policy).values()),
         key=lambda key: _LISTED_LAST.index(key.name) if key.name in _LISTED_LAST else -1,
     )
-    description = " ".join((Policy.__doc__ or "").split("\n\n")[0].split())
-    return _PolicyFile("PolicyFile", description, tuple(keys), rule=Policy, whole=False)
+    return _PolicyFile("PolicyFile", summary(Policy), tuple(keys), rule=Policy, whole=False)
 
 
 _FILE = _file()
@@ -523,3 +504,52 @@ def _first_floors(floors: _Written, others: _Written) -> _Written:
         if items[count:] == [(model, rates) for model, rates in others.items() if model not in own]:
             return own
     return floors
+
+
+# --- the reference page -------------------------------------------------------------------------------------------------
+
+
+def policy_reference() -> str:
+    """Return the page that lists every setting, in Markdown; ``docs/policy-settings.md`` holds it, generated."""
+    kinds, sections = _FILE.kinds(), declarations(Policy).items()
+    top = [_row(each, kinds[name]) for name, each in sections if not isinstance(kinds[name], Section)]
+    parts = [_INTRODUCTION, "## At the top of a file", "\n".join([_HEAD, *top])]
+    for name, declared in sections:
+        kind = kinds[name]
+        if isinstance(kind, Section):
+            parts += [f"## {declared.key}", declared.description, "\n".join([_HEAD, *_rows(declared, kind)])]
+    return "\n\n".join(parts) + "\n"
+
+
+_INTRODUCTION = """# Policy settings
+
+Every setting of a policy: its type, default and range, and whether an override may change it for some devices. A setting that
+no override changes counts for the whole node. Times may carry a unit (500ms, 25s, 2m, 1h), and so may sizes and rates (64MiB,
+20GB/s). [policies.md](policies.md) says how policies work.
+
+This page is generated from the declarations in `scrubber/domain/policy.py`: `python scripts/gen_schema.py`."""
+_HEAD = "| key | type | default | range | override | description |\n| --- | --- | --- | --- | --- | --- |"
+
+
+def _rows(section: Declaration, kind: Section) -> Iterator[str]:
+    if isinstance(kind, RuleSection):
+        settings = [(each, kind.kinds()[name]) for name, each in declarations(kind.rule).items()]
+    else:
+        entries = (
+            (replace(section, key=key.name, description=key.description, default=key.default), key.kind)
+            for key in kind.keys
+        )
+        settings = [*entries]
+    for each, of_value in settings:
+        yield _row(replace(each, overridable=section.overridable and each.overridable), of_value)
+
+
+def _row(declared: Declaration, kind: Kind) -> str:
+    words = ", ".join(f"`{each}`" for each in kind.words) if isinstance(kind, Choice) else ""
+    default = kind.default(declared.default) if isinstance(kind, MappingOf) else kind.write(declared.default)
+    text = "required" if declared.required else f"`{as_yaml({'': default}).partition(':')[2].strip()}`"
+    least, most = (None if each is None else kind.write(each) for each in (declared.minimum, declared.maximum))
+    span = "-" if least is None else f"at least {least}" if most is None else f"{least} to {most}"
+    override = "yes" if declared.overridable else "no"
+    cells = (f"`{declared.key}`", words or declared.type.value, text, span, override, declared.description)
+    return f"| {' | '.join(cells)} |"

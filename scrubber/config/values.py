@@ -14,7 +14,7 @@ from enum import StrEnum
 from re import fullmatch
 from typing import Any, NoReturn
 
-from scrubber.config.quantities import (
+from scrubber.config.units import (
     parse_codes,
     parse_rate,
     parse_seconds,
@@ -89,13 +89,13 @@ def read_checked(kind: Kind, document: Located, name: str) -> Any:
         raise BadConfiguration("\n".join(lines)) from None
 
 
-def read_each(parts: Iterable[tuple[Location, Kind, object]]) -> list[Any]:
+def _read_each(parts: Iterable[tuple[Location, Kind, object]]) -> list[Any]:
     """Read all parts of a value, or refuse all of them that are wrong."""
     values: list[Any] = []
     faults: list[tuple[Location, str]] = []
     for where, kind, written in parts:
         try:
-            values.append(read(kind, written, where))
+            values.append(_read(kind, written, where))
         except Refused as error:
             faults += error.faults
     if faults:
@@ -103,7 +103,7 @@ def read_each(parts: Iterable[tuple[Location, Kind, object]]) -> list[Any]:
     return values
 
 
-def read(kind: Kind, written: object, where: Location) -> Any:
+def _read(kind: Kind, written: object, where: Location) -> Any:
     if written is None:
         refuse(where, _NOTHING)
     return kind.read(written, where)
@@ -192,7 +192,7 @@ class Choice(Kind):
         for word in self.words:
             if word.value == written:
                 return word
-        refuse(where, not_a_choice(str(written), [each.value for each in self.words]))
+        refuse(where, _not_a_choice(str(written), [each.value for each in self.words]))
 
     def write(self, value: Any) -> Any:
         return value.value
@@ -288,16 +288,13 @@ def _device_setting(written: object) -> str:
     return str(written)
 
 
-def _with_unit(pattern: str) -> _Schema:
+def _with_unit(after: str = "") -> _Schema:
+    pattern = rf"^[0-9]+(\.[0-9]+)?\s*([KMGTkmgt]([iI][bB]?|[bB])|[bB])?{after}$"
     return {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": pattern}]}
 
 
-SIZE = Parsed(
-    parse_size, _with_unit(r"^[0-9]+(\.[0-9]+)?\s*([KMGTkmgt]([iI][bB]?|[bB])|[bB])?$"), as_written=write_size
-)
-RATE = Parsed(
-    parse_rate, _with_unit(r"^[0-9]+(\.[0-9]+)?\s*([KMGTkmgt]([iI][bB]?|[bB])|[bB])?(/s)?$"), as_written=write_rate
-)
+SIZE = Parsed(parse_size, _with_unit(), as_written=write_size)
+RATE = Parsed(parse_rate, _with_unit("(/s)?"), as_written=write_rate)
 CODES = Parsed(
     lambda written: parse_codes(written, HIGHEST_XID),
     {
@@ -333,16 +330,13 @@ class Text(Kind):
 
 SOME_TEXT = Text()
 NAME = Text(
-    r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$",
-    "no name; use small letters, digits and hyphens, such as my-policy",
+    r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$", "no name; use small letters, digits and hyphens, such as my-policy"
 )
 DNS_NAME = Text(
-    r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$",
-    "no name; use small letters, digits and hyphens, such as gpu-operator",
+    r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$", "no name; use small letters, digits and hyphens, such as gpu-operator"
 )
 SYSTEMD_UNIT = Text(
-    r"^[A-Za-z0-9:_.@-]+\.service$",
-    "no service of systemd; write all of its name, such as nvidia-dcgm.service",
+    r"^[A-Za-z0-9:_.@-]+\.service$", "no service of systemd; write all of its name, such as nvidia-dcgm.service"
 )
 RESOURCE = Text(
     r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$",
@@ -361,7 +355,7 @@ class ListOf(Kind):
     def read(self, written: Any, where: Location) -> Collection[Any]:
         if not isinstance(written, list):
             misfit(written, where, f"write a list, such as {self.example}")
-        return self.collection(read_each(((*where, at), self.kind, each) for at, each in enumerate(written)))
+        return self.collection(_read_each(((*where, at), self.kind, each) for at, each in enumerate(written)))
 
     def write(self, value: Any) -> Any:
         return [self.kind.write(each) for each in (sorted(value) if isinstance(value, frozenset) else value)]
@@ -384,9 +378,9 @@ class MappingOf(Kind):
         if not isinstance(written, dict):
             misfit(written, where, _INDENTED)
         unknown = [key for key in written if self.known and key not in self.known]
-        faults = [((*where, key), f"{_name(where)}{not_a_choice(key, self.known)}") for key in unknown]
+        faults = [((*where, key), f"{_name(where)}{_not_a_choice(key, self.known)}") for key in unknown]
         try:
-            values = read_each(((*where, key), self.kind, value) for key, value in written.items())
+            values = _read_each(((*where, key), self.kind, value) for key, value in written.items())
         except Refused as error:
             raise Refused(*faults, *error.faults) from None
         if faults:
@@ -443,21 +437,21 @@ class Section(Kind):
 
     Attributes:
         name: in a JSON schema.
-        elsewhere: keys that are refused with the place where they belong.
+        elsewhere: keys, its own or one level below, that belong into another place; the first one is refused alone.
         more: of its JSON schema.
     """
 
     name: str
     description: str
     keys: tuple[Key, ...]
-    elsewhere: Mapping[str, str] = field(default_factory=dict)
+    elsewhere: Mapping[tuple[str, ...], str] = field(default_factory=dict)
     more: _Schema = field(default_factory=dict)
 
     def read(self, written: Any, where: Location) -> Any:
         """Return the values of the keys that are written."""
         if not isinstance(written, dict):
             misfit(written, where, _INDENTED)
-        self.refuse_elsewhere(written, where)
+        self._refuse_elsewhere(written, where)
         known = {key.name: key for key in self.keys}
         faults = [((*where, key), self._unknown(key, written[key], where)) for key in written if key not in known]
         faults += [
@@ -467,18 +461,20 @@ class Section(Kind):
         ]
         found = [key for key in written if key in known]
         try:
-            values = read_each(((*where, key), known[key].kind, written[key]) for key in found)
+            values = _read_each(((*where, key), known[key].kind, written[key]) for key in found)
         except Refused as error:
             raise Refused(*faults, *error.faults) from None
         if faults:
             raise Refused(*faults)
         return dict(zip(found, values, strict=True))
 
-    def refuse_elsewhere(self, written: Mapping[str, Any], where: Location) -> None:
-        for key in written:
-            if key in self.elsewhere:
-                place = self.elsewhere[key]
-                refuse((*where, key), f'"{key}" counts for the whole node, not for some devices; write it in {place}')
+    def _refuse_elsewhere(self, written: Mapping[str, Any], where: Location) -> None:
+        below = [(key, inner) for key, part in written.items() if isinstance(part, dict) for inner in part]
+        for path in (*below, *((key,) for key in written)):
+            if path in self.elsewhere:
+                place = self.elsewhere[path]
+                message = f'"{path[-1]}" counts for the whole node, not for some devices; write it in {place}'
+                refuse((*where, *path), message)
 
     def _unknown(self, key: str, written: object, where: Location) -> str:
         if written is None:
@@ -508,7 +504,7 @@ _INDENTED = "write its keys below it, indented"
 _NOTHING = "nothing is written here; write its value, or remove the key"
 
 
-def not_a_choice(written: str, choices: Sequence[str]) -> str:
+def _not_a_choice(written: str, choices: Sequence[str]) -> str:
     close = get_close_matches(written.lower().replace("_", "-"), choices, n=1)
     helps = f'did you mean "{close[0]}"?' if close else f"write one of {', '.join(choices)}"
     return f'"{written}" is not known; {helps}'

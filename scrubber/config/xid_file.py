@@ -9,15 +9,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Any
 
-from pydantic import Field, model_validator
-
-from scrubber.config.complaints import validated
-from scrubber.config.policy_values import Codes, choice, refuse
-from scrubber.config.section import Section
-from scrubber.config.shipped import shipped_xids
-from scrubber.config.yaml_lines import file_content, read_yaml
+from scrubber.config.bundled import shipped_xids
+from scrubber.config.values import (
+    CODES,
+    SOME_TEXT,
+    Choice,
+    Key,
+    ListOf,
+    MappingOf,
+    Section,
+    json_schema,
+    read_checked,
+    refuse,
+)
+from scrubber.config.yaml_lines import Location, file_content, read_yaml
 from scrubber.domain.errors import BadConfiguration
 from scrubber.domain.policy import XidClass
 
@@ -39,54 +46,61 @@ class XidRow:
     note: str
 
 
-class XidEntry(Section):
-    """A code, or a range of codes that mean the same."""
+_ENTRY = Section(
+    "XidEntry",
+    "A code, or a range of codes that mean the same.",
+    (
+        Key("code", CODES, "A number such as 79, or a range such as 39-41.", required=True, example="79"),
+        Key("class", Choice(XidClass), "What it means for the device.", required=True, example="unknown"),
+        Key("source", SOME_TEXT, "Where the class comes from: one of sources.", required=True, example="action"),
+        Key("note", SOME_TEXT, "What the code says, in a few words.", required=True, example="what the code says"),
+    ),
+)
 
-    code: Codes = Field(description="A number such as 79, or a range such as 39-41.", examples=["79"])
-    class_: Annotated[XidClass, choice(XidClass)] = Field(
-        description="What it means for the device.", examples=["unknown"]
-    )
-    source: str = Field(min_length=1, description="Where the class comes from: one of sources.", examples=["action"])
-    note: str = Field(min_length=1, description="What the code says, in a few words.", examples=["what the code says"])
+
+class _XidFile(Section):
+    """The whole table. Reading gives its rows by code."""
+
+    def read(self, written: Any, where: Location) -> dict[int, XidRow]:
+        values = super().read(written, where)
+        rows: dict[int, XidRow] = {}
+        first: dict[int, tuple[int, ...]] = {}
+        for position, entry in enumerate(values["xids"]):
+            at = (*where, "xids", position)
+            if entry["source"] not in values["sources"]:
+                known = ", ".join(values["sources"])
+                message = f'the source "{entry["source"]}" is not explained; write one of {known}, or explain it under sources'
+                refuse((*at, "source"), message)
+            note = " ".join(entry["note"].split())
+            for code in entry["code"]:
+                if code in rows:
+                    message = f"XID {code} has a row already ({_written(first[code])}); keep one of them"
+                    refuse((*at, "code"), message)
+                first[code] = entry["code"]
+                rows[code] = XidRow(code, entry["class"], entry["source"], note)
+        return rows
 
 
-class XidFile(Section):
-    """What the XIDs of NVIDIA's driver mean."""
-
-    sources: dict[str, Annotated[str, Field(min_length=1)]] = Field(
-        description="Names for where classes come from, each explained.",
-        examples=["{action: what the vendor asks for}"],
-    )
-    xids: list[XidEntry] = Field(
-        description="One row for each code or range.",
-        examples=["[{code: 79, class: reboot, source: action, note: off the bus}]"],
-    )
-
-    @model_validator(mode="after")
-    def _rows_can_be_told_apart(self) -> Self:
-        first: dict[int, int] = {}
-        for position, entry in enumerate(self.xids):
-            if entry.source not in self.sources:
-                refuse(
-                    f'the source "{entry.source}" is not explained; write one of {", ".join(self.sources)}, or explain it '
-                    "under sources",
-                    *("xids", position, "source"),
-                )
-            for code in entry.code:
-                if code in first:
-                    refuse(
-                        f"XID {code} has a row already ({_written(self.xids[first[code]].code)}); keep one of them",
-                        *("xids", position, "code"),
-                    )
-                first[code] = position
-        return self
-
-    def rows(self) -> dict[int, XidRow]:
-        return {
-            code: XidRow(code, entry.class_, entry.source, " ".join(entry.note.split()))
-            for entry in self.xids
-            for code in entry.code
-        }
+_FILE = _XidFile(
+    "XidFile",
+    "What the XIDs of NVIDIA's driver mean.",
+    (
+        Key(
+            "sources",
+            MappingOf(SOME_TEXT),
+            "Names for where classes come from, each explained.",
+            required=True,
+            example="{action: what the vendor asks for}",
+        ),
+        Key(
+            "xids",
+            ListOf(_ENTRY),
+            "One row for each code or range.",
+            required=True,
+            example="[{code: 79, class: reboot, source: action, note: off the bus}]",
+        ),
+    ),
+)
 
 
 def load_xids(path: Path | None = None) -> Mapping[int, XidRow]:
@@ -117,16 +131,12 @@ def parse_xids(content: bytes, name: str, *, ours: bool = False) -> Mapping[int,
             f"{name}:{document.line(())}: a table of XIDs is a mapping with the keys sources and xids; "
             "begin with a line such as sources:."
         )
-    return dict(sorted(validated(XidFile, document, name).rows().items()))
+    return dict(sorted(read_checked(_FILE, document, name).items()))
 
 
 def xid_schema() -> dict[str, Any]:
     """JSON Schema (2020-12) of the table, for editors; ``policies/schema/`` holds it, generated."""
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **XidFile.model_json_schema(by_alias=True, mode="validation"),
-        "title": "XIDs",
-    }
+    return json_schema(_FILE, "XIDs")
 
 
 def _written(codes: tuple[int, ...]) -> str:

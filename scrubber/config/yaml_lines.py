@@ -1,4 +1,4 @@
-"""YAML that remembers where everything was written, so that every complaint names a line.
+"""YAML that remembers where everything was written, so that every complaint names a line; and YAML as it is written out.
 
 Only what a policy needs is read: one document, plain mappings, lists and scalars. Anchors, aliases and tags are refused
 (an alias can make a small file arbitrarily large, a tag asks for code), and so are duplicate keys, of which other
@@ -21,7 +21,7 @@ from yaml.composer import Composer
 
 from scrubber.domain.errors import BadConfiguration
 
-__all__ = ["MAX_BYTES", "Located", "Location", "Scalar", "Value", "file_content", "is_word", "read_yaml"]
+__all__ = ["MAX_BYTES", "Located", "Location", "Scalar", "Value", "as_yaml", "file_content", "read_yaml"]
 
 Scalar = str | int | float | bool | None
 Value = Scalar | list["Value"] | dict[str, "Value"]
@@ -231,7 +231,7 @@ class _Reading:
         return found
 
 
-def is_word(text: str) -> bool:
+def _is_word(text: str) -> bool:
     """Whether ``text`` stays a word when it is written without quotes, as far as numbers and the like are concerned."""
     return not any(pattern.match(text) for pattern, _ in _PLAIN)
 
@@ -256,3 +256,26 @@ def _plain(text: str, kind: str) -> Scalar:
     if "inf" in text.lower():
         return -math.inf if text.startswith("-") else math.inf
     return float(text.replace(".nan", "nan").replace(".NaN", "nan").replace(".NAN", "nan"))
+
+
+class _Writer(yaml.SafeDumper):
+    """Writes what :func:`read_yaml` reads: no anchors, and no word that YAML 1.2 takes for a number."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+    def word(self, text: str) -> yaml.Node:
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=None if _is_word(text) else "'")
+
+    def list(self, entries: list[object]) -> yaml.Node:
+        on_one_line = not any(isinstance(each, dict) for each in entries)
+        return self.represent_sequence("tag:yaml.org,2002:seq", entries, flow_style=on_one_line)
+
+
+_Writer.add_representer(str, _Writer.word)
+_Writer.add_representer(list, _Writer.list)
+
+
+def as_yaml(values: Mapping[str, Any]) -> str:
+    """``values`` as the text of a file; ASCII."""
+    return yaml.dump(dict(values), Dumper=_Writer, sort_keys=False, width=120)

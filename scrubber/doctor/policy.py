@@ -38,7 +38,7 @@ def policy(node: Node) -> Iterator[Check]:
         sentence = f"You may not read {file}; whether it can be in force was not seen."
         yield Check("policy", Level.WARNING, sentence, AS_ROOT)
         return
-    # Imported here: every other command would wait for pydantic and a parser of YAML.
+    # Imported here: every other command would wait for a parser of YAML.
     from scrubber.config.policy_file import load_policy
 
     try:
@@ -73,7 +73,7 @@ def _readable(file: str) -> bool:
 
 
 def _ships(name: str) -> bool:
-    from scrubber.config.shipped import shipped_policies
+    from scrubber.config.bundled import shipped_policies
 
     try:
         return name in shipped_policies()

@@ -22,6 +22,7 @@ __all__ = [
     "declarations",
     "section",
     "setting",
+    "summary",
 ]
 
 _T = TypeVar("_T")
@@ -32,24 +33,24 @@ class ValueType(Enum):
 
     SECTION = "settings of its own"
     SWITCH = "true or false"
-    WORD = "one of several words"
+    WORD = "one of the words"
     NAME = "a name"
     COUNT = "a whole number"
     CELSIUS = "degrees Celsius"
     PERCENT = "percent"
-    SECONDS = "a time; in seconds, or with a unit"
-    BYTES = "a size; in bytes, or with a unit"
-    PER_SECOND = "a rate; in bytes or operations per second, or with a unit"
-    TIME_OF_DAY = "from and until, in UTC"
+    SECONDS = "seconds"
+    BYTES = "bytes"
+    PER_SECOND = "per second"
+    TIME_OF_DAY = "from and until, UTC"
     PATTERNS = "patterns"
     RESOURCES = "names of the kubelet's resources"
     SYSTEMD_UNITS = "names of systemd units"
     SERVICE_ACCOUNTS = "namespaces and service accounts"
-    SECONDS_BY_CONDITION = "a time by soft condition; in seconds, or with a unit"
-    PER_SECOND_BY_MODEL = "rates by pattern of model names and check; per second"
-    PROOF_BY_HAND_OVER = "a proof by kind of hand-over"
-    DEVICE_SETTINGS = "a value by device setting"
-    XIDS_BY_CLASS = "numbers and ranges by class"
+    SECONDS_BY_CONDITION = "seconds by condition"
+    PER_SECOND_BY_MODEL = "per second, by model and check"
+    PROOF_BY_HAND_OVER = "proofs by kind of hand-over"
+    DEVICE_SETTINGS = "values by device setting"
+    XIDS_BY_CLASS = "XIDs and ranges of XIDs"
     OVERRIDES = "policies for some devices"
 
 
@@ -114,11 +115,10 @@ def setting(
 
 
 def section(rule: type[_T], *, overridable: bool = True, in_override: str = "", decides_proof: bool = True) -> _T:
-    """Declare a field as a section: the settings that ``rule`` declares, described by the first paragraph of its docstring."""
-    description = " ".join((rule.__doc__ or "").split("\n\n")[0].split())
+    """Declare a field as a section: the settings that ``rule`` declares, described by its :func:`summary`."""
     declaration = Declaration(
         type=ValueType.SECTION,
-        description=description,
+        description=summary(rule),
         default=rule(),
         overridable=overridable,
         in_override=in_override,
@@ -140,6 +140,11 @@ def declarations(rule: type) -> Mapping[str, Declaration]:
     return {
         name: replace(each, key=each.key or name.replace("_", "-")) for name, each in found.items() if each is not None
     }
+
+
+def summary(rule: type) -> str:
+    """Return the first paragraph of the docstring of ``rule``, which describes it to administrators, too."""
+    return " ".join((rule.__doc__ or "").split("\n\n")[0].split())
 
 
 def decides_proof(field: Field[Any]) -> bool:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
 
+from scrubber.domain.basis import HandOver
 from scrubber.domain.declaration import Contradiction, ValueType, computed, section, setting
 from scrubber.domain.diagnosis import Level
 from scrubber.domain.evidence import Occasion, Path, Step
-from scrubber.domain.basis import HandOver
 from scrubber.domain.tally import DAY, KEPT
 
 __all__ = [
@@ -155,10 +155,7 @@ class Limits:
         30.0, "How long processes of a pod that is gone may live on before they are leftovers.", _SECONDS, minimum=0
     )
     settle: float = setting(
-        5.0,
-        "How long nobody must hold the device before a pod of unknown UID counts as over.",
-        _SECONDS,
-        minimum=0,
+        5.0, "How long nobody must hold the device before a pod of unknown UID counts as over.", _SECONDS, minimum=0
     )
     eraser_slots: int = setting(2, "Erasers at once on the node.", minimum=1, maximum=256, overridable=False)
     temperature_celsius: int = setting(
@@ -274,9 +271,7 @@ class HealthRule:
     """A condition that is not listed leaves the device suspect for as long as it lasts."""
     calm: float = setting(60.0, "A condition that was not seen for this long is over.", _SECONDS, minimum=_SHORTEST)
     news: News = setting(
-        News.AT_ONCE,
-        "When the kubelet hears of a device that turns unhealthy while a pod has it.",
-        decides_proof=False,
+        News.AT_ONCE, "When the kubelet hears of a device that turns unhealthy while a pod has it.", decides_proof=False
     )
     blame: int = setting(
         3,
@@ -346,12 +341,7 @@ class MaintenanceRule:
     """When devices that nobody uses are scrubbed anew, one at a time."""
 
     every: float | None = setting(
-        None,
-        "Time since the last proof, or never.",
-        _SECONDS,
-        minimum=_SHORTEST,
-        optional=True,
-        decides_proof=False,
+        None, "Time since the last proof, or never.", _SECONDS, minimum=_SHORTEST, optional=True, decides_proof=False
     )
     between: tuple[float, float] | None = setting(
         None,
@@ -575,10 +565,7 @@ class Override:
         (), "Patterns of model names: NVIDIA H200*.", ValueType.PATTERNS, example='["NVIDIA H200*"]'
     )
     resources: tuple[str, ...] = setting(
-        (),
-        "Names of the kubelet's resources: nvidia.com/gpu.",
-        ValueType.RESOURCES,
-        example="[nvidia.com/gpu]",
+        (), "Names of the kubelet's resources: nvidia.com/gpu.", ValueType.RESOURCES, example="[nvidia.com/gpu]"
     )
 
     def fits(self, model: str, resources: Collection[str]) -> bool:

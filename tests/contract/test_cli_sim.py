@@ -14,7 +14,7 @@ import pytest
 from scrubber.adapters.locks import SERVICE_LOCK
 from scrubber.adapters.sim import control, layout, tenant
 from scrubber.cli.main import main
-from scrubber.config.policy_values import HIGHEST_XID
+from scrubber.config.values import HIGHEST_XID
 
 Capture = pytest.CaptureFixture[str]
 

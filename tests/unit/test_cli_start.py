@@ -112,11 +112,8 @@ print(len(found), hasattr(sys.modules[last], attribute), gc.isenabled())
 @pytest.mark.parametrize(
     ("first", "last", "attribute", "words"),
     [
-        *(
-            ("pydantic", "scrubber.config.policy_file", "signed", ["policy", word, "strict"])
-            for word in ("check", "show")
-        ),
-        *(("pydantic", "scrubber.config.xid_file", "xid_schema", ["policy", word]) for word in ("xids", "explain")),
+        *(("yaml", "scrubber.config.policy_file", "signed", ["policy", word, "strict"]) for word in ("check", "show")),
+        *(("yaml", "scrubber.config.xid_file", "xid_schema", ["policy", word]) for word in ("xids", "explain")),
         ("grpc", "scrubber.api.client", "ReadClient", ["doctor"]),
     ],
     ids=lambda value: value[1] if isinstance(value, list) and len(value) > 1 else None,

@@ -2,12 +2,14 @@
 
 import dataclasses
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from scrubber.config.policy_file import DECIDES_NO_PROOF, load_policy, parse_policy, policy_digest
+from scrubber.config.policy_file import load_policy, parse_policy, policy_digest
 from scrubber.domain.basis import HandOver
+from scrubber.domain.declaration import decides_proof, setting
 from scrubber.domain.diagnosis import Level
 from scrubber.domain.errors import BadConfiguration
 from scrubber.domain.policy import (
@@ -615,11 +617,13 @@ def test_only_what_decides_about_proof_has_devices_scrubbed_again(written: str, 
 
 
 def test_a_new_field_of_a_policy_is_in_the_digest_until_somebody_says_otherwise() -> None:
-    fields = {each.name: each for each in dataclasses.fields(Policy)}
-    assert DECIDES_NO_PROOF.keys() <= fields.keys()
-    for name, parts in DECIDES_NO_PROOF.items():
-        if parts is not None:
-            assert parts <= {each.name for each in dataclasses.fields(getattr(Policy(), name))}
+    @dataclass(frozen=True)
+    class Rule:
+        plain: int = 3
+        declared: int = setting(3, "Decides about proof.")
+        spared: int = setting(3, "Decides nothing.", decides_proof=False)
+
+    assert [each.name for each in dataclasses.fields(Rule) if decides_proof(each)] == ["plain", "declared"]
 
 
 def test_which_floor_comes_first_is_part_of_what_a_policy_says() -> None:

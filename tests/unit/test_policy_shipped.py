@@ -1,4 +1,4 @@
-"""The shipped default is what the program does by itself, and the schemas are the models'."""
+"""The shipped default is what the program does by itself, and what is derived from the declarations is committed."""
 
 import dataclasses
 import importlib.util
@@ -9,12 +9,12 @@ from types import ModuleType
 
 import pytest
 import yaml
-from pydantic import BaseModel
 
-from scrubber.config.policy_file import DECIDES_NO_PROOF, load_policy, parse_policy
-from scrubber.config.policy_model import PolicyFile, policy_schema
-from scrubber.config.shipped import find_policy, shipped_policies, shipped_xids
+from scrubber.config.bundled import find_policy, shipped_policies, shipped_xids
+from scrubber.config.policy_file import load_policy, parse_policy
+from scrubber.config.policy_format import policy_schema
 from scrubber.config.xid_file import xid_schema
+from scrubber.domain.declaration import decides_proof
 from scrubber.domain.errors import BadConfiguration
 from scrubber.domain.policy import Policy, XidClass
 from scrubber.domain.signals import SOFT
@@ -28,13 +28,13 @@ def test_the_shipped_default_is_the_programs_own_default() -> None:
 
 
 def test_the_shipped_default_writes_every_key_out() -> None:
-    written = yaml.safe_load(find_policy("default").read_text())
-    for name, field in PolicyFile.model_fields.items():
-        section, kind = written[field.alias or name], field.annotation
+    written, schema = yaml.safe_load(find_policy("default").read_text()), policy_schema()
+    for name, each in schema["properties"].items():
+        keys = schema["$defs"].get(each.get("$ref", "").rpartition("/")[2], {}).get("properties", {})
         if name == "xids":
-            assert section == {}, "they have a file of their own"
-        elif isinstance(kind, type) and issubclass(kind, BaseModel):
-            assert {inner.alias for inner in kind.model_fields.values()} <= set(section), name
+            assert written[name] == {}, "they have a file of their own"
+        else:
+            assert not keys or set(keys) == set(written[name]), name
     assert set(written["health"]["sustained"]) == SOFT
 
 
@@ -75,10 +75,10 @@ def generator() -> ModuleType:
     return module
 
 
-def test_the_committed_schemas_are_the_models(generator: ModuleType) -> None:
-    assert {path.name for path in generator.SCHEMAS} == {"policy.schema.json", "xid.schema.json"}
-    for path, schema in generator.SCHEMAS.items():
-        assert path.read_text() == generator.rendered(schema()), "run python scripts/gen_schema.py"
+def test_what_is_derived_from_the_declarations_is_committed(generator: ModuleType) -> None:
+    assert {path.name for path in generator.DERIVED} == {"policy.schema.json", "xid.schema.json", "policy-settings.md"}
+    for path, content in generator.DERIVED.items():
+        assert path.read_text() == content(), "run python scripts/gen_schema.py"
 
 
 def test_the_schema_knows_the_keys_of_the_shipped_default_and_no_others() -> None:
@@ -115,8 +115,13 @@ def test_what_the_page_shows_is_a_policy(text: str) -> None:
 def test_the_page_says_what_the_digest_leaves_out() -> None:
     (left_out,) = re.findall(r"\| ([^|]*`enforcement`[^|]*) \|\n\| [^|]* \| ([^|]*) \|", PAGE)
     said = set(re.findall(r"`([a-z-]+)`", " ".join(left_out))) - {"health", "maintenance", "limits"}
-    fields = {each for name, parts in DECIDES_NO_PROOF.items() for each in ((name,) if parts is None else parts)}
-    assert said == {each.replace("_", "-") for each in fields} - {"digest", "xid-notes"}
+    policy = Policy()
+    left = {each.name for each in dataclasses.fields(policy) if not decides_proof(each)}
+    for each in dataclasses.fields(policy):
+        rule = getattr(policy, each.name)
+        if dataclasses.is_dataclass(rule) and each.name not in left:
+            left |= {inner.name for inner in dataclasses.fields(rule) if not decides_proof(inner)}
+    assert said == {each.replace("_", "-") for each in left} - {"digest", "xid-notes"}
 
 
 def test_the_table_of_xids_is_not_taken_for_a_policy() -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.config.policy_file import signed
-from scrubber.config.policy_source import PolicySource
+from scrubber.config.policy_file import PolicySource, signed
 from scrubber.domain.errors import BadConfiguration
 from scrubber.domain.policy import Envvar, Injection, Policy, Sharing
 

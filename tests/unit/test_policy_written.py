@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel
 
+from scrubber.config.bundled import find_policy, shipped_policies
 from scrubber.config.policy_file import load_policy, parse_policy
-from scrubber.config.policy_model import PolicyFile
-from scrubber.config.policy_written import as_yaml, written
-from scrubber.config.quantities import (
+from scrubber.config.policy_format import policy_schema, written
+from scrubber.config.units import (
     parse_codes,
     parse_rate,
     parse_seconds,
@@ -26,9 +25,8 @@ from scrubber.config.quantities import (
     write_size,
     write_window,
 )
-from scrubber.config.shipped import find_policy, shipped_policies
 from scrubber.config.xid_file import load_xids
-from scrubber.config.yaml_lines import read_yaml
+from scrubber.config.yaml_lines import as_yaml, read_yaml
 from scrubber.domain.policy import Policy, XidClass
 from tests.policy_files import FILES, FLOORS
 
@@ -86,18 +84,18 @@ def test_the_shipped_default_is_written_as_its_file_is() -> None:
     )
 
 
-def keys(model: type[BaseModel]) -> dict[str, Any]:
+def keys(schema: dict[str, Any]) -> dict[str, Any]:
     """All that a file can hold, as far as that is fixed."""
-    below = {str(field.alias): field.annotation for field in model.model_fields.values()}
-    sections = {key: kind for key, kind in below.items() if isinstance(kind, type) and issubclass(kind, BaseModel)}
-    return {key: keys(sections[key]) if key in sections and key != "xids" else None for key in below}
+    sections = {key: each["$ref"].rpartition("/")[2] for key, each in schema["properties"].items() if "$ref" in each}
+    below = {key: policy_schema()["$defs"][name] for key, name in sections.items() if key != "xids"}
+    return {key: keys(below[key]) if "properties" in below.get(key, ()) else None for key in schema["properties"]}
 
 
 def test_every_key_of_a_policys_file_is_written() -> None:
     def fixed(values: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
         return {key: fixed(each, known[key]) if known[key] else None for key, each in values.items()}
 
-    assert fixed(written(load_policy("default"), TABLE), keys(PolicyFile)) == keys(PolicyFile)
+    assert fixed(written(load_policy("default"), TABLE), keys(policy_schema())) == keys(policy_schema())
 
 
 def test_of_xids_only_those_are_written_that_the_table_has_otherwise() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from scrubber.config.bundled import shipped_policies, shipped_xids
 from scrubber.config.policy_file import load_policy
-from scrubber.config.shipped import shipped_policies, shipped_xids
 from scrubber.config.xid_file import XidRow, load_xids, parse_xids
 from scrubber.config.yaml_lines import read_yaml
 from scrubber.domain.errors import BadConfiguration
