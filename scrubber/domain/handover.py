@@ -69,8 +69,9 @@ class Checks:
         return any(finding.severity is severity for finding in self.findings)
 
     @property
-    def held(self) -> bool:
-        return any(finding.code == FindingCode.HELD for finding in self.findings)
+    def only_held(self) -> bool:
+        """Whether somebody holds the device, and nothing is wrong with the device itself."""
+        return any(each.code == FindingCode.HELD for each in self.findings) and not self.found(Severity.FAULT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,6 +258,6 @@ def _checked(facts: HandoverFacts, basis: Basis, reason: str, pods: int = 0) -> 
     if basis is Basis.SHARED:
         why = next((each.sentence for each in checks.findings if each.severity is Severity.DIRTY), "a check failed.")
         return _not(Verdict.WAIT, ErrorCode.SHARING, f"its users would have to be gone first. {why}".rstrip("."))
-    if checks.held and not checks.ghost:
+    if checks.only_held and not checks.ghost:
         return _not(Verdict.WAIT, ErrorCode.HELD, "somebody holds it")
     return Decision(Verdict.SCRUB, "its checks found something")

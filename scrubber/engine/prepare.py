@@ -13,7 +13,7 @@ from scrubber.domain.evidence import Finding, FindingCode, Occasion, Outcome, Sc
 from scrubber.domain.handover import Checks, Decision, HandoverFacts, Look, Verdict, decide
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.leftover import PodState, Standing
-from scrubber.domain.policy import Policy
+from scrubber.domain.policy import Enforcement, Policy
 from scrubber.domain.record import DeviceRecord, Grant
 from scrubber.domain.signals import fault_finding
 from scrubber.domain.using import Use
@@ -180,8 +180,10 @@ class Preparation:
                     facts = replace(facts, earlier=await self._other_pods(keeper, start.following))
                 case _:
                     check, checks = await self._checks(decision)
-                    if checks.held and record.hygiene is not Hygiene.IN_USE and await keeper.touched(record):
-                        return None
+                    if facts.policy.enforcement is not Enforcement.OBSERVE and checks.only_held:
+                        if record.hygiene is not Hygiene.IN_USE and await keeper.touched(record):
+                            return None
+                        checks = replace(checks, ghost=await keeper.nobodys())
                     facts = replace(facts, checks=checks)
         if decision.verdict is not Verdict.GRANT:
             return await self._not_granted(decision, facts, start)
@@ -236,8 +238,7 @@ class Preparation:
             check, result = await check_beside(keeper, decision.pods, self._instruments)
         else:
             check, result = await keeper.check(Occasion.START)
-        checks = Checks(result.outcome is Outcome.PASSED, tuple(result.findings))
-        return check, replace(checks, ghost=checks.held and await keeper.nobodys())
+        return check, Checks(result.outcome is Outcome.PASSED, tuple(result.findings))
 
     async def _not_granted(self, decision: Decision, facts: HandoverFacts, start: _Start) -> ScrubberError | None:
         """Do what ``decision`` says; the refusal to give if time is up now, or None to decide again at once."""
