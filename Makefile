@@ -25,7 +25,7 @@ test: $(STAMP)  ## all tests but those that ask for a real GPU, three processes 
 	@scripts/test.sh $(BIN)/python
 
 test-fast: $(STAMP)  ## the tests that need no daemon
-	$(BIN)/python -m pytest $(wildcard tests/unit tests/property tests/contract)
+	$(BIN)/python -m pytest tests --ignore=tests/chaos --ignore=tests/dashboards --ignore=tests/integration
 
 lint: $(STAMP)  ## style, types and import rules
 	$(BIN)/ruff check .

@@ -2,7 +2,7 @@
 
 Promise: the file names inside the descriptors are the paths from the root of the tree (``plugin/api/x.proto``), so that
 no two of our files, and none of ours and somebody else's, meet under one name in Python's descriptor pool; and the
-generated imports are absolute for the same reason. ``tests/contract/test_protos.py`` runs this into an empty directory
+generated imports are absolute for the same reason. ``tests/project/test_protos.py`` runs this into an empty directory
 and compares.
 """
 

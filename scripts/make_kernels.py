@@ -2,7 +2,7 @@
 
 Promise: the text loads on every driver of CUDA 12 and on every GPU from Volta on (``.version`` 7.8 at most, ``.target
 sm_70``), its first line names the source that it was made of, and the same source gives the same bytes on every machine.
-So the image needs no compiler, and ``tests/unit/test_kernels_ptx.py`` holds each file to its source.
+So the image needs no compiler, and ``tests/adapters/test_kernels_ptx.py`` holds each file to its source.
 
 The compiler is NVRTC 11.8, the last whose output those drivers load without complaint; it comes with the development
 dependencies (nvidia-cuda-nvrtc-cu11) and needs no GPU.

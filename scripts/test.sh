@@ -9,8 +9,11 @@ parts=(
   'tests/chaos'
   'tests/integration/test_[a-h]*.py'
   'tests/integration/test_[!a-h]*.py'
-  'tests/contract/test_[a-d]*.py'
-  'tests/contract/test_[!a-d]*.py'
+  'tests/adapters/test_[a-k]*.py'
+  'tests/adapters/test_[!a-k]*.py'
+  'tests/engine'
+  'tests/plugin'
+  'tests/cli'
   'tests/property'
   'tests/dashboards/test_[amp]*.py'
 )

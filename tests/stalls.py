@@ -4,7 +4,7 @@
 process tree with SIGSTOP for ``--seconds``, ``--every`` so many seconds on average, and lets it go on. It uses hardly any
 processor, so that a long hunt disturbs nobody. It exits as the command did:
 
-    python -m tests.stalls --seed 1 -- .venv/bin/python -m pytest --timeout 900 tests/contract/test_children.py
+    python -m tests.stalls --seed 1 -- .venv/bin/python -m pytest --timeout 900 tests/adapters/test_children.py
 
 ``--who`` says what is stopped: ``first``, the command itself (pytest, and with it every event loop of a test); ``one`` of
 the processes that it started, a daemon say; ``all``, the whole tree, as when a virtual machine is not scheduled. A test

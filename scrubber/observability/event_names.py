@@ -1,7 +1,7 @@
 """The events that the audit trail may have, by name: what history can be asked for.
 
 Promise: these are all that the service writes, and a name that is none of them is answered with those that were meant.
-``tests/unit/test_event_names.py`` compares them with the sources. Events that only the log has are not here.
+``tests/observability/test_event_names.py`` compares them with the sources. Events that only the log has are not here.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ import pytest
 from scrubber.adapters.children.process import process_over
 from scrubber.domain.device import Device
 from scrubber.domain.errors import Away, Unreadable
-from tests.contract.cuda_rig import CudaRig, cuda_rig
+from tests.adapters.cuda_rig import CudaRig, cuda_rig
 
 ROOT = Path(__file__).parents[2]
 LONG = 60.0
@@ -29,7 +29,7 @@ SERVICE = """
 import asyncio, os, signal, sys
 from pathlib import Path
 from scrubber.adapters.children.process import Children
-from tests.contract.cuda_rig import CudaRig
+from tests.adapters.cuda_rig import CudaRig
 from tests.nvidia.world import World
 
 async def main():

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from scrubber.emulator.stage import Daemon, Stage
-from tests.unit.test_log_events import FIELDS, LEVELS
+from tests.observability.test_log_events import FIELDS, LEVELS
 
 __all__ = ["check", "lines"]
 

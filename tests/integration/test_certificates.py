@@ -26,8 +26,8 @@ from scrubber.cli.certificate import app
 from scrubber.cli.certified import stated
 from scrubber.domain.statement import PAYLOAD_TYPE, pae, statement
 from scrubber.emulator.stage import Stage
-from tests.contract.api_service import CERTIFICATE
-from tests.contract.test_cli_certificate import offline
+from tests.api.service import CERTIFICATE
+from tests.cli.test_certificate import offline
 from tests.integration.acting import SOON, history, running, staged, writer
 
 SCRIPT = Path(__file__).parents[2] / "docs" / "verify_certificate.py"

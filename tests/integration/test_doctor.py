@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from scrubber.emulator.stage import Stage
-from tests.contract.doctor_stage import Ended, as_stranger, believed, run
+from tests.doctor.stage import Ended, as_stranger, believed, run
 from tests.integration.acting import QUICK, SOON, running, staged, writer
 
 ROOT = os.geteuid() == 0

@@ -19,7 +19,7 @@ import pytest
 from bench.gpu.paths import SlowPath, rates
 from bench.gpu.targets import TARGETS, judge
 from scrubber.ports.device import EraseReport
-from tests.contract.sim_rig import Tenant
+from tests.adapters.sim_rig import Tenant
 from tests.gpu.outcome import Log, Report, Verdict, dump, file_name, finished, render
 from tests.gpu.parts.attacks import nothing_found
 from tests.nvidia.build import LIBRARY

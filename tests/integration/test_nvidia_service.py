@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.doctor_stage import believed, run
+from tests.doctor.stage import believed, run
 from tests.integration.acting import SOON, history, refusal
 from tests.integration.nvidia_stage import POLICY, RESOURCE, NvidiaStage, found_by, staged
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.terminal import terminal
+from tests.cli.terminal import terminal
 
 # The command as it is, with a story that is told at once: the whole one is another test's. Were SIGHUP ignored by whoever
 # runs the tests, as nohup does, it would stay so.

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.terminal import at_terminal
+from tests.cli.terminal import at_terminal
 from tests.integration.acting import SOON
 
 ROOT = Path(__file__).parents[2]

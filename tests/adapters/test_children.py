@@ -1,0 +1,482 @@
+"""Children: a hung, dying or babbling one costs itself, and none outlives the service."""
+
+import asyncio
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from scrubber.adapters.children.message import LIMIT, Garbled, Message, body_length, pack, unpack
+from scrubber.adapters.children.process import Child, ChildDied, Children, NotStarted
+from scrubber.adapters.children.questions import QuestionPool
+from scrubber.domain.errors import Away, Held, Lost, ScrubberError, Stuck, Unreadable
+from tests.adapters.shortage import descriptors_left
+from tests.ahead import advance, advance_until
+
+MODULE = "tests.adapters.wayward_child"
+LONG = 30.0
+
+
+@pytest.fixture
+async def children() -> AsyncIterator[Children]:
+    made = Children(kill_limit=LONG)
+    yield made
+    await made.close()
+    assert made.pids() == frozenset()
+
+
+@pytest.fixture
+def fifo(tmp_path: Path) -> Path:
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    return path
+
+
+async def it_hangs(fifo: Path) -> None:
+    """Return once a child has written to ``fifo`` that it is about to hang."""
+    assert await asyncio.to_thread(fifo.read_text, "ascii") == "It hangs."
+
+
+def is_over(pidfd: int, deadline: float = 20.0) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(deadline * 1000))
+
+
+async def facts(children: Children, **start: int) -> Message:
+    child = await children.start(MODULE, **start)  # type: ignore[arg-type]
+    answer = (await child.call({"do": "tell"}, LONG))["ok"]
+    assert isinstance(answer, dict)
+    return answer
+
+
+def test_a_message_that_is_too_long_or_no_object_is_refused() -> None:
+    with pytest.raises(Garbled):
+        pack({"text": "x" * LIMIT})
+    with pytest.raises(Garbled):
+        body_length(b"\xff\xff\xff\xff")
+    for body in (b"[]", b"{", b"\xff", b"[" * 100_000):
+        with pytest.raises(Garbled):
+            unpack(body)
+
+
+async def test_a_child_is_a_fresh_interpreter_in_a_session_and_environment_of_its_own(
+    children: Children, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("A_SECRET_OF_THE_SERVICE", "x")
+    told = await facts(children)
+    assert told["session"] == told["pid"] != os.getpid()
+    assert told["environment"] in (["LANG", "PATH", "PYTHONPATH"], ["LANG", "LC_CTYPE", "PATH", "PYTHONPATH"])
+    assert children.pids() == {told["pid"]}
+
+
+async def test_a_child_runs_with_the_nice_value_that_was_asked_for(children: Children) -> None:
+    assert (await facts(children, nice=19))["nice"] == 19
+
+
+async def test_a_child_that_cannot_start_is_an_error_not_a_wait(children: Children) -> None:
+    with pytest.raises(NotStarted, match="cannot be started"):
+        await children.start(MODULE, interpreter="/nonexistent/python")
+    with pytest.raises(NotStarted, match="before it was ready"):
+        await children.start("scrubber.no_such_module")
+    assert children.pids() == frozenset()
+
+
+async def test_a_node_short_of_descriptors_is_told_so_wherever_they_run_out(children: Children) -> None:
+    refusals: list[str] = []
+    for spare in range(12):
+        try:
+            with descriptors_left(spare):
+                child = await children.start(MODULE)
+        except NotStarted as pressure:
+            refusals.append(str(pressure))
+        else:
+            assert await child.kill()
+    assert 0 < len(refusals) < 12
+    assert all("The node is short of something" in refusal for refusal in refusals)
+    assert children.pids() == frozenset()
+
+
+async def test_a_hung_child_misses_its_deadline_and_dies(children: Children) -> None:
+    child = await children.start(MODULE)
+    with pytest.raises(TimeoutError):
+        await child.call({"do": "hang"}, 0.05)
+    assert await child.kill()
+
+
+async def test_a_stopped_child_can_be_killed(children: Children) -> None:
+    child = await children.start(MODULE)
+    os.kill(child.pid, signal.SIGSTOP)
+    assert await child.kill()
+
+
+async def test_killing_twice_and_killing_the_dead_is_harmless(children: Children) -> None:
+    child = await children.start(MODULE)
+    assert all(await asyncio.gather(child.kill(), child.kill()))
+    assert await child.kill()
+    with pytest.raises(ChildDied):
+        await child.call({"do": "tell"}, LONG)
+
+
+async def test_a_child_that_dies_over_a_question_is_reported_at_once(children: Children) -> None:
+    child = await children.start(MODULE)
+    with pytest.raises(ChildDied):
+        await child.call({"do": "die"}, LONG)
+    await child.kill()
+
+
+async def test_whoever_talks_to_a_child_that_is_killed_is_told(children: Children, fifo: Path) -> None:
+    child = await children.start(MODULE)
+    asking = asyncio.create_task(child.call({"do": "hang", "fifo": str(fifo)}, LONG))
+    await it_hangs(fifo)
+    await child.kill()
+    with pytest.raises(ChildDied):
+        await asking
+
+
+async def test_a_babbling_child_is_not_believed(children: Children) -> None:
+    child = await children.start(MODULE, "babble")
+    with pytest.raises(ChildDied, match="makes no sense"):
+        await child.call({"do": "tell"}, LONG)
+    assert await child.kill()
+
+
+async def test_a_child_that_survives_sigkill_is_abandoned_and_counted() -> None:
+    deaf = Children(kill_limit=0.05, send_signal=lambda pidfd, number: None)
+    child = await deaf.start(MODULE, device="GPU-7")
+    os.kill(child.pid, signal.SIGSTOP)
+    assert not await child.kill()
+    assert (child.abandoned, deaf.abandoned_total) == (True, 1)
+    assert [(each.pid, each.device) for each in deaf.abandoned] == [(child.pid, "GPU-7")]
+    assert deaf.pids() == {child.pid}
+    os.kill(child.pid, signal.SIGKILL)
+    assert await child.wait(LONG)
+    assert (child.abandoned, deaf.abandoned, deaf.abandoned_total) == (False, (), 1)
+
+
+# --- a loop that stands still --------------------------------------------------------------------------------------
+
+
+class Overheard(Children):
+    """Keeps the service's end of the last child's socket, so that a test can see an answer lying there."""
+
+    link: socket.socket
+
+    async def start(self, module: str, *arguments: str, **_: object) -> Child:
+        self.link, theirs = socket.socketpair()
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", module, str(theirs.fileno()), str(os.getpid()), "0", *arguments),
+            pass_fds=(theirs.fileno(),),
+        )
+        theirs.close()
+        child = Child(self, process.pid, os.pidfd_open(process.pid), process.wait(), self.link, module, None)
+        await self.ready(child)
+        return child
+
+
+def stop(pid: int) -> None:
+    """Have the process answer nothing until it is sent SIGCONT."""
+    os.kill(pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+
+
+def stand_still(until: float, descriptor: int | None = None) -> None:
+    """Let nothing else run in this process until the clock says ``until`` and ``descriptor`` can be read."""
+    poll = select.poll()
+    if descriptor is not None:
+        poll.register(descriptor, select.POLLIN)
+        assert poll.poll(LONG * 1000)
+    while time.monotonic() < until:
+        continue
+
+
+async def turns(number: int) -> None:
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def overheard() -> AsyncIterator[Overheard]:
+    made = Overheard(kill_limit=LONG)
+    yield made
+    await made.close()
+
+
+async def test_an_answer_that_lies_ready_is_in_time_however_long_the_loop_stood_still(overheard: Overheard) -> None:
+    child = await overheard.start(MODULE)
+    for echo in range(3):
+        stop(child.pid)
+        asking = asyncio.create_task(child.call({"do": "tell", "echo": echo}, 0.02))
+        await turns(1)
+        os.kill(child.pid, signal.SIGCONT)
+        stand_still(time.monotonic() + 0.05, overheard.link.fileno())
+        answer = (await asking)["ok"]
+        assert isinstance(answer, dict)
+        assert answer["echo"] == echo
+
+
+async def test_a_loop_that_stood_still_blames_no_child_and_takes_no_device_out(overheard: Overheard) -> None:
+    pool = QuestionPool(overheard, MODULE, deadline=LONG)
+    before = await pool.ask("GPU-0", {"do": "tell"})
+    [child] = overheard.pids()
+    stop(child)
+    asking = asyncio.create_task(pool.ask("GPU-0", {"do": "tell", "echo": 1}, deadline=0.02))
+    await turns(3)
+    os.kill(child, signal.SIGCONT)
+    stand_still(time.monotonic() + 0.05, overheard.link.fileno())
+    answer = await asking
+    assert (answer["echo"], answer["pid"]) == (1, before["pid"])
+    assert pool.stuck == frozenset()
+    await pool.close()
+
+
+async def test_a_child_that_hangs_is_known_although_the_loop_stood_still(overheard: Overheard) -> None:
+    child = await overheard.start(MODULE)
+    asking = asyncio.create_task(child.call({"do": "hang"}, 0.02))
+    await turns(1)
+    stand_still(time.monotonic() + 0.05)
+    with pytest.raises(TimeoutError):
+        await asking
+    assert await child.kill()
+
+
+async def test_a_child_that_sends_half_an_answer_hangs(overheard: Overheard) -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        theirs.send(pack({"ready": True}) + pack({"ok": {}})[:-1])
+        child = Child(overheard, os.getpid(), None, asyncio.sleep(0), ours, MODULE, None)
+        await overheard.ready(child)
+        with pytest.raises(TimeoutError):
+            await child.call({"do": "tell"}, 0.02)
+        await child.kill()
+
+
+async def test_a_death_that_the_loop_was_too_late_to_notice_leaves_no_abandoned_child() -> None:
+    strict = Children(kill_limit=LONG)
+    child = await strict.start(MODULE)
+    pidfd = os.pidfd_open(child.pid)
+    killing = child.discard()
+    await turns(2)
+    stand_still(time.monotonic(), pidfd)
+    os.close(pidfd)
+    advance(LONG + 1)
+    assert await killing
+    assert await child.wait(LONG)  # until the loop has been told, too
+    assert (child.abandoned, strict.abandoned_total, strict.pids()) == (False, 0, frozenset())
+
+
+PARENT = f"""
+import asyncio
+from scrubber.adapters.children.process import Children
+async def main():
+    child = await Children().start("{MODULE}")
+    print(child.pid, flush=True)
+    await child.call({{"do": "hang"}}, 1000)
+asyncio.run(main())
+"""
+
+
+def test_a_child_does_not_outlive_a_parent_that_was_killed() -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        pidfd = os.pidfd_open(int(parent.stdout.readline()))
+        assert not is_over(pidfd, 0)
+        parent.kill()
+        assert is_over(pidfd)
+        os.close(pidfd)
+
+
+def test_end_of_file_ends_a_child_while_its_parent_lives() -> None:
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-m", MODULE, str(theirs.fileno()), str(os.getpid()), "0"]
+    with subprocess.Popen(command, pass_fds=(theirs.fileno(),)) as child:
+        theirs.close()
+        assert ours.recv(4)  # it is ready
+        ours.shutdown(socket.SHUT_RDWR)
+        assert child.wait(20) == 0
+        ours.close()
+
+
+def test_a_child_whose_parent_is_gone_already_ends() -> None:
+    ours, theirs = socket.socketpair()
+    stranger = str(os.getppid())
+    with subprocess.Popen(
+        [sys.executable, "-m", MODULE, str(theirs.fileno()), stranger, "0"], pass_fds=(theirs.fileno(),)
+    ) as child:
+        theirs.close()
+        assert child.wait(20) == 0
+        assert ours.recv(1) == b""
+        ours.close()
+
+
+@pytest.mark.parametrize("module", ["scrubber.adapters.sim.driver", "scrubber.adapters.sim.eraser"])
+def test_what_runs_in_a_child_loads_nothing_heavy(module: str) -> None:
+    script = f"import sys, {module}; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"asyncio", "grpc", "multiprocessing", "prometheus_client", "pydantic", "structlog"} & set(loaded)
+
+
+# --- questions -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def pool(children: Children) -> AsyncIterator[QuestionPool]:
+    made = QuestionPool(children, MODULE, deadline=LONG)
+    yield made
+    await made.close()
+
+
+async def test_one_child_answers_for_all_devices(pool: QuestionPool, children: Children) -> None:
+    answers = await asyncio.gather(*(pool.ask(f"GPU-{each}", {"do": "tell", "echo": each}) for each in range(8)))
+    assert [answer["echo"] for answer in answers] == list(range(8))
+    assert {answer["pid"] for answer in answers} == children.pids()
+
+
+async def test_a_stuck_device_never_costs_the_others_their_answer(pool: QuestionPool) -> None:
+    sick = asyncio.create_task(pool.ask("sick", {"do": "hang"}, deadline=0.2))
+    more_sick = asyncio.create_task(pool.ask("sick", {"do": "hang"}, deadline=0.2))
+    well = [asyncio.create_task(pool.ask(f"well-{each}", {"do": "tell", "echo": each})) for each in range(4)]
+    answers = await asyncio.gather(*well)
+    assert [answer["echo"] for answer in answers] == [0, 1, 2, 3]
+    for hung in (sick, more_sick):
+        with pytest.raises(Stuck, match="sick"):
+            await hung
+    assert pool.stuck == {"sick"}
+
+
+async def test_a_device_that_is_known_to_be_stuck_hangs_a_child_of_its_own(pool: QuestionPool, fifo: Path) -> None:
+    with pytest.raises(Stuck):
+        await pool.ask("sick", {"do": "hang"}, deadline=0.05)
+    before = await pool.ask("well", {"do": "tell"})
+    hung = asyncio.create_task(pool.ask("sick", {"do": "hang", "fifo": str(fifo)}))
+    await it_hangs(fifo)
+    during = await pool.ask("well", {"do": "tell"})
+    await advance_until(hung.done)
+    with pytest.raises(Stuck):
+        await hung
+    after = await pool.ask("well", {"do": "tell"})
+    assert before["pid"] == during["pid"] == after["pid"]
+
+
+async def test_a_device_costs_one_undying_child_however_often_it_is_asked() -> None:
+    deaf = Children(kill_limit=0.05, send_signal=lambda pidfd, number: None)
+    pool = QuestionPool(deaf, MODULE, deadline=LONG)
+    with pytest.raises(Stuck, match="did not answer"):
+        await pool.ask("sick", {"do": "hang"}, deadline=0.05)
+    for _ in range(10):
+        with pytest.raises(Stuck, match="cannot be ended"):
+            await pool.ask("sick", {"do": "tell"}, deadline=0.2)
+    well = await pool.ask("well", {"do": "tell"})
+    (undying,) = deaf.abandoned
+    assert undying.device == "sick"
+    assert deaf.pids() == {undying.pid, well["pid"]}
+    os.kill(undying.pid, signal.SIGKILL)
+    again: dict[str, object] = {}
+    async with asyncio.timeout(LONG):
+        while not again:  # until its end is noticed
+            with suppress(Stuck):
+                again = await pool.ask("sick", {"do": "tell", "echo": 1})
+    assert again["echo"] == 1
+    deaf.kill_limit = LONG  # they end at the end of their file, which may take a loaded machine a while
+    await pool.close()
+    await deaf.close()
+
+
+async def test_a_question_for_which_no_child_can_be_started_blames_no_device(pool: QuestionPool) -> None:
+    with descriptors_left(0), pytest.raises(NotStarted) as refusal:
+        await pool.ask("GPU-0", {"do": "tell"})
+    assert isinstance(refusal.value, Away)
+    assert pool.stuck == frozenset()
+    assert (await pool.ask("GPU-0", {"do": "tell", "echo": 1}))["echo"] == 1
+
+
+async def test_a_device_that_answers_what_it_hung_over_is_asked_with_the_others(
+    pool: QuestionPool, tmp_path: Path
+) -> None:
+    cure = tmp_path / "cure"
+    question: Message = {"do": "hang-without", "file": str(cure)}
+    with pytest.raises(Stuck):
+        await pool.ask("sick", question, deadline=0.05)
+    cure.touch()
+    probe = await pool.ask("sick", question)
+    assert pool.stuck == frozenset()
+    shared = await pool.ask("well", {"do": "tell"})
+    again = await pool.ask("sick", {"do": "tell"})
+    assert again["pid"] == shared["pid"] != probe["pid"]
+
+
+async def test_a_device_of_which_some_questions_hang_costs_the_others_one_deadline_and_no_more(
+    pool: QuestionPool,
+) -> None:
+    with pytest.raises(Stuck):
+        await pool.ask("sick", {"do": "hang"}, deadline=0.05)
+    before = await pool.ask("well", {"do": "tell"})
+    questions: list[Message] = [{"do": "hang"}, {"do": "hang", "otherwise": True}]
+    for _ in range(2):
+        assert (await pool.ask("sick", {"do": "tell", "echo": 1}))["echo"] == 1
+        for hangs in questions:
+            with pytest.raises(Stuck):
+                await pool.ask("sick", hangs, deadline=0.05)
+    assert (await pool.ask("well", {"do": "tell"}))["pid"] == before["pid"]
+
+
+async def test_a_question_whose_caller_left_is_not_blamed_on_the_next_device(pool: QuestionPool, fifo: Path) -> None:
+    leaving = asyncio.create_task(pool.ask("sick", {"do": "hang", "fifo": str(fifo)}))
+    await it_hangs(fifo)
+    leaving.cancel()
+    await advance_until(lambda: bool(pool.stuck))
+    assert (await pool.ask("well", {"do": "tell", "echo": 1}))["echo"] == 1
+    assert pool.stuck == {"sick"}
+
+
+async def test_a_child_that_dies_by_itself_is_replaced_and_asked_once_more(pool: QuestionPool, tmp_path: Path) -> None:
+    marker = tmp_path / "died"
+    answer = await pool.ask("GPU-0", {"do": "die-once", "marker": str(marker), "echo": 7})
+    assert answer["echo"] == 7
+    assert marker.exists()
+
+
+async def test_a_question_that_kills_two_children_is_unreadable_and_kills_no_third(pool: QuestionPool) -> None:
+    with pytest.raises(Unreadable, match="Two children"):
+        await pool.ask("GPU-0", {"do": "die"})
+    assert (await pool.ask("GPU-0", {"do": "tell", "echo": 1}))["echo"] == 1
+
+
+async def test_a_question_that_cannot_be_sent_spares_the_child(pool: QuestionPool) -> None:
+    before = await pool.ask("GPU-0", {"do": "tell"})
+    with pytest.raises(Unreadable, match="cannot be asked"):
+        await pool.ask("GPU-0", {"do": "tell", "echo": "x" * LIMIT})
+    assert (await pool.ask("GPU-0", {"do": "tell"}))["pid"] == before["pid"]
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [("away", Away), ("held", Held), ("lost", Lost), ("stuck", Stuck), ("unreadable", Unreadable), ("?", Unreadable)],
+)
+async def test_every_fault_that_a_child_can_answer_is_an_error_of_the_house(
+    pool: QuestionPool, code: str, error: type[ScrubberError]
+) -> None:
+    with pytest.raises(error, match="No\\."):
+        await pool.ask("GPU-0", {"do": "refuse", "code": code})
+
+
+async def test_closing_ends_every_child_and_every_wait(children: Children, fifo: Path) -> None:
+    pool = QuestionPool(children, MODULE, deadline=LONG)
+    hang: Message = {"do": "hang", "fifo": str(fifo)}
+    asking = [asyncio.create_task(pool.ask(f"GPU-{each}", hang)) for each in range(3)]
+    await it_hangs(fifo)
+    await pool.close()
+    for each in asking:
+        with pytest.raises(Away):
+            await each
+    with pytest.raises(Away):
+        await pool.ask("GPU-0", {"do": "tell"})
+    assert children.pids() == frozenset()

@@ -1,0 +1,353 @@
+"""CuPy's stand-in: memory, processes and failures are as real as the project's eraser needs them to be."""
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.adapters.cuda_program import Program, Programs
+from tests.nvidia.world import MIB, Gpu, World
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with World.create(tmp_path / "w", gpus=2, mebibytes=10) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.fixture
+def programs(world: World, cache: Path) -> Iterator[Programs]:
+    made = Programs(world, cache)
+    yield made
+    made.end()
+
+
+HOLD = """
+    address = runtime.malloc(2 << 20)
+    tell(free=runtime.memGetInfo()[0])
+    wait()
+"""
+
+
+# --- memory
+
+
+def test_what_a_killed_process_left_comes_to_the_next_one_as_it_was(world: World, programs: Programs) -> None:
+    gpu = world.gpus[0]
+    tenant = programs.start(
+        """
+        address = runtime.malloc(2 << 20)
+        runtime.memset(address, 0x5A, 2 << 20)
+        runtime.deviceSynchronize()
+        tell(ready=True)
+        wait()
+        """,
+        on=gpu,
+    )
+    tenant.told()
+    tenant.kill()
+    reader = programs.start(
+        """
+        address = runtime.malloc(2 << 20)
+        tell(count=content(address, 2 << 20).count(b"\\x5a"))
+        """,
+        on=gpu,
+    )
+    assert reader.told() == {"count": 2 * MIB}
+
+
+def test_two_processes_never_have_the_same_byte(world: World, programs: Programs) -> None:
+    code = """
+        address = runtime.malloc(2 << 20)
+        runtime.memset(address, NUMBER, 2 << 20)
+        runtime.deviceSynchronize()
+        tell(ready=True)
+        wait()
+        """
+    both = [programs.start(f"NUMBER = {number}", code, on=world.gpus[0]) for number in (1, 2)]
+    for program in both:
+        program.told()
+    content = world.gpus[0].content()
+    assert content.count(b"\x01") == content.count(b"\x02") == 2 * MIB
+
+
+def test_memory_ends_and_a_context_has_its_share(world: World, programs: Programs) -> None:
+    """8 MiB are left of 10: one granule is the context's, one is what small allocations share."""
+    program = programs.start(
+        """
+        free, total = runtime.memGetInfo()
+        small = [runtime.malloc(256) for _ in range(8)]
+        whole = [runtime.malloc(2 << 20) for _ in range(2)]
+        full = status(lambda: runtime.malloc(2 << 20))
+        runtime.free(whole.pop())
+        tell(free=free, total=total, full=full, again=status(lambda: runtime.malloc(2 << 20)))
+        """,
+        on=world.gpus[0],
+    )
+    assert program.told() == {"free": 6 * MIB, "total": 8 * MIB, "full": 2, "again": 0}
+
+
+def test_memory_that_nobody_was_given_cannot_be_touched(world: World, programs: Programs) -> None:
+    program = programs.start(
+        """
+        address = runtime.malloc(2 << 20)
+        kernel("fill_zero")((1,), (32,), (uint64(address), uint64((2 << 20) // 16 + 1)))
+        tell(first=status(runtime.deviceSynchronize), then=status(lambda: runtime.malloc(16)))
+        """,
+        on=world.gpus[0],
+    )
+    assert program.told() == {"first": 700, "then": 700}
+
+
+def test_an_instance_computes_in_its_own_memory(world: World, programs: Programs) -> None:
+    gpu = world.gpus[0]
+    gpu.set("total", 66 * MIB)
+    first, second = gpu.split("1g.18gb", "1g.18gb")
+    program = programs.start(
+        """
+        free = runtime.memGetInfo()[0]
+        address = runtime.malloc(free)
+        runtime.memset(address, 7, free)
+        runtime.deviceSynchronize()
+        tell(free=free)
+        wait()
+        """,
+        on=second,
+    )
+    filled = program.told()["free"]
+    assert second.content().count(7) == filled > 0
+    assert first.content().count(7) == gpu.content().count(7) == 0
+
+
+# --- who computes, as others see it
+
+
+@contextmanager
+def holding(programs: Programs, gpu: Gpu) -> Iterator[Program]:
+    program = programs.start(HOLD, on=gpu)
+    program.told()
+    yield program
+
+
+def driver_says(world: World, gpu: Gpu) -> tuple[list[tuple[int, int]], int]:
+    """(PID, bytes) of those that compute, and bytes in use, as the stand-in for the driver's library has it."""
+    code = """
+        import json, pynvml, sys
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByUUID(sys.argv[1])
+        found = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        used = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2).used
+        print(json.dumps([[(each.pid, each.usedGpuMemory) for each in found], used]))
+        """
+    done = subprocess.run(
+        [sys.executable, "-c", inspect.cleandoc(code), gpu.uuid],
+        env={"PATH": os.defpath, **world.environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    processes, used = json.loads(done.stdout)
+    return [(pid, size) for pid, size in processes], used
+
+
+def test_the_driver_lists_a_process_with_a_context_and_forgets_a_killed_one(world: World, programs: Programs) -> None:
+    gpu = world.gpus[0]
+    with holding(programs, gpu) as program:
+        assert driver_says(world, gpu) == ([(program.pid, 4 * MIB)], 4 * MIB)
+        assert driver_says(world, world.gpus[1]) == ([], 0)
+        program.kill_and_leave_unreaped()
+        assert driver_says(world, gpu) == ([], 0)
+
+
+def test_a_process_with_a_context_has_the_devices_node_open(world: World, programs: Programs) -> None:
+    gpu = world.gpus[0]
+    with holding(programs, gpu) as program:
+        opened = {os.stat(each).st_rdev for each in Path(f"/proc/{program.pid}/fd").iterdir()}
+    assert gpu.node.stat().st_rdev in opened
+    assert world.gpus[1].node.stat().st_rdev not in opened
+
+
+TRY = "tell(status=status(runtime.memGetInfo))"
+
+
+def test_an_exclusive_device_takes_one_process_and_the_next_when_that_was_killed(
+    world: World, programs: Programs
+) -> None:
+    gpu = world.gpus[0]
+    gpu.set("compute_mode", 3)
+    with holding(programs, gpu) as program:
+        assert programs.start(TRY, on=gpu).told() == {"status": 46}
+        assert programs.start(TRY, on=world.gpus[1]).told() == {"status": 0}
+        program.kill()
+        assert programs.start(TRY, on=gpu).told() == {"status": 0}
+
+
+def test_a_prohibited_device_takes_nobody(world: World, programs: Programs) -> None:
+    world.gpus[0].set("compute_mode", 2)
+    assert programs.start(TRY, on=world.gpus[0]).told() == {"status": 46}
+
+
+def test_a_context_is_of_no_use_to_a_forked_child(world: World, programs: Programs) -> None:
+    """So a zygote that had touched CUDA would be found out here as on a GPU."""
+    program = programs.start(
+        """
+        before = status(runtime.memGetInfo)
+        reader, writer = os.pipe()
+        if os.fork() == 0:
+            os.write(writer, bytes([status(runtime.memGetInfo)]))
+            os._exit(0)
+        os.wait()
+        tell(before=before, child=os.read(reader, 1)[0])
+        """,
+        on=world.gpus[0],
+    )
+    assert program.told() == {"before": 0, "child": 3}
+
+
+# --- which devices there are
+
+
+@pytest.mark.parametrize("name", ["", "GPU-00000000", "MIG-1", "7"])
+def test_a_device_that_is_not_there_is_no_device(programs: Programs, name: str) -> None:
+    assert programs.start(TRY, on=name).told() == {"status": 100}
+
+
+def test_a_lost_gpu_is_no_device_and_leaves_the_others(world: World, programs: Programs) -> None:
+    world.gpus[0].lose()
+    assert programs.start(TRY, on=world.gpus[0]).told() == {"status": 100}
+    assert programs.start(TRY, on=world.gpus[1]).told() == {"status": 0}
+
+
+@pytest.mark.parametrize(("code", "wanted"), [(9, 35), (12, 35), (18, 803)])
+def test_a_driver_that_is_away_or_does_not_fit_is_told(
+    world: World, programs: Programs, code: int, wanted: int
+) -> None:
+    world.init_error(code)
+    assert programs.start(TRY, on=world.gpus[0]).told() == {"status": wanted}
+
+
+# --- work
+
+
+def test_a_result_that_nobody_waited_for_is_an_old_one(world: World, programs: Programs) -> None:
+    program = programs.start(
+        """
+        memory = runtime.malloc(1 << 21)
+        runtime.memset(memory, 1, 1 << 21)
+        counters = zeroed(16)
+        stream = cupy.cuda.Stream(non_blocking=True)
+        arguments = (memory, (1 << 21) // 16, 0, counters, counters + 8, 0, 0)
+        kernel("count_nonzero")((4,), (64,), tuple(map(uint64, arguments)), stream=stream)
+        early = word(counters)
+        stream.synchronize()
+        tell(early=early, late=word(counters))
+        """,
+        on=world.gpus[0],
+    )
+    assert program.told() == {"early": 0, "late": 2 * MIB}
+
+
+def test_events_tell_the_time_between_them_once_both_have_happened(world: World, programs: Programs) -> None:
+    program = programs.start(
+        """
+        memory = runtime.malloc(1 << 21)
+        stream = cupy.cuda.Stream(non_blocking=True)
+        first, last = cupy.cuda.Event(), cupy.cuda.Event()
+        first.record(stream)
+        runtime.memsetAsync(memory, 1, 1 << 21, stream.ptr)
+        last.record(stream)
+        early = status(lambda: cupy.cuda.get_elapsed_time(first, last))
+        last.synchronize()
+        tell(early=early, positive=cupy.cuda.get_elapsed_time(first, last) > 0, done=last.done)
+        """,
+        on=world.gpus[0],
+    )
+    assert program.told() == {"early": 600, "positive": True, "done": True}
+
+
+def test_what_the_real_one_would_pass_on_wrongly_is_refused(world: World, programs: Programs) -> None:
+    program = programs.start(
+        """
+        def refused(*arguments, **more):
+            try:
+                kernel("fill_zero")(*arguments, **more)
+            except (TypeError, cupy.cuda.driver.CUDADriverError) as error:
+                return str(getattr(error, "status", type(error).__name__))
+            return "taken"
+        right = (uint64(runtime.malloc(16)), uint64(1))
+        tell(
+            narrow=refused((1,), (1,), (right[0], uint32(1))),
+            plain=refused((1,), (1,), (right[0], 1)),
+            few=refused((1,), (1,), right[:1]),
+            wide=refused((1,), (2048,), right),
+            shared=refused((1,), (1,), right, shared_mem=64 * 1024),
+            right=refused((1,), (1,), right),
+            unknown=status(lambda: kernel("fill_ones")),
+            nowhere=status(lambda: kernel("fill_zero", "/nonexistent.ptx")),
+        )
+        """,
+        on=world.gpus[0],
+    )
+    assert program.told() == {
+        "narrow": "TypeError",
+        "plain": "TypeError",
+        "few": "TypeError",
+        "wide": "1",
+        "shared": "1",
+        "right": "taken",
+        "unknown": 500,
+        "nowhere": 301,
+    }
+
+
+# --- faults
+
+CLEAR_AND_COUNT = """
+    memory = runtime.malloc(4 << 20)
+    counters = zeroed(16)
+    kernel("fill_zero")((4,), (64,), (uint64(memory), uint64((4 << 20) // 16)))
+    cleared = status(runtime.deviceSynchronize)
+    arguments = (memory, (4 << 20) // 16, 0, counters, counters + 8, 0, 0)
+    launched = status(lambda: kernel("count_nonzero")((4,), (64,), tuple(map(uint64, arguments))))
+    tell(cleared=cleared, launched=launched, count=word(counters) if cleared == 0 else None)
+"""
+
+
+def test_memory_that_works_is_clear_when_it_was_cleared(world: World, programs: Programs) -> None:
+    world.gpus[0].fill("secret")
+    assert programs.start(CLEAR_AND_COUNT, on=world.gpus[0]).told() == {"cleared": 0, "launched": 0, "count": 0}
+
+
+def test_bytes_that_come_back_are_found_after_clearing(world: World, programs: Programs) -> None:
+    world.gpus[0].set("wont_clear", "")
+    assert programs.start(CLEAR_AND_COUNT, on=world.gpus[0]).told()["count"] == 64
+
+
+def test_a_bad_page_ends_the_context_of_whoever_touches_it(world: World, programs: Programs) -> None:
+    gpu = world.gpus[0]
+    gpu.set("bad_page", 3 * MIB)
+    assert programs.start(CLEAR_AND_COUNT, on=gpu).told() == {"cleared": 214, "launched": 214, "count": None}
+    gpu.set("bad_page", f"{3 * MIB} 719")
+    assert programs.start(CLEAR_AND_COUNT, on=gpu).told() == {"cleared": 719, "launched": 719, "count": None}
+    gpu.set("bad_page", 7 * MIB)  # where nobody goes
+    assert programs.start(CLEAR_AND_COUNT, on=gpu).told() == {"cleared": 0, "launched": 0, "count": 0}
+
+
+def test_a_clear_that_takes_for_ever_is_over_when_the_fault_is_lifted(world: World, programs: Programs) -> None:
+    gpu = world.gpus[0]
+    gpu.set("slow_clear", 3600)
+    program = programs.start("tell(ready=True)", CLEAR_AND_COUNT, on=gpu)
+    program.told()
+    gpu.unset("slow_clear")
+    assert program.told()["count"] == 0

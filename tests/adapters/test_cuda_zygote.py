@@ -1,0 +1,88 @@
+"""What the CUDA zygote forks: programs that see one device, in an environment that is ours."""
+
+import asyncio
+import stat
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from scrubber.adapters.children.message import Message
+from scrubber.adapters.children.process import Children
+from scrubber.adapters.children.questions import answer_of
+from scrubber.adapters.cuda.erasure import CudaEraser
+from scrubber.adapters.cuda.programs import DIAGNOSIS, ERASER, Programs
+from scrubber.adapters.cuda.workplace import Workplace
+from scrubber.domain.errors import Away
+from tests.adapters.cuda_rig import CudaRig, cuda_rig, request
+
+PROGRAM = "tests.adapters.wayward_child"
+VARIABLES = "CUDA_VISIBLE_DEVICES CUDA_MPS_PIPE_DIRECTORY CUDA_CACHE_PATH CUDA_MODULE_LOADING OPENBLAS_NUM_THREADS HOME"
+LONG = 30.0
+
+
+@pytest.fixture
+async def rig(short_tmp: Path) -> AsyncIterator[CudaRig]:
+    async with cuda_rig(short_tmp, modules=(PROGRAM, ERASER, DIAGNOSIS)) as made:
+        yield made
+
+
+async def told(rig: CudaRig, number: int) -> Message:
+    child = await rig.programs.start(PROGRAM, rig.device(number))
+    answer = answer_of(await child.call({"do": "tell", "variables": VARIABLES}, LONG))
+    assert await child.kill()
+    return answer
+
+
+async def test_a_program_sees_its_own_device_and_nothing_of_the_service_s_environment(
+    rig: CudaRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "somebody-else-s")
+    monkeypatch.setenv("HOME", "/root")
+    answers = await asyncio.gather(told(rig, 0), told(rig, 1))
+    for number, answer in enumerate(answers):
+        assert answer["variables"] == {
+            "CUDA_VISIBLE_DEVICES": rig.device(number).id,
+            "CUDA_MPS_PIPE_DIRECTORY": str(rig.state / "no-mps"),
+            "CUDA_CACHE_PATH": str(rig.state / "cuda-cache"),
+            "CUDA_MODULE_LOADING": "EAGER",
+            "OPENBLAS_NUM_THREADS": "1",
+            "HOME": None,
+        }
+        assert (answer["threads"], answer["nice"]) == (1, 19)
+
+
+async def test_the_directories_of_a_program_are_its_user_s_alone(rig: CudaRig) -> None:
+    (rig.state / "cuda-cache").mkdir(mode=0o777)
+    (rig.state / "cuda-cache").chmod(0o777)
+    await told(rig, 0)
+    for name in ("cuda-cache", "no-mps"):
+        assert stat.S_IMODE((rig.state / name).stat().st_mode) == 0o700
+
+
+async def test_a_directory_that_is_a_link_to_another_one_is_not_used(rig: CudaRig, tmp_path: Path) -> None:
+    (rig.state / "no-mps").symlink_to(tmp_path)
+    with pytest.raises(Away, match="no directory of this user's"):
+        await rig.programs.start(PROGRAM, rig.device())
+
+
+async def test_the_zygote_has_opened_no_device_however_much_was_done(rig: CudaRig) -> None:
+    await rig.erase(rig.device())
+    zygote = rig.programs.zygote.pid
+    opened = [str(each.resolve()) for each in Path(f"/proc/{zygote}/fd").iterdir()]
+    assert not [each for each in opened if each.startswith(("/dev/tty", "/dev/pts", str(rig.world.root)))]
+    assert len(list(Path(f"/proc/{zygote}/task").iterdir())) == 1
+
+
+async def test_with_the_real_library_and_no_driver_no_device_is_blamed(rig: CudaRig) -> None:
+    """CuPy itself, on a machine that has no GPU: it is imported, forked from, and asked for a context."""
+    children = Children()
+    programs = Programs(children, rig.state)
+    eraser = CudaEraser(Workplace(programs, rig.gpu, rig.locks))
+    try:
+        for _ in range(2):
+            with pytest.raises(Away, match="No context could be opened"):
+                await eraser.erase(rig.device(), request(), lambda _: None)
+    finally:
+        await children.close()
+    assert rig.gpu.mode(rig.device()) == "default"

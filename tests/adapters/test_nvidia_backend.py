@@ -1,0 +1,153 @@
+"""The NVIDIA backend keeps the contract of every backend, over stand-ins for its driver and for CUDA; so do instances."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from scrubber.domain.errors import Away, Unreadable
+from scrubber.domain.telemetry import Signal
+from tests.adapters.backend_contract import BackendContract, request, unheard
+from tests.adapters.nvidia_rig import PATIENCE, NvidiaRig, started
+from tests.nvidia.world import MIB, World
+
+
+class TestNvidiaBackend(BackendContract):
+    @pytest.fixture
+    async def rig(self, short_tmp: Path) -> AsyncIterator[NvidiaRig]:
+        with World.create(short_tmp / "node", mebibytes=48) as world:
+            async with started(world, short_tmp / "state", question=2.0) as rig:
+                yield rig
+
+
+# --- MIG: the first GPU is two instances, the second one is whole
+
+
+@pytest.fixture
+def split(short_tmp: Path) -> Iterator[World]:
+    with World.create(short_tmp / "node", mebibytes=98) as world:
+        world.gpus[0].split("2g.35gb", "3g.71gb")
+        yield world
+
+
+@pytest.fixture
+async def instances(split: World, short_tmp: Path) -> AsyncIterator[NvidiaRig]:
+    async with started(split, short_tmp / "state") as rig:
+        yield rig
+
+
+async def test_instances_are_devices_and_their_gpu_is_none(instances: NvidiaRig) -> None:
+    first, second, whole = await instances.backend.inventory.devices()
+    gpu, other = instances.world.gpus
+    assert [each.id for each in (first, second, whole)] == [*(each.uuid for each in gpu.instances), other.uuid]
+    assert [(each.index, each.profile) for each in (first, second, whole)] == [
+        ("0:0", "2g.35gb"),
+        ("0:1", "3g.71gb"),
+        ("1", None),
+    ]
+    assert {first.parent, second.parent} == {gpu.uuid}
+
+
+async def test_an_instance_is_cleared_and_its_sibling_is_left(instances: NvidiaRig) -> None:
+    first, second, _ = await instances.backend.inventory.devices()
+    instances.fill(first, "secret")
+    instances.fill(second, "somebody else's")
+    report = await instances.backend.eraser.erase(first, request(), unheard)
+    assert report.total_bytes == first.memory_bytes == report.verified_bytes + report.not_covered_bytes
+    assert (report.failed_bytes, report.residue_bytes) == (0, report.cleared_bytes)
+    content = instances.content(first)
+    assert len(content) - content.count(0) <= report.not_covered_bytes - report.reserved_bytes
+    assert instances.content(second).startswith(b"somebody else's")
+
+
+async def test_a_holder_of_one_instance_holds_neither_its_sibling_nor_another_gpu(instances: NvidiaRig) -> None:
+    first, second, whole = await instances.backend.inventory.devices()
+    holders = instances.backend.holders
+    with instances.hold(first) as pid:
+        assert [await holders.held(each) for each in (first, second, whole)] == [True, False, False]
+        assert [each.pid for each in (await holders.holders(first)).holders] == [pid]
+        assert (await holders.holders(second)).holders == ()
+        assert (await instances.backend.eraser.erase(second, request(), unheard)).failed_bytes == 0
+        assert (await instances.backend.eraser.erase(whole, request(), unheard)).failed_bytes == 0
+
+
+async def test_that_an_instance_cannot_be_fenced_is_in_the_report(instances: NvidiaRig) -> None:
+    first, _, whole = await instances.backend.inventory.devices()
+    reports = [await instances.backend.eraser.erase(each, request(), unheard) for each in (first, whole)]
+    assert [any(each.startswith("fence: ") for each in report.not_covered) for report in reports] == [True, False]
+
+
+async def test_a_fault_of_the_gpu_is_each_instance_s_and_one_of_an_instance_is_its_own(instances: NvidiaRig) -> None:
+    first, second, whole = await instances.backend.inventory.devices()
+    gpu = instances.gpu(first)
+    signals = instances.backend.telemetry.signals()
+
+    async def heard(*expected: Signal) -> None:
+        missing = set(expected)
+        async with asyncio.timeout(PATIENCE):
+            while missing:
+                missing.discard(await anext(signals))
+
+    gpu.raise_xid(94, gpu.instances[0])
+    await heard(Signal(first.id, "xid", 94))
+    gpu.raise_xid(95)
+    await heard(Signal(first.id, "xid", 95), Signal(second.id, "xid", 95))
+    gpu.add_ecc_errors(2)
+    snapshots = [await instances.backend.telemetry.snapshot(each) for each in (first, second, whole)]
+    assert [each.xids for each in snapshots] == [{94: 1, 95: 1}, {95: 1}, {}]
+    assert [each.ecc_uncorrected for each in snapshots] == [2, 2, 0]
+
+
+async def test_a_gpu_is_not_reset_for_the_sake_of_an_instance(instances: NvidiaRig) -> None:
+    first, second, whole = await instances.backend.inventory.devices()
+    resetter = instances.backend.resetter
+    plan = await resetter.plan(first)
+    assert plan.together == (second.id,)
+    assert plan.unavailable is not None
+    with pytest.raises(Unreadable, match="is a MIG instance"):
+        await resetter.reset(first, 30.0)
+    await resetter.reset(whole, 30.0)
+    assert (instances.gpu(first).resets(), instances.gpu(whole).resets()) == (0, 1)
+    assert await instances.backend.inventory.devices() == (first, second, whole)
+
+
+# --- the driver goes and comes back
+
+
+async def test_devices_are_the_same_after_the_driver_was_loaded_anew(short_tmp: Path) -> None:
+    with World.create(short_tmp / "node") as world:
+        async with started(world, short_tmp / "state") as rig:
+            before = await rig.backend.inventory.devices()
+            world.remove_driver()
+            with pytest.raises(Away, match="not loaded"):
+                await rig.backend.inventory.devices()
+            world.bring_driver_back()
+            assert await rig.backend.inventory.devices() == before
+            assert (await rig.backend.telemetry.snapshot(before[0])).recovery == "none"
+
+
+async def test_a_gpu_that_was_plugged_in_is_handed_out_and_one_that_was_taken_out_is_not(short_tmp: Path) -> None:
+    with World.create(short_tmp / "node") as world:
+        async with started(world, short_tmp / "state") as rig:
+            first, second = await rig.backend.inventory.devices()
+            added = world.add_gpu()
+            assert [each.id for each in await rig.backend.inventory.devices()] == [first.id, second.id, added.uuid]
+            assert (await rig.backend.eraser.erase(second, request(), unheard)).failed_bytes == 0
+            world.remove_gpu(world.gpus[0])
+            assert [each.id for each in await rig.backend.inventory.devices()] == [second.id, added.uuid]
+            assert (await rig.backend.telemetry.snapshot(second)).recovery == "none"
+
+
+async def test_what_a_gpu_uses_when_idle_is_learned_anew_when_it_comes_back(short_tmp: Path) -> None:
+    """A driver may keep more for itself on a GPU that was in MIG mode, or off the bus, than it did before."""
+    with World.create(short_tmp / "node", gpus=1, mebibytes=64) as world:
+        async with started(world, short_tmp / "state") as rig:
+            (whole,) = await rig.backend.inventory.devices()
+            assert not await rig.backend.holders.held(whole)
+            world.gpus[0].split("1g.18gb")
+            assert whole not in await rig.backend.inventory.devices()
+            world.gpus[0].merge()
+            world.gpus[0].set("used", 20 * MIB)
+            assert await rig.backend.inventory.devices() == (whole,)
+            assert not await rig.backend.holders.held(whole)

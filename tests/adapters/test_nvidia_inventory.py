@@ -1,0 +1,279 @@
+"""Which NVIDIA devices there are: each GPU is asked alone, and one that cannot answer costs nobody else."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from scrubber.adapters.nvidia.inventory import NvidiaInventory
+from scrubber.domain.errors import Away
+from tests.adapters.nvidia_asking import Asking, asking
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Asking]:
+    async with asking(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+async def brief(tmp_path: Path) -> AsyncIterator[Asking]:
+    """A node whose GPUs are soon given up."""
+    async with asking(tmp_path, deadline=2.0) as made:
+        yield made
+
+
+async def test_gpus_are_described_as_the_driver_knows_them(node: Asking) -> None:
+    first, second = await node.inventory.devices()
+    gpu = node.gpu(first)
+    assert (first.index, second.index) == ("0", "1")
+    assert (first.id, first.model, first.memory_bytes) == (gpu.uuid, "NVIDIA H200", gpu.number("total"))
+    assert (first.numa_node, second.numa_node) == (0, 1)
+    assert [Path(access.host_path).exists() for access in first.access] == [True] * 5
+    traits = dict(first.traits)
+    number = gpu.node.stat().st_rdev
+    assert traits["device_number"] == f"{os.major(number)}:{os.minor(number)}"
+    assert traits["pci_address"] == gpu.pci_address
+    assert (traits["architecture"], traits["compute_capability"], traits["cuda"]) == ("hopper", "9.0", "13.0")
+    assert (traits["vbios"], traits["virtualization"]) == ("96.00.D0.00.01", "none")
+    assert (first, second) == await node.inventory.devices()
+    assert node.inventory.not_advertised == {}
+
+
+async def test_the_identity_names_the_driver(node: Asking) -> None:
+    identity = await node.inventory.identity()
+    assert (identity.node, identity.driver) == ("node-1", "580.65.06")
+    assert identity.boot == Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+async def test_each_gpu_is_described_by_a_child_of_its_own_that_is_gone_afterwards(node: Asking) -> None:
+    await node.inventory.devices()
+    (first,), (second,) = (gpu.attached() for gpu in node.world.gpus)
+    assert first != second
+    assert node.children.pids() == frozenset()
+
+
+async def test_asking_about_one_gpu_touches_no_other(node: Asking) -> None:
+    device, _ = await node.inventory.devices()
+    before = [gpu.attached() for gpu in node.world.gpus]
+    await node.telemetry.snapshot(device)
+    await node.ask(device, "used")
+    await node.settings.restore(device, {"compute_mode": "default"})
+    after = [gpu.attached() for gpu in node.world.gpus]
+    assert len(after[0]) == len(before[0]) + 1
+    assert after[1] == before[1]
+
+
+async def test_naming_the_driver_touches_no_gpu(node: Asking) -> None:
+    await node.inventory.identity()
+    await node.inventory.fingerprint()
+    assert [gpu.attached() for gpu in node.world.gpus] == [(), ()]
+
+
+async def test_an_older_driver_that_knows_fewer_functions_is_described_with_fewer_traits(node: Asking) -> None:
+    node.world.age(
+        "nvmlDeviceGetGspFirmwareVersion",
+        "nvmlDeviceGetMemoryInfo_v2",
+        "nvmlDeviceGetMigMode",
+        "nvmlDeviceGetNvLinkRemoteDeviceType",
+    )
+    first, _ = await node.inventory.devices()
+    assert "gsp_firmware" not in dict(first.traits)
+    assert first.memory_bytes == node.gpu(first).number("total")
+
+
+# --- a GPU that is not well
+
+
+async def test_a_gpu_that_is_lost_at_the_start_is_left_out_and_named(node: Asking) -> None:
+    first, second = node.world.gpus
+    first.lose()
+    assert [device.id for device in await node.inventory.devices()] == [second.uuid]
+    assert list(node.inventory.not_advertised) == [first.pci_address]
+    assert "fallen off the bus" in node.inventory.not_advertised[first.pci_address]
+
+
+async def test_a_gpu_that_never_answers_costs_only_itself(brief: Asking) -> None:
+    first, second = brief.world.gpus
+    second.hang()
+    assert [device.id for device in await brief.inventory.devices()] == [first.uuid]
+    assert "did not answer" in brief.inventory.not_advertised[second.pci_address]
+    second.heal()
+    assert [device.id for device in await brief.inventory.devices()] == [first.uuid, second.uuid]
+    assert brief.inventory.not_advertised == {}
+
+
+async def test_a_gpu_that_could_not_be_described_is_worth_another_look_now_and_then(node: Asking) -> None:
+    now = [100.0]
+    inventory = NvidiaInventory(node.world.places, node.children, node="node-1", again=30.0, monotonic=lambda: now[0])
+    node.world.gpus[0].lose()
+    await inventory.devices()
+    marks = []
+    for now[0] in (100.0, 129.0, 130.0, 159.0, 160.0):
+        marks.append(await inventory.fingerprint())
+    assert [each != before for before, each in itertools.pairwise(marks)] == [False, True, False, True]
+    node.world.gpus[0].heal()
+    assert len(await inventory.devices()) == 2
+    well = await inventory.fingerprint()
+    now[0] = 1000.0
+    assert await inventory.fingerprint() == well
+
+
+@pytest.mark.parametrize("code", [15, 16, 999])
+async def test_a_gpu_that_was_seen_stays_as_it_was_seen(node: Asking, code: int) -> None:
+    before = await node.inventory.devices()
+    node.world.gpus[1].set("error", code)
+    assert await node.inventory.devices() == before
+
+
+async def test_a_gpu_that_hangs_stays_as_it_was_seen(brief: Asking) -> None:
+    before = await brief.inventory.devices()
+    brief.world.gpus[0].hang()
+    assert await brief.inventory.devices() == before
+
+
+async def test_a_gpu_leaves_the_list_when_the_bus_says_that_it_is_gone(node: Asking) -> None:
+    _, second = await node.inventory.devices()
+    mark = await node.inventory.fingerprint()
+    node.world.remove_gpu(node.world.gpus[0])
+    assert await node.inventory.fingerprint() != mark
+    assert await node.inventory.devices() == (second,)
+    assert second.index == "1"
+
+
+async def test_a_gpu_that_is_plugged_in_joins_the_list(node: Asking) -> None:
+    before = await node.inventory.devices()
+    mark = await node.inventory.fingerprint()
+    added = node.world.add_gpu()
+    assert await node.inventory.fingerprint() != mark
+    after = await node.inventory.devices()
+    assert after[:2] == before
+    assert (after[2].id, after[2].index) == (added.uuid, "2")
+
+
+async def test_a_gpu_that_was_given_to_a_virtual_machine_is_left_out_and_named(node: Asking) -> None:
+    first, second = node.world.gpus
+    await node.inventory.devices()
+    link = first.pci_device / "driver"
+    link.unlink()
+    link.symlink_to("../../drivers/vfio-pci")
+    assert [device.id for device in await node.inventory.devices()] == [second.uuid]
+    assert "vfio-pci" in node.inventory.not_advertised[first.pci_address]
+
+
+async def test_a_host_of_vgpus_is_left_out_and_named(node: Asking) -> None:
+    first, second = node.world.gpus
+    first.set("virtualization", 3)
+    assert [device.id for device in await node.inventory.devices()] == [second.uuid]
+    assert "host of vGPUs" in node.inventory.not_advertised[first.pci_address]
+
+
+async def test_a_gpu_that_is_being_reset_is_left_alone_and_listed(node: Asking) -> None:
+    before = await node.inventory.devices()
+    first, second = node.world.gpus
+    touched = first.attached(), len(second.attached())
+    async with node.inventory.hold([first.pci_address]):
+        assert await node.inventory.devices() == before
+    assert first.attached() == touched[0]
+    assert len(second.attached()) == touched[1] + 1
+
+
+# --- no driver
+
+
+@pytest.mark.parametrize(
+    ("code", "sentence"),
+    [
+        (9, "The driver is not loaded"),
+        (18, "different versions: reboot"),
+        (4, "permission: run the scrub service as root"),
+        (999, "internal error"),
+    ],
+)
+async def test_a_driver_that_does_not_start_is_away_with_a_sentence(node: Asking, code: int, sentence: str) -> None:
+    node.world.init_error(code)
+    with pytest.raises(Away, match=sentence):
+        await node.inventory.devices()
+    with pytest.raises(Away, match=sentence):
+        await node.inventory.identity()
+
+
+async def test_a_driver_without_its_library_is_away(node: Asking) -> None:
+    (node.world.library_directory / "libnvidia-ml.so.1").unlink()
+    with pytest.raises(Away, match=r"libnvidia-ml\.so\.1"):
+        await node.inventory.devices()
+
+
+async def test_a_driver_that_comes_back_is_asked_again(node: Asking) -> None:
+    before = await node.inventory.devices()
+    node.world.remove_driver()
+    with pytest.raises(Away):
+        await node.inventory.devices()
+    node.world.bring_driver_back()
+    assert await node.inventory.devices() == before
+
+
+async def test_a_driver_that_hangs_for_all_is_away(brief: Asking) -> None:
+    brief.world.set("hangs/nvmlInitWithFlags", "")
+    with pytest.raises(Away, match="did not answer"):
+        await brief.inventory.devices()
+
+
+async def test_a_driver_without_gpus_is_no_error(tmp_path: Path) -> None:
+    async with asking(tmp_path, gpus=0) as node:
+        assert await node.inventory.devices() == ()
+        assert node.inventory.not_advertised == {}
+
+
+# --- instances
+
+
+async def test_instances_come_in_place_of_their_gpu(node: Asking) -> None:
+    gpu = node.world.gpus[0]
+    instances = gpu.split("1g.18gb", "2g.35gb")
+    first, second, whole = await node.inventory.devices()
+    assert (first.index, second.index, whole.index) == ("0:0", "0:1", "1")
+    assert (first.id, second.id) == tuple(each.uuid for each in instances)
+    assert {first.parent, second.parent} == {gpu.uuid}
+    assert (first.profile, second.profile) == ("1g.18gb", "2g.35gb")
+    assert first.memory_bytes == instances[0].number("total")
+    caps = [Path(access.host_path) for access in first.access if "nvidia-caps" in access.host_path]
+    assert len(caps) == 2
+    assert all(cap.exists() for cap in caps)
+    gpu.merge()
+    assert [device.id for device in await node.inventory.devices()] == [gpu.uuid, whole.id]
+
+
+async def test_a_gpu_in_mig_mode_without_instances_is_left_out_and_named(node: Asking) -> None:
+    gpu, other = node.world.gpus
+    gpu.split()
+    assert [device.id for device in await node.inventory.devices()] == [other.uuid]
+    assert "has no instances" in node.inventory.not_advertised[gpu.pci_address]
+
+
+# --- links
+
+
+async def test_gpus_joined_by_a_link_are_peers(node: Asking) -> None:
+    first, second = node.world.gpus
+    first.link(0, second)
+    second.link(0, first)
+    one, other = await node.inventory.devices()
+    assert (set(one.peers), set(other.peers)) == ({other.id}, {one.id})
+
+
+@pytest.mark.parametrize("speaks", [True, False])
+async def test_gpus_on_switches_are_peers_also_where_the_driver_does_not_say_what_is_at_the_far_end(
+    node: Asking, speaks: bool
+) -> None:
+    if not speaks:
+        node.world.age("nvmlDeviceGetNvLinkRemoteDeviceType")
+    for number, gpu in enumerate(node.world.gpus):
+        gpu.link(0, f"00000000:{0xC0 + number:02X}:00.0")
+        gpu.link(1, "00000000:C5:00.0", active=False)
+    one, other = await node.inventory.devices()
+    assert (set(one.peers), set(other.peers)) == ({other.id}, {one.id})

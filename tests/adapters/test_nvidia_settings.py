@@ -1,0 +1,217 @@
+"""Settings: read by name, brought back to the driver's defaults or the policy's values, and read back."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from scrubber.adapters.nvidia.work import NvidiaGpu
+from scrubber.domain.device import Device
+from scrubber.domain.errors import Unreadable
+from tests.adapters.nvidia_asking import Asking, asking
+
+BOOSTED = {"auto_boost": 0, "auto_boost_default": 1, "api_restriction/1": 0}
+"""What a GPU of before has besides."""
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Asking]:
+    async with asking(tmp_path) as made:
+        for attribute, value in BOOSTED.items():
+            made.world.gpus[0].set(attribute, value)
+        made.world.gpus[0].set("auto_boost", 1)
+        yield made
+
+
+async def test_a_gpu_that_nobody_changed_has_the_drivers_defaults(node: Asking) -> None:
+    snapshot = await node.snapshot()
+    assert snapshot.settings == snapshot.defaults
+    assert snapshot.defaults == {
+        "compute_mode": "default",
+        "persistence_mode": "disabled",
+        "power_limit_watts": "700",
+        "application_clocks": "3201,1980",
+        "clock_offsets": "none",
+        "auto_boost": "enabled",
+        "accounting_mode": "disabled",
+        "api_restriction_application_clocks": "restricted",
+        "api_restriction_auto_boosted_clocks": "unrestricted",
+        "ecc_mode": "enabled",
+    }
+
+
+@pytest.mark.parametrize(
+    ("attribute", "tampered", "name", "shown"),
+    [
+        ("compute_mode", "2", "compute_mode", "prohibited"),
+        ("power_limit", "200500", "power_limit_watts", "200.5"),
+        ("application_clocks", "3201 345", "application_clocks", "3201,345"),
+        ("clock_offsets/0.0", "150 -300 300", "clock_offsets", "graphics P0 +150"),
+        ("clock_offsets/2.0", "-50 -500 500", "clock_offsets", "memory P0 -50"),
+        ("auto_boost", "0", "auto_boost", "disabled"),
+        ("accounting_mode", "1", "accounting_mode", "enabled"),
+        ("api_restriction/0", "0", "api_restriction_application_clocks", "unrestricted"),
+        ("api_restriction/1", "1", "api_restriction_auto_boosted_clocks", "restricted"),
+        ("ecc_mode_pending", "0", "ecc_mode", "disabled"),
+    ],
+)
+async def test_what_a_tenant_changed_is_seen_and_brought_back(
+    node: Asking, attribute: str, tampered: str, name: str, shown: str
+) -> None:
+    device, gpu = node.devices()[0], node.world.gpus[0]
+    before = gpu.text(attribute)
+    gpu.set(attribute, tampered)
+    snapshot = await node.telemetry.snapshot(device)
+    assert snapshot.settings[name] == shown
+    assert await node.settings.restore(device, snapshot.defaults) == snapshot.defaults
+    assert gpu.text(attribute) == before
+    assert (await node.telemetry.snapshot(device)).settings == snapshot.defaults
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("compute_mode", "exclusive-process"),
+        ("persistence_mode", "enabled"),
+        ("power_limit_watts", "450"),
+        ("application_clocks", "3201,1500"),
+        ("clock_offsets", "graphics P0 -30"),
+        ("accounting_mode", "enabled"),
+    ],
+)
+async def test_a_policy_may_want_another_value(node: Asking, name: str, value: str) -> None:
+    device = node.devices()[0]
+    assert await node.settings.restore(device, {name: value}) == {name: value}
+    assert (await node.telemetry.snapshot(device)).settings[name] == value
+
+
+async def test_persistence_mode_is_the_operators(node: Asking) -> None:
+    node.world.gpus[0].set("persistence_mode", 1)
+    snapshot = await node.snapshot()
+    assert snapshot.defaults["persistence_mode"] == snapshot.settings["persistence_mode"] == "enabled"
+
+
+async def test_every_restoring_lifts_locked_clocks_and_forgets_accounted_processes(node: Asking) -> None:
+    device, gpu = node.devices()[0], node.world.gpus[0]
+    gpu.set("gpu_locked_clocks", "345 345")
+    gpu.set("memory_locked_clocks", "1593 1593")
+    gpu.set("accounting_pids", "4711")
+    await node.settings.restore(device, {})
+    locked = gpu.text("gpu_locked_clocks"), gpu.text("memory_locked_clocks")
+    assert (locked, gpu.get("accounting_pids")) == (("none", "none"), "")
+
+
+async def test_settings_that_a_gpu_does_not_have_are_in_no_answer(node: Asking) -> None:
+    device, gpu = node.devices()[0], node.world.gpus[0]
+    gpu.unset("application_clocks", "power_limit_default", "clock_offsets/0.0", "clock_offsets/2.0", "ecc_mode_default")
+    snapshot = await node.telemetry.snapshot(device)
+    assert set(snapshot.settings) == set(snapshot.defaults)
+    assert not {"application_clocks", "power_limit_watts", "clock_offsets", "ecc_mode"} & set(snapshot.settings)
+    assert await node.settings.restore(device, {"application_clocks": "1,2", "no_such_setting": "1"}) == {}
+
+
+async def test_a_setting_that_stays_is_read_back_as_it_is(node: Asking) -> None:
+    device, gpu = node.devices()[0], node.world.gpus[0]
+    gpu.set("compute_mode", 2)
+    gpu.refuse_changes("compute_mode")
+    assert await node.settings.restore(device, {"compute_mode": "default"}) == {"compute_mode": "prohibited"}
+
+
+async def test_a_setting_that_is_right_is_not_written(node: Asking) -> None:
+    device, gpu = node.devices()[0], node.world.gpus[0]
+    gpu.fail("nvmlDeviceSetComputeMode", 999)
+    assert await node.settings.restore(device, {"compute_mode": "default"}) == {"compute_mode": "default"}
+
+
+@pytest.mark.parametrize(("code", "sentence"), [(4, "run the scrub service as root"), (999, "internal error")])
+async def test_a_setting_that_the_driver_refuses_is_a_fault(node: Asking, code: int, sentence: str) -> None:
+    device, gpu = node.devices()[0], node.world.gpus[0]
+    gpu.set("compute_mode", 2)
+    gpu.fail("nvmlDeviceSetComputeMode", code)
+    with pytest.raises(Unreadable, match=sentence):
+        await node.settings.restore(device, {"compute_mode": "default"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("compute_mode", "fast"),
+        ("power_limit_watts", "much"),
+        ("application_clocks", "1500"),
+        ("clock_offsets", "+100"),
+        ("ecc_mode", "on"),
+    ],
+)
+async def test_a_value_that_a_setting_cannot_have_is_refused_by_name(node: Asking, name: str, value: str) -> None:
+    device = node.devices()[0]
+    with pytest.raises(Unreadable, match=name):
+        await node.settings.restore(device, {name: value})
+
+
+async def test_nothing_is_written_through_an_instance(tmp_path: Path) -> None:
+    async with asking(tmp_path, gpus=1) as node:
+        gpu = node.world.gpus[0]
+        gpu.split("1g.18gb")
+        gpu.set("gpu_locked_clocks", "345 345")
+        device = node.devices()[0]
+        snapshot = await node.telemetry.snapshot(device)
+        assert (snapshot.settings, snapshot.defaults) == ({}, {})
+        assert await node.settings.restore(device, {"power_limit_watts": "300"}) == {}
+        assert (gpu.text("power_limit"), gpu.text("gpu_locked_clocks")) == ("700000", "345 345")
+
+
+# --- the fence, and what a reset needs
+
+
+class Unsettled:
+    """Memory that does not come back."""
+
+    async def settled(self, _: Device, deadline: float) -> int:
+        return int(deadline)
+
+
+async def test_the_fence_lets_one_process_in_and_is_taken_away_again(node: Asking) -> None:
+    device, gpu = node.devices()[0], node.world.gpus[0]
+    asked = NvidiaGpu(node.questions, Unsettled())
+    assert await asked.compute_mode(device) == "default"
+    await asked.fence(device)
+    assert gpu.number("compute_mode") == 3
+    assert await asked.settled(device, 7.0) == 7
+    await asked.unfence(device, "default")
+    assert gpu.number("compute_mode") == 0
+
+
+async def test_an_instance_cannot_be_fenced(tmp_path: Path) -> None:
+    async with asking(tmp_path, gpus=1) as node:
+        node.world.gpus[0].split("1g.18gb")
+        device = node.devices()[0]
+        asked = NvidiaGpu(node.questions, Unsettled())
+        assert await asked.compute_mode(device) is None
+        await asked.fence(device)
+        await asked.unfence(device, "prohibited")
+        assert node.world.gpus[0].number("compute_mode") == 0
+
+
+async def test_a_mode_that_nobody_knows_is_not_gone_back_to(node: Asking) -> None:
+    with pytest.raises(Unreadable, match="no value of compute_mode"):
+        await NvidiaGpu(node.questions, Unsettled()).unfence(node.devices()[0], "as before")
+
+
+@pytest.mark.parametrize("reserved_is_told", [True, False])
+async def test_memory_is_told_in_bytes(node: Asking, reserved_is_told: bool) -> None:
+    device, gpu = node.devices()[0], node.world.gpus[0]
+    gpu.set("used", 4096)
+    if not reserved_is_told:
+        node.world.age("nvmlDeviceGetMemoryInfo_v2")
+    total, reserved, used = await NvidiaGpu(node.questions, Unsettled()).memory(device)
+    assert (total, reserved) == (gpu.number("total"), gpu.number("reserved") if reserved_is_told else 0)
+    assert used == 4096 + (0 if reserved_is_told else gpu.number("reserved"))
+
+
+async def test_persistence_mode_is_switched_and_told(node: Asking) -> None:
+    device = node.devices()[0]
+    assert await node.ask(device, "persistence") == {"mode": "disabled"}
+    assert await node.ask(device, "persistence", mode="enabled") == {"mode": "enabled"}
+    assert node.world.gpus[0].number("persistence_mode") == 1

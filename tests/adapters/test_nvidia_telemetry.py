@@ -1,0 +1,363 @@
+"""What the driver says about a device's health, and what becomes of a device that it cannot speak about."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from scrubber.domain.errors import Lost, Stuck, Unreadable
+from tests.adapters.nvidia_asking import Asking, asking
+from tests.nvidia.world import Gpu
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Asking]:
+    async with asking(tmp_path) as made:
+        yield made
+
+
+async def test_a_healthy_gpu_has_nothing_to_report(node: Asking) -> None:
+    snapshot = await node.snapshot()
+    assert (snapshot.ecc_uncorrected, snapshot.temperature_celsius, snapshot.held) == (0, 31, False)
+    assert (snapshot.recovery, snapshot.conditions, snapshot.xids) == ("none", {}, {})
+    assert set(snapshot.settings) == set(snapshot.defaults)
+    assert snapshot.counters["pcie_replays"] == 0
+
+
+async def test_values_that_do_not_apply_are_absent_and_not_zero(node: Asking) -> None:
+    gpu = node.world.gpus[0]
+    gpu.unset("ecc_uncorrected_volatile", "temperature", "fields/230", "pcie_replays", "remapped_rows_correctable")
+    snapshot = await node.snapshot()
+    assert (snapshot.ecc_uncorrected, snapshot.temperature_celsius, snapshot.recovery) == (None, None, None)
+    assert "pcie_replays" not in snapshot.counters
+
+
+async def test_xids_come_from_the_events(node: Asking) -> None:
+    device = node.devices()[0]
+    node.told.seen[device.id] = {95: 2}
+    assert (await node.telemetry.snapshot(device)).xids == {95: 2}
+    assert [signal.device async for signal in node.telemetry.signals()] == [device.id]
+
+
+@pytest.mark.parametrize(
+    ("action", "word"),
+    [
+        (0, "none"),
+        (1, "reset"),
+        (2, "reboot"),
+        (3, "drain-p2p"),
+        (4, "drain-and-reset"),
+        (5, "imex"),
+        (6, "bus-reset"),
+        (7, "system-reboot"),
+        (42, "unknown-42"),
+    ],
+)
+async def test_what_the_driver_asks_for_has_a_word(node: Asking, action: int, word: str) -> None:
+    node.world.gpus[0].set("fields/230", action)
+    assert (await node.snapshot()).recovery == word
+
+
+async def test_a_gpu_whose_events_nobody_hears_is_not_healthy_for_want_of_bad_news(node: Asking) -> None:
+    first, second = node.devices()
+    node.told.deaf[first.id] = "Its child does not live long."
+    node.told.corrupt.add(first.id)
+    conditions = [(await node.telemetry.snapshot(each)).conditions for each in (first, second)]
+    assert conditions == [
+        {"events-unheard": "Its child does not live long.", "inforom-corrupt": "its checksums are wrong"},
+        {},
+    ]
+
+
+def pending_rows(gpu: Gpu) -> None:
+    gpu.set("remapped_rows_pending", 1)
+
+
+def failed_rows(gpu: Gpu) -> None:
+    gpu.set("remapped_rows_failure", 1)
+
+
+def pending_pages(gpu: Gpu) -> None:
+    gpu.set("retired_pages_pending", 1)
+
+
+def all_pages(gpu: Gpu) -> None:
+    gpu.set("retired_pages/0", " ".join(str(4096 * page) for page in range(40)))
+    gpu.set("retired_pages/1", " ".join(str(4096 * page) for page in range(40, 64)))
+
+
+def slow(reasons: int) -> Callable[[Gpu], None]:
+    return lambda gpu: gpu.set("clocks_event_reasons", reasons)
+
+
+def narrow(gpu: Gpu) -> None:
+    gpu.set("pcie_width", 8)
+
+
+def slow_link(gpu: Gpu) -> None:
+    gpu.set("pcie_generation", 3)
+
+
+def link_down(gpu: Gpu) -> None:
+    gpu.link(0, "00000000:C0:00.0")
+    gpu.link(1, "00000000:C1:00.0", active=False)
+
+
+def ecc_pending(gpu: Gpu) -> None:
+    gpu.set("ecc_mode_pending", 0)
+
+
+def mig_pending(gpu: Gpu) -> None:
+    gpu.set("mig_mode_pending", 1)
+
+
+def unscrubbed(gpu: Gpu) -> None:
+    gpu.world.set_parameters("RmSomething=0;RMDisableScrubOnFree=1")
+
+
+@pytest.mark.parametrize(
+    ("harm", "code", "read"),
+    [
+        (pending_rows, "row-remap-pending", "next reset"),
+        (failed_rows, "row-remap-failure", "could not be remapped"),
+        (pending_pages, "page-retirement-pending", "next reset"),
+        (all_pages, "page-retirement-limit", "64 pages"),
+        (slow(0x08), "hw-slowdown", "0x8"),
+        (slow(0x40), "hw-thermal-slowdown", "0x40"),
+        (slow(0x80), "power-brake", "0x80"),
+        (narrow, "pcie-width", "x8 of x16"),
+        (slow_link, "pcie-generation", "generation 3 of 5"),
+        (link_down, "nvlink-down", "1 of 2 links"),
+        (ecc_pending, "ecc-mode-pending", "enabled, disabled after a reset"),
+        (mig_pending, "mig-mode-pending", "disabled, enabled after a reset"),
+        (unscrubbed, "scrub-on-free-disabled", "RMDisableScrubOnFree"),
+    ],
+)
+async def test_what_is_wrong_is_a_condition_with_what_was_read(
+    node: Asking, harm: Callable[[Gpu], None], code: str, read: str
+) -> None:
+    harm(node.world.gpus[0])
+    conditions = (await node.snapshot()).conditions
+    assert set(conditions) == {code}
+    assert read in conditions[code]
+
+
+async def test_an_idle_link_may_be_slow(node: Asking) -> None:
+    gpu = node.world.gpus[0]
+    gpu.set("pcie_generation", 1)
+    gpu.set("performance_state", 8)
+    assert (await node.snapshot()).conditions == {}
+
+
+async def test_links_that_nothing_is_plugged_into_are_nobodys_fault(node: Asking) -> None:
+    gpu = node.world.gpus[0]
+    gpu.link(0, "00000000:C0:00.0", active=False)
+    gpu.link(1, "00000000:C1:00.0", active=False)
+    assert (await node.snapshot()).conditions == {}
+
+
+@pytest.mark.parametrize(
+    ("state", "status", "linked", "condition"),
+    [
+        (0, 0, True, None),
+        (3, 0, True, None),
+        (3, 999, True, "registration ended with NVML error 999"),
+        (2, 0, True, "registration in progress"),
+        (1, 0, True, "registration not started"),
+        (1, 0, False, None),
+    ],
+)
+async def test_a_gpu_that_could_not_join_its_fabric_says_so(
+    node: Asking, state: int, status: int, linked: bool, condition: str | None
+) -> None:
+    gpu = node.world.gpus[0]
+    gpu.set("fabric_state", state)
+    gpu.set("fabric_status", status)
+    if linked:
+        gpu.link(0, "00000000:C0:00.0")
+    assert (await node.snapshot()).conditions.get("fabric-failed") == condition
+
+
+async def test_drivers_that_know_the_older_name_only_are_understood(node: Asking) -> None:
+    node.world.age("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetTemperatureV")
+    node.world.gpus[0].set("clocks_event_reasons", 0x80)
+    snapshot = await node.snapshot()
+    assert set(snapshot.conditions) == {"power-brake"}
+    assert snapshot.temperature_celsius == 31
+
+
+async def test_errors_are_counted_by_name(node: Asking) -> None:
+    gpu = node.world.gpus[0]
+    gpu.add_ecc_errors(3)
+    counted: dict[str, str | int] = {
+        "ecc_corrected_volatile": 5,
+        "remapped_rows_correctable": 1,
+        "remapped_rows_uncorrectable": 2,
+        "retired_pages/0": "4096 8192",
+        "pcie_replays": 7,
+        "fields/38": 10,
+        "fields/52": 1,
+    }
+    for attribute, value in counted.items():
+        gpu.set(attribute, value)
+    snapshot = await node.snapshot()
+    assert snapshot.ecc_uncorrected == 3
+    assert snapshot.counters == {
+        "ecc_corrected": 5,
+        "ecc_uncorrected_aggregate": 3,
+        "remapped_rows_correctable": 1,
+        "remapped_rows_uncorrectable": 2,
+        "retired_pages": 2,
+        "pcie_replays": 7,
+        "nvlink_errors": 11,
+    }
+
+
+# --- a GPU that does not answer
+
+
+async def test_a_gpu_that_needs_a_reset_says_only_that(node: Asking) -> None:
+    device = node.devices()[0]
+    node.gpu(device).need_reset()
+    snapshot = await node.telemetry.snapshot(device)
+    assert set(snapshot.conditions) == {"reset-required"}
+    assert (snapshot.held, snapshot.settings, snapshot.defaults) == (None, {}, {})
+    with pytest.raises(Unreadable, match="until it is reset"):
+        await node.ask(device, "used")
+
+
+async def test_a_lost_gpu_is_lost_and_the_others_answer(node: Asking) -> None:
+    device, other = node.devices()
+    node.gpu(device).lose()
+    with pytest.raises(Lost, match="fallen off the bus"):
+        await node.telemetry.snapshot(device)
+    assert (await node.telemetry.snapshot(other)).device == other.id
+
+
+async def test_a_gpu_that_hangs_is_stuck_and_the_others_answer(tmp_path: Path) -> None:
+    async with asking(tmp_path, deadline=2.0) as node:
+        device, other = node.devices()
+        gpu = node.gpu(device)
+        gpu.hang()
+        stuck = asyncio.create_task(node.telemetry.snapshot(device))
+        assert (await node.telemetry.snapshot(other)).device == other.id
+        with pytest.raises(Stuck):
+            await stuck
+        gpu.heal()
+        assert (await node.telemetry.snapshot(device)).device == device.id
+
+
+async def test_instances_of_a_gpu_that_hangs_cost_one_child_between_them(tmp_path: Path) -> None:
+    async with asking(tmp_path, deadline=2.0) as node:
+        node.world.gpus[0].split("1g.18gb", "1g.18gb")
+        one, another, other = node.devices()
+        await node.telemetry.snapshot(other)
+        asked = len(node.gpu(other).attached())
+        node.gpu(one).hang()
+        answers = await asyncio.gather(
+            *(node.telemetry.snapshot(each) for each in (one, another)), return_exceptions=True
+        )
+        assert [type(answer) for answer in answers] == [Stuck, Stuck]
+        await node.telemetry.snapshot(other)
+        assert len(node.gpu(other).attached()) == asked + 1
+
+
+@pytest.mark.parametrize("code", [9, 18, 1])
+async def test_a_device_whose_driver_is_gone_is_unreadable(node: Asking, code: int) -> None:
+    device = node.devices()[0]
+    await node.telemetry.snapshot(device)
+    node.world.init_error(code)
+    with pytest.raises(Unreadable):
+        await node.telemetry.snapshot(device)
+    node.world.bring_driver_back()
+    assert (await node.telemetry.snapshot(device)).conditions == {}
+
+
+async def test_another_gpu_at_the_same_address_is_never_taken_for_it(node: Asking) -> None:
+    device = node.devices()[0]
+    node.gpu(device).set("uuid", "GPU-00000000-0000-0000-0000-000000000000")
+    with pytest.raises(Lost, match="another one now"):
+        await node.telemetry.snapshot(device)
+
+
+async def test_a_gpu_that_appeared_after_the_child_began_is_found_by_it(node: Asking) -> None:
+    await node.snapshot(0)
+    node.world.add_gpu()
+    assert (await node.snapshot(2)).conditions == {}
+
+
+async def test_a_gpu_that_was_taken_off_the_bus_and_found_again_is_attached_anew(node: Asking) -> None:
+    await node.snapshot()
+    gpu = node.world.gpus[0]
+    before = gpu.attached()
+    gone = gpu.pci_device.rename(gpu.pci_device.with_name("gone"))
+    shutil.copytree(gone, gpu.pci_device, symlinks=True)
+    await node.snapshot()
+    await node.snapshot()
+    assert gpu.attached() == (*before, before[-1])
+
+
+# --- instances
+
+
+async def test_an_instance_shows_its_gpus_condition_and_its_own_holders(tmp_path: Path) -> None:
+    async with asking(tmp_path, gpus=1) as node:
+        gpu = node.world.gpus[0]
+        first, second = gpu.split("1g.18gb", "2g.35gb")
+        gpu.set("remapped_rows_pending", 1)
+        gpu.add_ecc_errors(1)
+        gpu.add_process(os.getppid(), 4096, instance=second)
+        one, other = [await node.telemetry.snapshot(each) for each in node.devices()]
+        for snapshot in (one, other):
+            assert set(snapshot.conditions) == {"row-remap-pending"}
+            assert snapshot.ecc_uncorrected == 1
+        assert (one.held, other.held) == (False, True)
+        assert (one.device, other.device) == (first.uuid, second.uuid)
+
+
+async def test_an_instance_that_was_taken_apart_is_lost(tmp_path: Path) -> None:
+    async with asking(tmp_path, gpus=1) as node:
+        node.world.gpus[0].split("1g.18gb")
+        device = node.devices()[0]
+        node.world.gpus[0].merge()
+        with pytest.raises(Lost, match="MIG instance"):
+            await node.telemetry.snapshot(device)
+
+
+# --- who uses it
+
+
+async def test_processes_of_all_three_lists_are_told(node: Asking) -> None:
+    device = node.devices()[0]
+    gpu = node.gpu(device)
+    gpu.add_process(11, 1024)
+    gpu.add_process(12, None, list_name="graphics")
+    gpu.add_process(13, 0, list_name="mps")
+    used = await node.ask(device, "used")
+    assert used["processes"] == [[11, 1024, "compute"], [12, None, "graphics"], [13, 0, "mps"]]
+    assert (used["total"], used["reserved"]) == (gpu.number("total"), gpu.number("reserved"))
+
+
+async def test_a_driver_that_lists_no_processes_at_all_is_not_believed_to_have_none(node: Asking) -> None:
+    device = node.devices()[0]
+    for version in ("_v2", "_v3"):
+        node.gpu(device).fail(f"nvmlDeviceGetComputeRunningProcesses{version}", 3)
+    with pytest.raises(Unreadable, match="does not list the processes"):
+        await node.ask(device, "used")
+
+
+async def test_an_instance_has_its_own_processes_and_those_that_nobody_can_place(tmp_path: Path) -> None:
+    async with asking(tmp_path, gpus=1) as node:
+        gpu = node.world.gpus[0]
+        first, second = gpu.split("1g.18gb", "1g.18gb")
+        gpu.add_process(21, 10, instance=first)
+        gpu.add_process(22, 20, instance=second)
+        gpu.add_process(23, 30)
+        one, other = node.devices()
+        assert [row[0] for row in (await node.ask(one, "used"))["processes"]] == [21, 23]  # type: ignore[attr-defined]
+        assert [row[0] for row in (await node.ask(other, "used"))["processes"]] == [22, 23]  # type: ignore[attr-defined]

@@ -1,0 +1,461 @@
+"""The node's key: what every signer keeps, what the file on the disk must be, and what an envelope may do to its reader."""
+
+import base64
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed448, x25519
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scrubber.adapters.signing import node_key
+from scrubber.adapters.signing.ed25519 import EphemeralKey, key_id, verify
+from scrubber.adapters.signing.envelope import LONGEST, read_envelope, write_envelope
+from scrubber.adapters.signing.node_key import FILE_NAME, NodeKey
+from scrubber.adapters.signing.verdict import judge
+from scrubber.domain.errors import BadConfiguration, InvalidRequest
+from scrubber.domain.statement import PAYLOAD_TYPE, pae, statement
+from scrubber.ports.record import Signer
+from tests.api.service import CERTIFICATE
+
+PAYLOAD = statement(CERTIFICATE)
+GROUP_ORDER = 2**252 + 27742317777372353535851937790883648493
+
+PKCS8 = serialization.PrivateFormat.PKCS8
+PEM, DER = serialization.Encoding.PEM, serialization.Encoding.DER
+OPEN = serialization.NoEncryption()
+SPKI = serialization.PublicFormat.SubjectPublicKeyInfo
+
+
+@pytest.fixture(params=["ephemeral", "made", "found"])
+def signer(request: pytest.FixtureRequest, tmp_path: Path) -> Signer:
+    if request.param == "ephemeral":
+        return EphemeralKey()
+    made, created = NodeKey.open(tmp_path)
+    assert created
+    return made if request.param == "made" else NodeKey.open(tmp_path)[0]
+
+
+class TestEverySigner:
+    def test_what_it_signs_holds_under_its_public_key(self, signer: Signer) -> None:
+        signature = signer.sign(PAYLOAD)
+        assert len(signature) == 64
+        assert verify(signer.public_key, PAYLOAD, signature)
+
+    def test_the_same_payload_has_the_same_signature(self, signer: Signer) -> None:
+        assert signer.sign(PAYLOAD) == signer.sign(PAYLOAD)
+
+    def test_what_is_signed_is_the_encoding_and_not_the_payload_alone(self, signer: Signer) -> None:
+        public = serialization.load_pem_public_key(signer.public_key.encode())
+        public.verify(signer.sign(PAYLOAD), pae(PAYLOAD))  # type: ignore[union-attr, call-arg]
+
+    def test_its_id_is_the_digest_of_its_public_key(self, signer: Signer) -> None:
+        public = serialization.load_pem_public_key(signer.public_key.encode())
+        digest = hashlib.sha256(public.public_bytes(DER, SPKI)).hexdigest()
+        assert signer.key_id == f"sha256:{digest}" == key_id(signer.public_key)
+
+    def test_the_public_key_is_one_pem_block_that_ends_its_line(self, signer: Signer) -> None:
+        assert signer.public_key.startswith("-----BEGIN PUBLIC KEY-----\n")
+        assert signer.public_key.endswith("\n-----END PUBLIC KEY-----\n")
+
+    def test_another_key_signed_nothing_of_it(self, signer: Signer) -> None:
+        other = EphemeralKey()
+        assert other.key_id != signer.key_id
+        assert not verify(other.public_key, PAYLOAD, signer.sign(PAYLOAD))
+
+    def test_nothing_that_is_printed_of_it_is_its_secret(self, signer: Signer) -> None:
+        secret = signer._private.private_bytes_raw()  # type: ignore[attr-defined]
+        shown = f"{signer!r} {signer} {signer.key_id} {signer.public_key}"
+        assert secret.hex() not in shown
+        assert base64.b64encode(secret).decode() not in shown
+
+
+class TestVerifying:
+    KEY = EphemeralKey()
+    SIGNATURE = KEY.sign(PAYLOAD)
+
+    @given(st.integers(min_value=0, max_value=8 * len(PAYLOAD) - 1))
+    def test_no_bit_of_the_payload_can_be_changed(self, bit: int) -> None:
+        changed = bytearray(PAYLOAD)
+        changed[bit // 8] ^= 1 << bit % 8
+        assert not verify(self.KEY.public_key, bytes(changed), self.SIGNATURE)
+
+    @given(st.integers(min_value=0, max_value=511))
+    def test_no_bit_of_the_signature_can_be_changed(self, bit: int) -> None:
+        changed = bytearray(self.SIGNATURE)
+        changed[bit // 8] ^= 1 << bit % 8
+        assert not verify(self.KEY.public_key, PAYLOAD, bytes(changed))
+
+    @given(st.binary(max_size=80))
+    def test_made_up_bytes_are_no_signature(self, made_up: bytes) -> None:
+        assert not verify(self.KEY.public_key, PAYLOAD, made_up)
+
+    @pytest.mark.parametrize("length", [0, 63, 65, 128])
+    def test_a_signature_of_another_length_is_none(self, length: int) -> None:
+        assert not verify(self.KEY.public_key, PAYLOAD, (self.SIGNATURE * 2)[:length])
+
+    def test_there_is_no_second_signature_that_holds_for_the_same_words(self) -> None:
+        """Adding the group's order to the second half makes one that a careless verifier takes (RFC 8032, 5.1.7)."""
+        second = int.from_bytes(self.SIGNATURE[32:], "little") + GROUP_ORDER
+        assert not verify(self.KEY.public_key, PAYLOAD, self.SIGNATURE[:32] + second.to_bytes(32, "little"))
+
+    def test_a_signature_over_another_kind_of_document_is_none(self) -> None:
+        private = Ed25519PrivateKey.generate()
+        public = private.public_key().public_bytes(PEM, SPKI).decode()
+        assert verify(public, PAYLOAD, private.sign(pae(PAYLOAD)))
+        assert not verify(public, PAYLOAD, private.sign(pae(PAYLOAD, "application/vnd.in-toto+json")))
+        assert not verify(public, PAYLOAD, private.sign(PAYLOAD))
+
+    @pytest.mark.parametrize(
+        ("pem", "said"),
+        [
+            ("", "no public key in PEM form"),
+            ("-----BEGIN PUBLIC KEY-----\n!!!\n-----END PUBLIC KEY-----\n", "no public key in PEM form"),
+            ("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "no public key in PEM form"),
+            ("\ud800", "no public key in PEM form"),
+            (Ed25519PrivateKey.generate().private_bytes(PEM, PKCS8, OPEN).decode(), "That is a private key"),
+            (
+                ec.generate_private_key(ec.SECP256R1()).public_key().public_bytes(PEM, SPKI).decode(),
+                "another algorithm",
+            ),
+            (x25519.X25519PrivateKey.generate().public_key().public_bytes(PEM, SPKI).decode(), "another algorithm"),
+        ],
+    )
+    def test_what_is_no_public_key_of_ours_is_named(self, pem: str, said: str) -> None:
+        with pytest.raises(InvalidRequest, match=said):
+            verify(pem, PAYLOAD, self.SIGNATURE)
+        with pytest.raises(InvalidRequest, match=said):
+            key_id(pem)
+
+
+class TestTheFile:
+    def test_the_first_start_makes_a_key_that_only_its_owner_can_read(self, tmp_path: Path) -> None:
+        before = os.umask(0)
+        try:
+            _, created = NodeKey.open(tmp_path)
+        finally:
+            os.umask(before)
+        assert created
+        assert (tmp_path / FILE_NAME).stat().st_mode & 0o777 == 0o600
+        assert os.listdir(tmp_path) == [FILE_NAME]
+
+    def test_no_umask_keeps_its_owner_from_it(self, tmp_path: Path) -> None:
+        before = os.umask(0o777)
+        try:
+            made, _ = NodeKey.open(tmp_path)
+        finally:
+            os.umask(before)
+        assert (tmp_path / FILE_NAME).stat().st_mode & 0o777 == 0o600
+        assert NodeKey.open(tmp_path)[0].key_id == made.key_id
+
+    def test_every_later_start_finds_the_same_key_and_changes_nothing(self, tmp_path: Path) -> None:
+        made, _ = NodeKey.open(tmp_path)
+        before = (tmp_path / FILE_NAME).read_bytes()
+        found, created = NodeKey.open(tmp_path)
+        assert (found.key_id, created) == (made.key_id, False)
+        assert (tmp_path / FILE_NAME).read_bytes() == before
+
+    def test_a_key_that_openssl_made_is_taken(self, tmp_path: Path) -> None:
+        private = Ed25519PrivateKey.generate()
+        write(tmp_path, private.private_bytes(PEM, PKCS8, OPEN))
+        found, created = NodeKey.open(tmp_path)
+        assert not created
+        assert found.public_key == private.public_key().public_bytes(PEM, SPKI).decode()
+
+    def test_deleting_the_file_is_how_a_node_gets_another_key(self, tmp_path: Path) -> None:
+        first, _ = NodeKey.open(tmp_path)
+        (tmp_path / FILE_NAME).unlink()
+        second, created = NodeKey.open(tmp_path)
+        assert created
+        assert second.key_id != first.key_id
+
+    @pytest.mark.parametrize(
+        ("content", "said"),
+        [
+            (b"", "is empty"),
+            (b"hello", "is no private key in PEM form"),
+            (b"\xff" * 100, "is no private key in PEM form"),
+            (b"A" * 20_000, "is no private key in PEM form"),
+            (b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n", "is no private key in PEM form"),
+            (EphemeralKey().public_key.encode(), "is no private key in PEM form"),
+            (
+                Ed25519PrivateKey.generate().private_bytes(PEM, PKCS8, serialization.BestAvailableEncryption(b"x")),
+                "needs a passphrase",
+            ),
+            (ed448.Ed448PrivateKey.generate().private_bytes(PEM, PKCS8, OPEN), "another algorithm than Ed25519"),
+            (x25519.X25519PrivateKey.generate().private_bytes(PEM, PKCS8, OPEN), "another algorithm than Ed25519"),
+            (ec.generate_private_key(ec.SECP256R1()).private_bytes(PEM, PKCS8, OPEN), "another algorithm than Ed25519"),
+        ],
+        ids=["empty", "words", "bytes", "long", "damaged", "public", "passphrase", "ed448", "x25519", "p-256"],
+    )
+    def test_a_file_that_is_no_key_stops_the_start_and_stays(self, tmp_path: Path, content: bytes, said: str) -> None:
+        write(tmp_path, content)
+        with pytest.raises(BadConfiguration, match=said) as refused:
+            NodeKey.open(tmp_path)
+        assert str(tmp_path / FILE_NAME) in str(refused.value)
+        assert "or remove it" in str(refused.value), "the sentence says what to do"
+        assert (tmp_path / FILE_NAME).read_bytes() == content
+
+    @pytest.mark.parametrize("length", range(0, 119, 17))
+    def test_half_a_key_is_none(self, tmp_path: Path, length: int) -> None:
+        whole = Ed25519PrivateKey.generate().private_bytes(PEM, PKCS8, OPEN)
+        write(tmp_path, whole[:length])
+        with pytest.raises(BadConfiguration):
+            NodeKey.open(tmp_path)
+
+    @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o622, 0o644, 0o601])
+    def test_a_key_that_others_can_use_is_no_secret(self, tmp_path: Path, mode: int) -> None:
+        NodeKey.open(tmp_path)
+        (tmp_path / FILE_NAME).chmod(mode)
+        with pytest.raises(BadConfiguration, match=f"mode {mode:04o}.*chmod 600"):
+            NodeKey.open(tmp_path)
+        (tmp_path / FILE_NAME).chmod(0o600)
+        assert not NodeKey.open(tmp_path)[1], "the sentence's own remedy helps"
+
+    def test_a_key_of_another_user_is_not_ours(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        NodeKey.open(tmp_path)
+        monkeypatch.setattr(os, "geteuid", lambda: 4711)
+        with pytest.raises(BadConfiguration, match=f"belongs to uid {os.getuid()}, and the service runs as uid 4711"):
+            NodeKey.open(tmp_path)
+
+    @pytest.mark.parametrize("target", ["elsewhere.key", "nowhere"])
+    def test_a_symbolic_link_is_not_followed(self, tmp_path: Path, target: str) -> None:
+        elsewhere, home = tmp_path / "elsewhere", tmp_path / "home"
+        elsewhere.mkdir()
+        home.mkdir()
+        NodeKey.open(elsewhere)
+        (elsewhere / FILE_NAME).rename(tmp_path / "elsewhere.key")
+        (home / FILE_NAME).symlink_to(tmp_path / target)
+        with pytest.raises(BadConfiguration, match="is a symbolic link"):
+            NodeKey.open(home)
+        assert not (tmp_path / "nowhere").exists()
+
+    @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo], ids=["a directory", "a pipe that nobody writes"])
+    def test_what_is_no_file_is_refused_at_once(self, tmp_path: Path, make: Callable[[Path], None]) -> None:
+        make(tmp_path / FILE_NAME)
+        with pytest.raises(BadConfiguration, match="is not a file"):
+            NodeKey.open(tmp_path)
+
+    @pytest.mark.parametrize("place", ["nowhere", "a-file"])
+    def test_a_state_directory_that_is_none_is_named(self, tmp_path: Path, place: str) -> None:
+        (tmp_path / "a-file").write_text("")
+        with pytest.raises(BadConfiguration, match=f"cannot be kept in .*{place}.*--state-dir"):
+            NodeKey.open(tmp_path / place)
+
+    def test_a_disk_that_takes_no_file_is_named_and_leaves_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(_: int) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(BadConfiguration, match=r"No space left on device.*no certificate can be signed"):
+            NodeKey.open(tmp_path)
+        assert os.listdir(tmp_path) == []
+
+    def test_what_a_killed_start_left_half_done_is_not_used(self, tmp_path: Path) -> None:
+        (tmp_path / "signing.key.new").write_bytes(b"-----BEGIN PRIV")
+        _, created = NodeKey.open(tmp_path)
+        assert created
+        assert os.listdir(tmp_path) == [FILE_NAME]
+
+    def test_starts_at_the_same_moment_make_one_key(self, tmp_path: Path) -> None:
+        together = threading.Barrier(8)
+        opened: list[tuple[str, bool]] = []
+
+        def start() -> None:
+            together.wait()
+            found, created = NodeKey.open(tmp_path)
+            opened.append((found.key_id, created))
+
+        starts = [threading.Thread(target=start) for _ in range(8)]
+        for each in starts:
+            each.start()
+        for each in starts:
+            each.join()
+        assert len({name for name, _ in opened}) == 1
+        assert sorted(created for _, created in opened) == [False] * 7 + [True]
+
+
+def write(directory: Path, content: bytes) -> None:
+    descriptor = os.open(directory / FILE_NAME, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+
+
+KILLED_AT = """
+import os, signal, sys
+from pathlib import Path
+from scrubber.adapters.signing import node_key
+
+directory, line = Path(sys.argv[1]), int(sys.argv[2])
+seen = 0
+
+def trace(frame, event, argument):
+    global seen
+    if frame.f_code.co_filename != node_key.__file__:
+        return None
+    if event == "line":
+        seen += 1
+        if seen == line:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return trace
+
+sys.settrace(trace)
+node_key.NodeKey.open(directory)
+"""
+
+
+def test_a_start_that_is_killed_between_any_two_lines_leaves_no_key_or_a_whole_one(tmp_path: Path) -> None:
+    """Every line of the making of the first key, one after the other, until a start comes through."""
+    left: set[tuple[str, ...]] = set()
+    for line in range(1, 200):
+        directory = tmp_path / str(line)
+        directory.mkdir()
+        ended = subprocess.run([sys.executable, "-c", KILLED_AT, str(directory), str(line)], check=False)
+        left.add(tuple(sorted(os.listdir(directory))))
+        there = (directory / FILE_NAME).exists()
+        _, created = NodeKey.open(directory)
+        assert created is not there
+        assert os.listdir(directory) == [FILE_NAME]
+        if ended.returncode == 0:
+            break
+        assert ended.returncode == -signal.SIGKILL
+    else:
+        pytest.fail("no start came through")
+    assert left == {(), ("signing.key.new",), ("signing.key", "signing.key.new"), ("signing.key",)}
+
+
+def test_nothing_but_the_two_modules_that_sign_load_the_library() -> None:
+    code = (
+        "import sys, scrubber.adapters.signing.envelope, scrubber.domain.statement, scrubber.ports.record\n"
+        "print('cryptography' in sys.modules)"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"
+    assert node_key.FILE_NAME == "signing.key"
+
+
+class TestEnvelope:
+    KEY = EphemeralKey()
+    SIGNATURE = KEY.sign(PAYLOAD)
+    WRITTEN = write_envelope(PAYLOAD, KEY.key_id, SIGNATURE)
+
+    def changed(self, **changes: Any) -> bytes:
+        return json.dumps(json.loads(self.WRITTEN) | changes).encode()
+
+    def judged(self, data: bytes) -> str:
+        return judge(read_envelope(data), self.KEY.public_key).reason
+
+    def test_it_has_what_dsse_asks_for_and_nothing_else(self) -> None:
+        assert json.loads(self.WRITTEN) == {
+            "payloadType": PAYLOAD_TYPE,
+            "payload": base64.b64encode(PAYLOAD).decode(),
+            "signatures": [{"keyid": self.KEY.key_id, "sig": base64.b64encode(self.SIGNATURE).decode()}],
+        }
+        assert self.WRITTEN.endswith("}\n")
+
+    def test_what_was_written_holds_and_says_the_same(self) -> None:
+        verdict = judge(read_envelope(self.WRITTEN.encode()), self.KEY.public_key)
+        assert (verdict.certificate, verdict.reason, verdict.key_id) == (CERTIFICATE, "", self.KEY.key_id)
+
+    def test_both_alphabets_of_base64_are_read(self) -> None:
+        payload = base64.urlsafe_b64encode(PAYLOAD).decode()
+        signatures = [{"sig": base64.urlsafe_b64encode(self.SIGNATURE).decode()}]
+        assert self.judged(self.changed(payload=payload, signatures=signatures)) == ""
+
+    @pytest.mark.parametrize("key_id", ["", None, "sha256:00", "\x1b[2J"])
+    def test_the_id_of_a_key_is_a_hint_that_decides_nothing(self, key_id: str | None) -> None:
+        signature = base64.b64encode(self.SIGNATURE).decode()
+        assert self.judged(self.changed(signatures=[{"keyid": key_id, "sig": signature}])) == ""
+
+    def test_one_signature_of_ours_is_enough(self) -> None:
+        ours = json.loads(self.WRITTEN)["signatures"]
+        theirs = [{"keyid": "them", "sig": base64.b64encode(EphemeralKey().sign(PAYLOAD)).decode()}]
+        for signatures in (ours + theirs, theirs + ours, [{"sig": ""}, *ours]):
+            assert self.judged(self.changed(signatures=signatures)) == ""
+
+    def test_keys_that_dsse_does_not_have_are_passed_over(self) -> None:
+        assert self.judged(self.changed(more={"id": "c-8"})) == ""
+
+    def test_changed_words_do_not_hold(self) -> None:
+        changed = base64.b64encode(PAYLOAD.replace(b"on-chip memory", b"nothing at all")).decode()
+        assert "was changed" in self.judged(self.changed(payload=changed))
+
+    def test_the_signature_of_another_certificate_does_not_hold(self) -> None:
+        other = base64.b64encode(self.KEY.sign(PAYLOAD.replace(b"GPU-a0", b"GPU-a1"))).decode()
+        assert "was changed" in self.judged(self.changed(signatures=[{"keyid": self.KEY.key_id, "sig": other}]))
+
+    def test_another_key_is_named(self) -> None:
+        other = EphemeralKey()
+        theirs = write_envelope(PAYLOAD, other.key_id, other.sign(PAYLOAD)).encode()
+        assert other.key_id in self.judged(theirs)
+        assert judge(read_envelope(theirs), self.KEY.public_key).certificate is None
+
+    def test_another_kind_of_document_is_no_certificate_even_if_the_node_signed_it(self) -> None:
+        kind = "application/vnd.in-toto+json"
+        private = Ed25519PrivateKey.generate()
+        public = private.public_key().public_bytes(PEM, SPKI).decode()
+        signature = base64.b64encode(private.sign(pae(PAYLOAD, kind))).decode()
+        envelope = read_envelope(self.changed(payloadType=kind, signatures=[{"sig": signature}]))
+        assert kind in judge(envelope, public).reason
+
+    def test_an_envelope_that_nobody_signed_is_worth_nothing(self) -> None:
+        assert self.judged(self.changed(signatures=[])) == "Nobody signed it."
+
+    def test_what_is_signed_and_no_statement_is_no_certificate(self) -> None:
+        for payload in (b"", b"{}", PAYLOAD + b" "):
+            signed = write_envelope(payload, self.KEY.key_id, self.KEY.sign(payload)).encode()
+            assert self.judged(signed).startswith("This key did sign it, and it cannot be read.")
+
+    @pytest.mark.parametrize(
+        ("data", "said"),
+        [
+            (b"", "no JSON"),
+            (b"\xff\xfe{\x00}\x00", "not UTF-8"),
+            (b"\xef\xbb\xbf{}", "no JSON"),
+            (b"[]", "no JSON object"),
+            (b"null", "no JSON object"),
+            (b"{}", "no list of signatures"),
+            (b"[" * 500_000, "nested too deeply"),
+            (b'{"a":' * 100_000, "nested too deeply"),
+            (b'{"signatures": NaN}', "NaN is no JSON value"),
+            (b'{"signatures": ' + b"7" * 5000 + b"}", "no JSON"),
+            (b" " * (LONGEST + 1), "longer than"),
+            (WRITTEN.encode() + WRITTEN.encode(), "no JSON"),
+            (WRITTEN.replace("{\n", '{"payload": "",\n', 1).encode(), "a key twice"),
+            (WRITTEN.replace('"keyid"', '"sig": "", "keyid"').encode(), "a key twice"),
+            (b'{"payloadType": 7, "payload": "", "signatures": []}', "payloadType is no text"),
+            (b'{"payloadType": "", "signatures": []}', "payload is no text, or missing"),
+            (b'{"payloadType": "", "payload": "", "signatures": {}}', "no list of signatures"),
+            (b'{"payloadType": "", "payload": "", "signatures": [7]}', "no JSON object"),
+            (b'{"payloadType": "", "payload": "", "signatures": [{}]}', "sig is no text, or missing"),
+            (b'{"payloadType": "", "payload": "", "signatures": [{"keyid": 7, "sig": ""}]}', "keyid in the envelope"),
+            (b'{"payloadType": "", "payload": "A", "signatures": []}', "payload is no base64"),
+            (b'{"payloadType": "", "payload": "AA", "signatures": []}', "payload is no base64"),
+            (b'{"payloadType": "", "payload": "A A=", "signatures": []}', "payload is no base64"),
+            (b'{"payloadType": "", "payload": "\\u00e9AA=", "signatures": []}', "payload is no base64"),
+            (b'{"payloadType": "", "payload": "\\ud800AA=", "signatures": []}', "payload is no base64"),
+            (b'{"payloadType": "", "payload": "", "signatures": [{"sig": "!"}]}', "sig is no base64"),
+            (b'{"payloadType": "", "payload": "", "signatures": [' + b"{}," * 65 + b"{}]}", "64 are read at most"),
+        ],
+        ids=lambda value: value if isinstance(value, str) else "",
+    )
+    def test_what_cannot_be_read_in_one_way_is_not_read(self, data: bytes, said: str) -> None:
+        with pytest.raises(InvalidRequest, match=said):
+            read_envelope(data)
+
+    @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
+    def test_no_bytes_make_reading_fail_in_another_way(self, data: bytes) -> None:
+        with pytest.raises(InvalidRequest):
+            read_envelope(data)

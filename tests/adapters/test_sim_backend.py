@@ -1,0 +1,89 @@
+"""The simulated node keeps the contract of every backend, and belongs to one service at a time."""
+
+import os
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from scrubber.adapters.sim import shape
+from scrubber.adapters.sim.backend import SimBackend
+from scrubber.domain.errors import BadConfiguration, SecondInstance
+from tests.adapters.backend_contract import BackendContract
+from tests.adapters.sim_rig import Sim, make
+
+
+class TestSimBackend(BackendContract):
+    @pytest.fixture
+    async def rig(self, tmp_path: Path) -> AsyncIterator[Sim]:
+        backend = SimBackend(make(tmp_path / "sim"), question_deadline=2.0)
+        await backend.start()
+        sim = Sim(tmp_path / "sim", backend)
+        yield sim
+        sim.close()
+        await backend.close()
+        assert backend.children.pids() == frozenset()
+
+
+@pytest.fixture
+async def sim(tmp_path: Path) -> AsyncIterator[Sim]:
+    backend = SimBackend(make(tmp_path / "sim", mebibytes=1))
+    await backend.start()
+    sim = Sim(tmp_path / "sim", backend)
+    yield sim
+    sim.close()
+    await backend.close()
+
+
+SERVICE = """
+import asyncio, sys
+from pathlib import Path
+from scrubber.adapters.sim.backend import SimBackend
+async def main():
+    await SimBackend(Path(sys.argv[1])).start()
+    print('{"ready": true}', flush=True)
+    await asyncio.Event().wait()
+asyncio.run(main())
+"""
+
+
+async def test_a_second_service_on_the_node_is_refused_by_name(sim: Sim) -> None:
+    second = SimBackend(sim.directory)
+    with pytest.raises(SecondInstance, match=rf"PID {os.getpid()}.* stop it first, or .*--sim-dir"):
+        await second.start()
+    await second.close()  # and takes nothing from the first
+    with pytest.raises(SecondInstance):
+        await SimBackend(sim.directory).start()
+
+
+async def test_the_node_is_free_again_when_its_service_is_closed_or_killed(tmp_path: Path) -> None:
+    directory = make(tmp_path / "sim", mebibytes=1)
+    backend = SimBackend(directory)
+    sim = Sim(directory, backend)
+    killed = sim.run([sys.executable, "-c", SERVICE, str(directory)]).until_ready()
+    with pytest.raises(SecondInstance, match=f"PID {killed.pid}"):
+        await backend.start()
+    sim.close()
+    for _ in range(2):
+        await backend.start()
+        await backend.close()
+        backend = SimBackend(directory)
+
+
+async def test_the_node_s_lock_is_never_followed_elsewhere(tmp_path: Path) -> None:
+    directory = make(tmp_path / "sim", mebibytes=1)
+    (directory / "locks" / "service").symlink_to(directory / "elsewhere")
+    with pytest.raises(BadConfiguration, match="locks/service"):
+        await SimBackend(directory).start()
+    assert not (directory / "elsewhere").exists()
+
+
+async def test_the_shape_can_be_changed_and_a_tenant_run_while_a_service_has_the_node(sim: Sim) -> None:
+    device, other = await sim.backend.inventory.devices()
+    parts = shape.split(sim.directory, device.id, 2)
+    handed_out = await sim.backend.inventory.devices()
+    assert [each.id for each in handed_out] == [*(part.device.id for part in parts), other.id]
+    shape.merge(sim.directory, device.id)
+    with sim.hold(other):
+        assert await sim.backend.holders.held(other)

@@ -1,0 +1,363 @@
+"""The eraser: fenced while it works, killed without harm, waited for when its service is gone."""
+
+import asyncio
+import fcntl
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scrubber.adapters.children import orphans
+from scrubber.adapters.children.process import Child, Children
+from scrubber.adapters.sim import control, shape
+from scrubber.adapters.sim.backend import SimBackend
+from scrubber.adapters.sim.layout import write_json
+from scrubber.adapters.walk import start_time
+from scrubber.domain.device import Device
+from scrubber.domain.errors import Away, Held, Lost, Stuck, Unreadable
+from scrubber.ports.device import EraseReport, Progress
+from tests.adapters.backend_contract import request
+from tests.adapters.shortage import descriptors_left
+from tests.adapters.sim_rig import Sim, make
+
+MEBIBYTES = 4
+
+
+@pytest.fixture
+async def sim(tmp_path: Path) -> AsyncIterator[Sim]:
+    backend = SimBackend(make(tmp_path / "sim", mebibytes=MEBIBYTES))
+    await backend.start()
+    made = Sim(tmp_path / "sim", backend)
+    yield made
+    made.close()
+    await backend.close()
+
+
+@pytest.fixture
+async def device(sim: Sim) -> Device:
+    return (await sim.backend.inventory.devices())[0]
+
+
+class Clearing:
+    """An erase under way, in its clear pass, which takes minutes unless somebody interferes."""
+
+    def __init__(self, sim: Sim, device: Device, deadline: float = 60.0) -> None:
+        control.fault(sim.directory, device.id, slow_clear=600)
+        self._reached = asyncio.Event()
+        self.task: asyncio.Task[EraseReport] = asyncio.create_task(
+            sim.backend.eraser.erase(device, request(deadline=deadline), self._heard)
+        )
+
+    def _heard(self, progress: Progress) -> None:
+        if progress.phase == "clear" and progress.done_bytes:
+            self._reached.set()
+
+    async def reached(self) -> None:
+        async with asyncio.timeout(30):
+            await self._reached.wait()
+
+
+async def clearing(sim: Sim, device: Device, deadline: float = 60.0) -> Clearing:
+    sim.fill(device, "secret")
+    begun = Clearing(sim, device, deadline)
+    await begun.reached()
+    return begun
+
+
+def unheard(_: Progress) -> None:
+    pass
+
+
+class Drowsy(Children):
+    """Starts what never gets ready, however late somebody looks."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(start_limit=0.05)
+        self._program = directory / "drowsy"
+        self._program.write_text("#!/bin/sh\nexec sleep 600\n")
+        self._program.chmod(0o700)
+
+    async def start(self, module: str, *arguments: str, **how: Any) -> Child:
+        return await super().start(module, *arguments, **how, interpreter=str(self._program))
+
+
+async def test_the_space_is_given_back_once_the_zeros_are_verified(sim: Sim, device: Device) -> None:
+    sim.fill(device, "secret")
+    assert sim.files(device).memory.stat().st_blocks
+    await sim.backend.eraser.erase(device, request(), unheard)
+    found = sim.files(device).memory.stat()
+    assert (found.st_blocks, found.st_size) == (0, device.memory_bytes)
+
+
+async def test_residue_is_counted_to_the_byte(sim: Sim, device: Device) -> None:
+    with sim.files(device).memory.open("r+b") as memory:
+        for offset in (0, 5_000, 2 * 1024 * 1024, device.memory_bytes - 3):
+            memory.seek(offset)
+            memory.write(b"\x00ab")
+    assert (await sim.backend.eraser.erase(device, request(), unheard)).residue_bytes == 8
+
+
+@pytest.mark.parametrize("size", [0, 12, 4096 * 7 + 1, 9 * 1024 * 1024])
+async def test_a_size_that_a_tenant_changed_is_put_right_and_reported(sim: Sim, device: Device, size: int) -> None:
+    memory = sim.files(device).memory
+    inode = memory.stat().st_ino
+    sim.start(device, "--write", "secret", "--resize", str(size)).process.wait()
+    report = await sim.backend.eraser.erase(device, request(), unheard)
+    assert report.mended is not None
+    assert str(size) in report.mended
+    assert report.verified_bytes == device.memory_bytes == memory.stat().st_size
+    assert memory.stat().st_ino == inode
+    assert sim.content(device).strip(b"\0") == b""
+
+
+async def test_a_mode_that_a_tenant_changed_is_put_right_and_reported(sim: Sim, device: Device) -> None:
+    memory = sim.files(device).memory
+    memory.chmod(0o666)
+    report = await sim.backend.eraser.erase(device, request(), unheard)
+    assert report.mended is not None
+    assert "0666" in report.mended
+    assert memory.stat().st_mode & 0o777 == 0o600
+
+
+async def test_bytes_that_come_back_fail_the_verification(sim: Sim, device: Device) -> None:
+    control.fault(sim.directory, device.id, wont_clear=True)
+    report = await sim.backend.eraser.erase(device, request(), unheard)
+    assert report.failed_bytes > 0
+    assert report.verified_bytes == report.total_bytes - report.failed_bytes
+    control.clear(sim.directory, device.id)
+    assert (await sim.backend.eraser.erase(device, request(), unheard)).failed_bytes == 0
+
+
+async def test_slow_clearing_ends_as_soon_as_the_fault_is_lifted(sim: Sim, device: Device) -> None:
+    slow = await clearing(sim, device)
+    control.clear(sim.directory, device.id, ["slow-clear"])
+    assert (await slow.task).verified_bytes == device.memory_bytes
+
+
+async def test_whoever_opens_the_device_meanwhile_stops_the_eraser(sim: Sim, device: Device) -> None:
+    slow = await clearing(sim, device)
+    tenant = sim.start(device, "--read", "--hold", "forever")
+    report = await slow.task
+    assert report.fence_broken
+    assert report.cleared_bytes < report.total_bytes
+    assert report.verified_bytes == 0
+    tenant.until_ready()
+    assert await sim.backend.holders.held(device)
+
+
+async def test_a_reader_that_will_not_wait_breaks_the_fence_as_well(sim: Sim, device: Device) -> None:
+    slow = await clearing(sim, device)
+    with pytest.raises(BlockingIOError):
+        os.open(sim.files(device).memory, os.O_RDONLY | os.O_NONBLOCK)
+    assert (await slow.task).fence_broken
+
+
+async def test_a_deadline_kills_the_eraser_and_leaves_the_rest_dirty(sim: Sim, device: Device) -> None:
+    slow = await clearing(sim, device, deadline=2.0)
+    with pytest.raises(Stuck, match="it was killed"):
+        await slow.task
+    assert await sim.backend.eraser.orphan(device) is None
+    assert b"secret" in sim.content(device)[-64:]
+
+
+async def test_a_cancelled_scrub_has_ended_its_eraser_before_it_returns(sim: Sim, device: Device) -> None:
+    slow = await clearing(sim, device)
+    slow.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await slow.task
+    assert await sim.backend.eraser.orphan(device) is None
+    assert not await sim.backend.holders.held(device)
+    assert b"secret" in sim.content(device)
+
+
+async def test_an_eraser_that_is_killed_reports_nothing(sim: Sim, device: Device) -> None:
+    slow = await clearing(sim, device)
+    eraser = await sim.backend.eraser.orphan(device)
+    assert eraser is not None
+    os.kill(eraser, signal.SIGKILL)
+    with pytest.raises(Unreadable, match="broke off"):
+        await slow.task
+    assert b"secret" in sim.content(device)
+
+
+async def test_a_node_that_cannot_start_an_eraser_blames_no_device(sim: Sim, device: Device, tmp_path: Path) -> None:
+    sim.fill(device, "secret")
+    with descriptors_left(0), pytest.raises(Away, match="cannot be started"):
+        await sim.backend.eraser.erase(device, request(), unheard)
+    with descriptors_left(0), pytest.raises(Away, match="cannot be started"):
+        await sim.backend.resetter.reset(device, 60.0)
+    drowsy = SimBackend(sim.directory, children=Drowsy(tmp_path))
+    with pytest.raises(Away, match="was not ready"):
+        await drowsy.eraser.erase(device, request(), unheard)
+    await drowsy.close()
+    assert b"secret" in sim.content(device)
+    assert (await sim.backend.eraser.erase(device, request(), unheard)).verified_bytes == device.memory_bytes
+
+
+async def test_a_file_that_was_swapped_is_not_cleared_in_its_place(sim: Sim, device: Device) -> None:
+    memory = sim.files(device).memory
+    memory.rename(memory.with_name("hidden"))
+    with pytest.raises(Lost):
+        await sim.backend.eraser.erase(device, request(), unheard)
+    memory.write_bytes(b"precious")
+    with pytest.raises(Unreadable, match="another one"):
+        await sim.backend.eraser.erase(device, request(), unheard)
+    assert memory.read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("{", "not JSON"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"slow_clear": Infinity}', "no number of seconds"),
+        ('{"slow_clear": NaN}', "no number of seconds"),
+        (f'{{"slow_clear": {"9" * 400}}}', "no number of seconds"),
+    ],
+)
+async def test_a_control_file_that_makes_no_sense_is_no_certificate(
+    sim: Sim, device: Device, content: str, why: str
+) -> None:
+    (sim.files(device).directory / "control.json").write_text(content, encoding="ascii")
+    with pytest.raises(Unreadable, match=why):
+        await sim.backend.eraser.erase(device, request(), unheard)
+
+
+async def test_the_lock_of_a_device_is_never_followed_elsewhere(sim: Sim, device: Device) -> None:
+    (sim.directory / "locks" / device.id).symlink_to(sim.directory / "elsewhere")
+    with pytest.raises(Unreadable):
+        await sim.backend.eraser.erase(device, request(), unheard)
+    assert not (sim.directory / "elsewhere").exists()
+
+
+async def test_a_fault_of_the_whole_gpu_is_one_of_its_instances(tmp_path: Path) -> None:
+    directory = make(tmp_path / "sim")
+    shape.split(directory, "0", 2)
+    backend = SimBackend(directory)
+    instance = (await backend.inventory.devices())[0]
+    control.fault(directory, "0", wont_clear=True)
+    assert (await backend.eraser.erase(instance, request(), unheard)).failed_bytes > 0
+    await backend.close()
+
+
+# --- the service dies, the eraser may not ----------------------------------------------------------------------------
+
+SERVICE = """
+import asyncio, sys
+from pathlib import Path
+from scrubber.adapters.sim.backend import SimBackend
+from scrubber.ports.device import EraseRequest
+async def main():
+    backend = SimBackend(Path(sys.argv[1]))
+    device = (await backend.inventory.devices())[0]
+    def heard(progress):
+        if progress.phase == "clear" and progress.done_bytes:
+            print(progress.done_bytes, flush=True)
+    await backend.eraser.erase(device, EraseRequest("scrub-1", True, False, 600.0), heard)
+asyncio.run(main())
+"""
+
+
+async def test_a_service_killed_in_mid_clear_leaves_dirty_bytes_and_no_eraser(sim: Sim, device: Device) -> None:
+    sim.fill(device, "secret")
+    control.fault(sim.directory, device.id, slow_clear=600)
+    service = sim.run([sys.executable, "-c", SERVICE, str(sim.directory)])
+    assert int(service.line())
+    assert await sim.backend.eraser.orphan(device)
+    service.end()
+    assert await sim.backend.eraser.end_orphan(device, 20.0)
+    assert await sim.backend.eraser.orphan(device) is None
+    assert not await sim.backend.holders.held(device)
+    assert b"secret" in sim.content(device)
+
+
+@pytest.fixture
+async def abandoned(sim: Sim, device: Device) -> AsyncIterator[int]:
+    """PID of an eraser in mid-clear that its service could not kill: it is stopped, and our SIGKILL never arrives."""
+    deaf = Children(kill_limit=0.05, send_signal=lambda pidfd, number: None)
+    other = Sim(sim.directory, SimBackend(sim.directory, children=deaf))
+    slow = await clearing(other, device)
+    pid = await sim.backend.eraser.orphan(device)
+    assert pid
+    os.kill(pid, signal.SIGSTOP)
+    slow.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await slow.task
+    assert [(each.pid, each.device) for each in deaf.abandoned] == [(pid, device.id)]
+    yield pid
+    with suppress(ProcessLookupError):  # most tests have ended it
+        pidfd = os.pidfd_open(pid)
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        os.close(pidfd)
+    for child in tuple(deaf._abandoned):  # a loop that ends before its child leaves a warning to some later test
+        assert await child.wait(20.0)
+    await deaf.close()
+
+
+async def test_no_second_eraser_starts_beside_an_orphan(sim: Sim, device: Device, abandoned: int) -> None:
+    assert await sim.backend.eraser.orphan(device) == abandoned
+    with pytest.raises(Held, match="eraser"):
+        await sim.backend.eraser.erase(device, request(), unheard)
+
+
+async def test_an_orphan_that_does_not_stop_is_ended_and_the_device_can_be_cleared(
+    sim: Sim, device: Device, abandoned: int
+) -> None:
+    assert await sim.backend.eraser.orphan(device) == abandoned
+    assert await sim.backend.eraser.end_orphan(device, 20.0)
+    assert await sim.backend.eraser.orphan(device) is None
+    control.clear(sim.directory, device.id)
+    assert (await sim.backend.eraser.erase(device, request(), unheard)).verified_bytes == device.memory_bytes
+
+
+async def test_an_orphan_is_ended_though_nobody_looked_at_it_until_its_time_was_over(
+    sim: Sim, device: Device, abandoned: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, ahead = asyncio.get_running_loop(), 0.0
+    right = loop.time
+    monkeypatch.setattr(loop, "time", lambda: right() + ahead)
+    monkeypatch.setattr(orphans, "_PATIENCE", 0.1)
+    ending = asyncio.create_task(sim.backend.eraser.end_orphan(device, 20.0))
+    await asyncio.sleep(0)
+    ahead = 21.0
+    assert await ending
+    assert await sim.backend.eraser.orphan(device) is None
+
+
+async def test_an_orphan_that_runs_again_stops_by_itself(sim: Sim, device: Device, abandoned: int) -> None:
+    os.kill(abandoned, signal.SIGCONT)
+    assert await sim.backend.eraser.end_orphan(device, 60.0)
+    assert b"secret" in sim.content(device)
+
+
+@pytest.mark.parametrize("claim", ["", "garbage\n", "1 2 3\n", "{innocent} 1\n", "{innocent} {started}\n"])
+async def test_a_lock_never_gets_an_innocent_process_killed(sim: Sim, device: Device, claim: str) -> None:
+    innocent = sim.start((await sim.backend.inventory.devices())[1], "--hold", "forever").until_ready()
+    started = start_time(innocent.pid)
+    lock = sim.directory / "locks" / device.id
+    lock.write_text(claim.format(innocent=innocent.pid, started=started), encoding="ascii")
+    with lock.open("r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert await sim.backend.eraser.orphan(device) == 0
+        assert not await sim.backend.eraser.end_orphan(device, 0.2)
+        assert innocent.process.poll() is None
+        with pytest.raises(Held):
+            await sim.backend.eraser.erase(device, request(), unheard)
+    assert await sim.backend.eraser.orphan(device) is None
+
+
+async def test_a_stale_name_in_a_free_lock_means_nothing(sim: Sim, device: Device) -> None:
+    (sim.directory / "locks" / device.id).write_text(f"{os.getpid()} {start_time(os.getpid())}\n", encoding="ascii")
+    assert await sim.backend.eraser.orphan(device) is None
+    assert (await sim.backend.eraser.erase(device, request(), unheard)).failed_bytes == 0
+
+
+async def test_control_written_while_it_runs_is_seen_between_two_chunks(sim: Sim, device: Device) -> None:
+    slow = await clearing(sim, device)
+    write_json(sim.files(device).directory / "control.json", {"slow_clear": 0, "wont_clear": True})
+    assert (await slow.task).failed_bytes > 0

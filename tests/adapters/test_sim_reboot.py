@@ -1,0 +1,84 @@
+"""A reboot of the simulated node: another boot, a driver that was loaded anew, and never under anybody's hands."""
+
+from pathlib import Path
+
+import pytest
+
+from scrubber.adapters.sim import control, layout
+from scrubber.adapters.sim.backend import SimBackend
+from scrubber.adapters.sim.control import Faults
+from scrubber.adapters.sim.inventory import SimInventory
+from scrubber.adapters.sim.reboot import reboot
+from scrubber.domain.errors import Away, BadConfiguration, Held, SecondInstance
+from tests.adapters.sim_rig import Sim, make
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Path:
+    return make(tmp_path / "sim", mebibytes=1)
+
+
+def place(node: Path) -> Path:
+    return node / "devices" / "0"
+
+
+async def boot(node: Path) -> str:
+    return (await SimInventory(node).identity()).boot
+
+
+async def test_each_reboot_is_another_boot_and_the_memory_stays_as_it_was(node: Path) -> None:
+    (place(node) / "memory").write_bytes(b"secret" * 4096)
+    seen = [await boot(node)]
+    for _ in range(2):
+        reboot(node)
+        seen.append(await boot(node))
+    assert len(set(seen)) == 3
+    assert seen[0] == Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    assert (place(node) / "memory").read_bytes() == b"secret" * 4096
+
+
+async def test_it_lifts_what_a_reboot_lifts_and_what_is_broken_stays_broken(node: Path) -> None:
+    control.fault(node, "0", xid=79, ecc=2, recovery="reboot", lost=True, stuck=True, ghost=True, unkillable=True)
+    control.fault(node, "0", conditions={"row-remap-pending": "", "pcie-width": "x8 of x16"}, wont_clear=True)
+    control.fault(node, "0", counters={"retired_pages": 3}, driver_absent=True)
+    layout.write_json(place(node) / "settings.json", {"power_limit_watts": "100"})
+    reboot(node)
+    assert control.read(place(node)) == Faults(
+        xids_seen={79: 1}, conditions={"pcie-width": "x8 of x16"}, counters={"retired_pages": 3}, wont_clear=True
+    )
+    assert not control.driver_absent(node)
+    (found, _) = layout.load(node).devices
+    assert layout.current_settings(found.directory, found.defaults) == found.defaults
+
+
+async def test_the_driver_may_go_and_come_back_and_the_boot_stays(node: Path) -> None:
+    reboot(node)
+    before = await boot(node)
+    control.fault(node, driver_absent=True)
+    with pytest.raises(Away):
+        await boot(node)
+    control.clear(node)
+    assert await boot(node) == before
+
+
+async def test_it_is_refused_while_a_service_or_a_tenant_is_there(node: Path) -> None:
+    before = await boot(node)
+    backend = SimBackend(node)
+    sim = Sim(node, backend)
+    await backend.start()
+    with pytest.raises(SecondInstance, match="stop it first"):
+        reboot(node)
+    device, _ = await backend.inventory.devices()
+    await backend.close()
+    with sim.hold(device), pytest.raises(Held, match="end it first"):
+        reboot(node)
+    assert await boot(node) == before
+    reboot(node)
+
+
+async def test_a_node_file_that_counts_nonsense_is_no_driver(node: Path, tmp_path: Path) -> None:
+    layout.write_json(node / "control.json", {"driver_absent": False, "boots": "many"})
+    with pytest.raises(Away, match="boots"):
+        await boot(node)
+    with pytest.raises(BadConfiguration, match="sim create"):
+        reboot(tmp_path)

@@ -1,0 +1,360 @@
+"""Who may act on devices: the kernel says who calls, the front door decides, and the audit gets the uid.
+
+Run as root the callers are real other users; run as anybody else there is one user to be, and the tests are about that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import grp
+import os
+import socket
+import stat
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import grpc
+import pytest
+import structlog
+
+from scrubber.api.client import AdminClient, ReadClient
+from scrubber.api.frontdoor import CONNECTIONS_PER_UID, FrontDoor
+from scrubber.api.server import serve
+from scrubber.api.sockets import Purpose, Sockets
+from scrubber.domain.errors import Away
+from tests.ahead import advance_until
+from tests.api.service import FakeNode
+
+DEADLINE = 20.0
+ROOT = os.geteuid() == 0
+STRANGER = 54321
+OPERATORS = next(each for each in grp.getgrall() if each.gr_gid != 0) if ROOT else grp.getgrgid(os.getegid())
+
+CALLER = """
+import asyncio, os, sys
+from pathlib import Path
+from scrubber.api.client import AdminClient, PluginClient, ReadClient
+from scrubber.domain.errors import ScrubberError
+
+sockets, ask, uid, *gids = sys.argv[1:]
+
+async def call():
+    if ask == "admin":
+        async with AdminClient(Path(sockets)) as admin:
+            await admin.quarantine("0", "because")
+    elif ask == "read":
+        async with ReadClient(Path(sockets)) as read:
+            await read.devices()
+    else:
+        async with PluginClient(Path(sockets)) as plugin:
+            await plugin.snapshot(10)
+
+if os.geteuid() == 0 and int(uid) != 0:
+    os.setgroups([int(each) for each in gids])
+    os.setgid(int(uid))
+    os.setuid(int(uid))
+try:
+    asyncio.run(call())
+    print("answered")
+except ScrubberError as error:
+    print(type(error).__name__, error.code, error)
+"""
+
+
+@pytest.fixture
+async def node(short_tmp: Path) -> AsyncIterator[FakeNode]:
+    node = FakeNode()
+    short_tmp.chmod(0o755)
+    async with serve(node, Sockets(short_tmp / "s"), grace=0):
+        yield node
+
+
+@pytest.fixture
+async def node_with_operators(short_tmp: Path) -> AsyncIterator[FakeNode]:
+    node = FakeNode()
+    short_tmp.chmod(0o755)
+    async with serve(node, Sockets(short_tmp / "s", group=OPERATORS.gr_name), grace=0):
+        yield node
+
+
+async def call(sockets: Path, ask: Purpose, uid: int, *gids: int) -> str:
+    """What another process, running as ``uid``, gets when it asks."""
+    # It starts as this user, because another one need not be able to read this tree, and changes before it calls.
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", CALLER, str(sockets), ask.value, str(uid), *map(str, gids)),
+        cwd=Path(__file__).parents[2],
+        stdout=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(DEADLINE):
+        output, _ = await child.communicate()
+    return output.decode().strip()
+
+
+def open_wide(sockets: Path) -> None:
+    """Undo every protection by file modes, so that the front door stands alone."""
+    for path in (sockets, *sockets.rglob("*")):
+        if path.is_dir() and path.name != "door":
+            path.chmod(0o755)
+        elif path.is_socket() and path.parent.name != "door":
+            path.chmod(0o666)
+
+
+@pytest.mark.parametrize("uid", [0] if ROOT else [os.geteuid()])
+async def test_root_and_the_own_user_act_under_their_uid(uid: int, node: FakeNode, short_tmp: Path) -> None:
+    assert await call(short_tmp / "s", Purpose.ADMIN, uid) == "answered"
+    assert node.asked == [("quarantine", "GPU-a0", "because", f"uid:{uid}")]
+
+
+@pytest.mark.parametrize("ask", list(Purpose))
+async def test_modes_keep_strangers_out_and_say_what_is_missing(ask: Purpose, node: FakeNode, short_tmp: Path) -> None:
+    answer = await call(short_tmp / "s", ask, STRANGER)
+    if ROOT:
+        assert answer.startswith(f"NotPermitted not-permitted uid {STRANGER} may not use {short_tmp}/s/{ask.socket}")
+        assert "--admin-group" in answer
+        assert node.asked == []
+    else:
+        assert answer == "answered"
+
+
+async def test_a_stranger_who_gets_past_the_modes_is_refused_at_the_door(node: FakeNode, short_tmp: Path) -> None:
+    open_wide(short_tmp / "s")
+    answer = await call(short_tmp / "s", Purpose.ADMIN, STRANGER)
+    if ROOT:
+        assert answer.startswith(f"NotPermitted wrong-user uid {STRANGER} may not act on devices")
+        assert node.asked == []
+    else:
+        assert answer == "answered"
+
+
+async def test_a_stranger_learns_nothing_of_the_door_by_asking_for_other_methods(
+    node: FakeNode, short_tmp: Path
+) -> None:
+    """Behind the door every method is refused alike: health, and what is not served here, too."""
+    behind = short_tmp / "s/door/admin.sock"
+    for method in ("/grpc.health.v1.Health/Check", "/scrubber.v1.Plugin/HandOver", "/scrubber.v1.Admin/Quarantine"):
+        async with grpc.aio.insecure_channel(f"unix:{behind}") as channel:
+            ask: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(method)
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await ask(b"", timeout=DEADLINE)
+        assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    assert node.asked == []
+
+
+@pytest.mark.parametrize("ask", [Purpose.ADMIN, Purpose.READ])
+async def test_operators_come_in(ask: Purpose, node_with_operators: FakeNode, short_tmp: Path) -> None:
+    assert await call(short_tmp / "s", ask, STRANGER, OPERATORS.gr_gid) == "answered"
+    if ask is Purpose.ADMIN:
+        actor = f"uid:{STRANGER if ROOT else os.geteuid()}"
+        assert node_with_operators.asked == [("quarantine", "GPU-a0", "because", actor)]
+
+
+async def test_operators_do_not_speak_for_the_plugin(node_with_operators: FakeNode, short_tmp: Path) -> None:
+    answer = await call(short_tmp / "s", Purpose.PLUGIN, STRANGER, OPERATORS.gr_gid)
+    assert answer.startswith("NotPermitted") if ROOT else answer == "answered"
+
+
+async def test_whoever_is_no_operator_stays_out(node_with_operators: FakeNode, short_tmp: Path) -> None:
+    open_wide(short_tmp / "s")
+    answer = await call(short_tmp / "s", Purpose.ADMIN, STRANGER)
+    assert answer.startswith("NotPermitted wrong-user") if ROOT else answer == "answered"
+
+
+def mode(path: Path) -> str:
+    return stat.filemode(path.stat().st_mode)
+
+
+async def test_without_operators_everything_is_the_services_own(node: FakeNode, short_tmp: Path) -> None:
+    sockets = Sockets(short_tmp / "s")
+    for purpose in Purpose:
+        assert mode(sockets.path(purpose)) == "srw-rw----"
+        assert mode(sockets.path(purpose).parent) == "drwx------"
+    assert mode(sockets.door) == "drwx------"
+    assert mode(sockets.directory) == "drwx--x--x", "a later start may name a group, and what is in it is shut"
+
+
+async def test_operators_are_let_into_their_directories_only(node_with_operators: FakeNode, short_tmp: Path) -> None:
+    sockets = Sockets(short_tmp / "s")
+    for purpose in (Purpose.ADMIN, Purpose.READ):
+        assert mode(sockets.path(purpose)) == "srw-rw----"
+        assert mode(sockets.path(purpose).parent) == "drwxr-x---"
+        assert sockets.path(purpose).stat().st_gid == OPERATORS.gr_gid
+    assert mode(sockets.path(Purpose.PLUGIN).parent) == mode(sockets.door) == "drwx------"
+    assert mode(sockets.directory) == "drwx--x--x"
+
+
+async def test_the_modes_do_not_hang_on_the_umask(short_tmp: Path) -> None:
+    before = os.umask(0)
+    try:
+        async with serve(FakeNode(), Sockets(short_tmp / "s"), grace=0):
+            assert mode(short_tmp / "s/plugin/plugin.sock") == "srw-rw----"
+            assert mode(short_tmp / "s/admin") == "drwx------"
+    finally:
+        os.umask(before)
+
+
+SPEAKS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+"""With what a caller of gRPC begins: the preface of HTTP/2 and settings that change nothing."""
+
+
+async def test_one_caller_cannot_take_every_connection(node: FakeNode, short_tmp: Path) -> None:
+    path = Sockets(short_tmp / "s").path(Purpose.ADMIN)
+    async with asyncio.timeout(DEADLINE):
+        held = [await asyncio.open_unix_connection(path) for _ in range(CONNECTIONS_PER_UID)]
+        for reader, writer in held:
+            writer.write(SPEAKS)
+            await reader.readuntil(bytes((0, 0, 0, 4, 1)))  # its settings were heard
+        async with AdminClient(short_tmp / "s") as admin:
+            with pytest.raises(Away, match=r"too many connections are open.* try again"):
+                await admin.quarantine("0", "one too many")
+        for _, writer in held:
+            writer.close()
+        while True:
+            try:
+                async with AdminClient(short_tmp / "s") as admin:
+                    await admin.quarantine("0", "there is room again")
+                break
+            except Away:
+                continue
+    assert len(node.asked) == 1
+
+
+async def test_connections_that_say_nothing_keep_nobody_out(node: FakeNode, short_tmp: Path) -> None:
+    path = Sockets(short_tmp / "s").path(Purpose.ADMIN)
+    async with asyncio.timeout(DEADLINE):
+        held = []
+        for _ in range(CONNECTIONS_PER_UID):
+            reader, writer = await asyncio.open_unix_connection(path)
+            # The frame with which the server behind greets: this one is relayed. A later one is not greeted sooner.
+            await reader.readexactly(9)
+            held.append((asyncio.create_task(reader.read()), writer))
+        async with AdminClient(short_tmp / "s") as admin:
+            await admin.quarantine("0", "no place is free, and one is made")
+        oldest, *others = (to_the_end for to_the_end, _ in held)
+        await oldest
+        assert not any(each.done() for each in others)
+        for _, writer in held:
+            writer.close()
+        await asyncio.gather(*others)
+    assert len(node.asked) == 1
+
+
+class Mute(asyncio.Protocol):
+    """One connection to a server that says nothing and reads everything."""
+
+    def __init__(self, over: set[asyncio.Event], heard: asyncio.Event) -> None:
+        self._over, self._heard = asyncio.Event(), heard
+        over.add(self._over)
+
+    def data_received(self, data: bytes) -> None:
+        self._heard.set()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._over.set()
+
+
+@asynccontextmanager
+async def a_door(short_tmp: Path, heard: asyncio.Event | None = None, **limits: float) -> AsyncIterator[Path]:
+    """The socket of a door with ``limits`` and a mute server behind it; everything is closed afterwards.
+
+    ``heard`` is set once the server has been sent something.
+    """
+    heard = heard or asyncio.Event()
+    behind, front = short_tmp / "behind", short_tmp / "front"
+    over: set[asyncio.Event] = set()
+    server = await asyncio.get_running_loop().create_unix_server(lambda: Mute(over, heard), behind)
+    door = FrontDoor(behind, log=structlog.get_logger(), **limits)  # type: ignore[arg-type]
+    await door.open(front)
+    try:
+        yield front
+    finally:
+        await door.hang_up()
+        server.close()
+        async with asyncio.timeout(DEADLINE):
+            for each in over:
+                await each.wait()
+
+
+async def hang_up(*writers: asyncio.StreamWriter) -> None:
+    for writer in writers:
+        writer.close()
+        with suppress(ConnectionError):  # the other end was faster
+            await writer.wait_closed()
+
+
+async def test_a_connection_that_never_says_anything_is_closed(short_tmp: Path) -> None:
+    async with asyncio.timeout(DEADLINE), a_door(short_tmp, silence=0.05) as front:
+        silent, away = await asyncio.open_unix_connection(front)
+        assert await silent.read() == b""
+        await hang_up(away)
+
+
+async def test_a_quiet_connection_makes_room_only_when_its_place_is_needed(short_tmp: Path) -> None:
+    heard = asyncio.Event()
+    async with a_door(short_tmp, heard, silence=DEADLINE, connections_per_uid=2) as front:
+        quiet, one = await asyncio.open_unix_connection(front)
+        one.write(b"a call that takes its time")
+        await asyncio.wait_for(heard.wait(), DEADLINE)
+        silent, other = await asyncio.open_unix_connection(front)
+        ending = asyncio.create_task(silent.read())
+        await advance_until(ending.done)
+        assert await ending == b""
+        assert not quiet.at_eof()  # as old, but it spoke
+        writers = [one, other]
+        closed = asyncio.create_task(quiet.read())
+        while not closed.done():
+            _, writer = await asyncio.open_unix_connection(front)
+            writer.write(b"the next")
+            writers.append(writer)
+        assert await closed == b""
+        await hang_up(*writers)
+
+
+async def test_the_door_holds_back_a_caller_whom_nobody_reads(short_tmp: Path) -> None:
+    """Else whoever may connect could fill the service's memory through the relay."""
+    behind, front = short_tmp / "behind", short_tmp / "front"
+    deaf = Deaf()
+    unread = await asyncio.get_running_loop().create_unix_server(lambda: deaf, behind)
+    door = FrontDoor(behind, log=structlog.get_logger())
+    await door.open(front)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as caller:
+        caller.connect(str(front))
+        async with asyncio.timeout(DEADLINE):
+            await deaf.arrived.wait()
+        sent, refused = 0, 0
+        while sent < 64 << 20 and refused < 100:  # a relay that still reads gets a hundred turns of the loop to do it
+            try:
+                sent += caller.send(b"x" * 65536)
+                refused = 0
+            except BlockingIOError:
+                refused += 1
+                await asyncio.sleep(0)
+    await door.hang_up()
+    deaf.transport.abort()
+    unread.close()
+    assert sent < 4 << 20
+
+
+class Deaf(asyncio.Protocol):
+    """A server that accepts and never reads."""
+
+    transport: asyncio.Transport
+
+    def __init__(self) -> None:
+        self.arrived = asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        transport.pause_reading()
+        self.arrived.set()
+
+
+async def test_the_read_socket_does_not_hang_on_the_door(node: FakeNode, short_tmp: Path) -> None:
+    path = Sockets(short_tmp / "s").path(Purpose.ADMIN)
+    held = [await asyncio.open_unix_connection(path) for _ in range(CONNECTIONS_PER_UID)]
+    async with ReadClient(short_tmp / "s") as read:
+        assert len((await read.devices()).devices) == 2
+    for _, writer in held:
+        writer.close()

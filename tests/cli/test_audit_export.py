@@ -1,0 +1,185 @@
+"""``scrubber audit export``, and what ``audit verify`` says of the file: of a whole one, and of one that is not."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from scrubber.domain.errors import NotReady
+from tests.cli.audit_stage import ROWS, Reading, grow, reading, tamper, verdict, written
+from tests.cli.stage import Ended, run, start
+from tests.ledger_samples import fill
+
+
+@pytest.fixture
+async def service(short_tmp: Path) -> AsyncIterator[Reading]:
+    async with reading(short_tmp) as there:
+        yield there
+
+
+@pytest.fixture
+async def home(tmp_path: Path) -> Path:
+    """The state directory of a service that has stopped; its trail has twenty rows."""
+    await fill(tmp_path / "state", ROWS)
+    return tmp_path / "state"
+
+
+@pytest.fixture
+async def exported(home: Path, short_tmp: Path) -> Path:
+    """An export of :func:`home`."""
+    ended = await run(short_tmp, "audit", "export", "--ledger", str(home))
+    assert (ended.code, ended.err) == (0, "")
+    file = home.parent / "trail.jsonl"
+    file.write_text(ended.out)
+    return file
+
+
+class TestVerifyAFile:
+    async def test_an_export_is_verified_anywhere(self, exported: Path, short_tmp: Path) -> None:
+        ended = await run(short_tmp, "audit", "verify", "--file", str(exported), "-o", "json")
+        assert verdict(ended) == (0, "intact")
+        assert (ended.json["source"], ended.json["rows"]) == ("file", ROWS)
+
+    async def test_an_export_may_come_on_standard_input(self, exported: Path, short_tmp: Path) -> None:
+        with exported.open("rb") as stream:
+            process = await start(short_tmp, "audit", "verify", "--file", "-", "-o", "name", stdin=stream.fileno())
+            out, err = await process.communicate()
+        assert (process.returncode, err) == (0, b"")
+        assert out.startswith(b"20:")
+
+    async def test_a_truncated_one_is_broken_and_says_where(self, exported: Path, short_tmp: Path) -> None:
+        whole = exported.read_text()
+        exported.write_text(whole[: len(whole) // 2])
+        ended = await run(short_tmp, "audit", "verify", "--file", str(exported), "-o", "json")
+        assert verdict(ended) == (1, "broken")
+        assert re.match(
+            r"Line \d+ of .*trail.jsonl is no audit row \(.*\): it was edited or cut off", ended.json["sentence"]
+        )
+
+    async def test_a_file_that_is_no_export_is_no_verdict(self, tmp_path: Path, short_tmp: Path) -> None:
+        file = tmp_path / "odd"
+        file.write_bytes(b"\xff\x1b[2J")
+        ended = await run(short_tmp, "audit", "verify", "--file", str(file))
+        assert (ended.code, ended.out) == (1, "")
+        assert ended.err.startswith(f"Error: {file} is no export of an audit trail (")
+        assert ended.err.endswith("scrubber audit export makes one.\n")
+
+    async def test_a_file_that_is_not_there_is_a_wrong_request(self, tmp_path: Path, short_tmp: Path) -> None:
+        ended = await run(short_tmp, "audit", "verify", "--file", str(tmp_path / "none"))
+        assert ended == Ended(2, "", f"Error: {tmp_path / 'none'} cannot be read: No such file or directory.\n")
+
+    async def test_a_ledger_and_a_file_are_one_too_many(self, exported: Path, home: Path, short_tmp: Path) -> None:
+        ended = await run(short_tmp, "audit", "verify", "--file", str(exported), "--ledger", str(home))
+        assert (ended.code, ended.out) == (2, "")
+        assert "give either a ledger or a file" in ended.err
+
+
+class TestExport:
+    async def test_the_first_line_is_the_ends_and_each_other_a_row_as_it_was_hashed(
+        self, service: Reading, short_tmp: Path
+    ) -> None:
+        ended = await run(short_tmp, "audit", "export", "-")
+        assert (ended.code, ended.err) == (0, "")
+        first, *rows = (json.loads(line) for line in ended.out.splitlines())
+        head = service.ledger.head()
+        assert first == {
+            "apiVersion": "cli.scrubber.dev/v1",
+            "kind": "AuditTrail",
+            "pruned": {"sequence": 0, "hash": ""},
+            "head": {"sequence": ROWS, "hash": head.hash},
+        }
+        assert rows[0] == {
+            "apiVersion": "cli.scrubber.dev/v1",
+            "kind": "AuditRow",
+            "sequence": 1,
+            "at": 100.0,
+            "name": "device.touched",
+            "device": "GPU-a",
+            "scrub": None,
+            "actor": "service",
+            "fields": '{"sentence":"row \\u001b[2J0"}',
+            "prev_hash": "",
+            "hash": rows[1]["prev_hash"],
+        }
+        assert rows[-1]["hash"] == head.hash
+        assert "\x1b" not in ended.out
+
+    async def test_a_service_and_its_directory_export_the_same(self, home: Path, short_tmp: Path) -> None:
+        ended = await run(short_tmp, "audit", "export", "--ledger", str(home), "--after", "12")
+        first, *rows = (json.loads(line) for line in ended.out.splitlines())
+        assert [row["sequence"] for row in rows] == list(range(13, ROWS + 1))
+        assert first["pruned"] == {"sequence": 12, "hash": rows[0]["prev_hash"]}
+
+    async def test_a_part_is_verified_from_where_it_begins(
+        self, service: Reading, tmp_path: Path, short_tmp: Path
+    ) -> None:
+        kept = service.ledger.head()
+        await grow(service.ledger, 10)
+        file = tmp_path / "part.jsonl"
+        file.write_text((await run(short_tmp, "audit", "export", "--after", str(ROWS))).out)
+        words = ("audit", "verify", "--file", str(file), "-o", "json")
+        assert verdict(await run(short_tmp, *words, "--head", written(kept))) == (0, "intact")
+        assert verdict(await run(short_tmp, *words, "--head", f"{ROWS}:{'0' * 64}")) == (1, "broken")
+        assert verdict(await run(short_tmp, *words, "--head", f"3:{'0' * 64}")) == (1, "cannot-tell")
+
+    async def test_rows_after_the_end_cannot_be_asked_for(self, service: Reading, short_tmp: Path) -> None:
+        ended = await run(short_tmp, "audit", "export", "--after", "21")
+        assert (ended.code, ended.out) == (2, "")
+        assert "ends at row 20: there is no row 21" in ended.err
+
+    async def test_another_place_than_standard_output_is_refused(self, short_tmp: Path) -> None:
+        ended = await run(short_tmp, "audit", "export", "trail.jsonl")
+        assert (ended.code, ended.out) == (2, "")
+        assert "scrubber audit export > FILE" in " ".join(ended.err.split())
+
+    async def test_a_reader_that_leaves_early_gets_an_error_exit(self, home: Path, short_tmp: Path) -> None:
+        reading, writing = os.pipe()
+        os.close(reading)
+        process = await start(short_tmp, "audit", "export", "--ledger", str(home), stdout=writing)
+        os.close(writing)
+        _, err = await process.communicate()
+        assert (process.returncode, err) == (1, b"")
+
+    async def test_a_full_disk_is_an_error_exit(self, service: Reading, short_tmp: Path) -> None:
+        full = os.open("/dev/full", os.O_WRONLY)
+        process = await start(short_tmp, "audit", "export", stdout=full)
+        os.close(full)
+        _, err = await process.communicate()
+        assert (process.returncode, err) == (
+            1,
+            b"Error: Standard output could not be written: No space left on device.\n",
+        )
+
+    async def test_a_service_that_breaks_off_is_an_error_exit_and_a_flaw_of_what_was_written(
+        self, service: Reading, tmp_path: Path, short_tmp: Path
+    ) -> None:
+        await grow(service.ledger, 600)
+        service.error = NotReady("Rows were given up; ask again.")
+        ended = await run(short_tmp, "audit", "export")
+        assert (ended.code, ended.err) == (3, "Error: Rows were given up; ask again.\n")
+        file = tmp_path / "part.jsonl"
+        file.write_text(ended.out)
+        ended = await run(short_tmp, "audit", "verify", "--file", str(file), "-o", "json")
+        assert verdict(ended) == (1, "broken")
+
+    async def test_a_trail_without_its_end_is_an_error_exit(self, home: Path, short_tmp: Path) -> None:
+        tamper(home, "DELETE FROM audit WHERE sequence > 15")
+        ended = await run(short_tmp, "audit", "export", "--ledger", str(home))
+        assert ended.code == 1
+        assert len(ended.out.splitlines()) == 16
+        assert "ends at row 15, but 20 rows were written: what was exported is not all of it" in ended.err
+
+
+async def test_an_interrupt_is_no_verdict(tmp_path: Path, short_tmp: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    process = await start(short_tmp, "audit", "verify", "--file", str(pipe))
+    with await asyncio.to_thread(pipe.open, "wb"):  # returns once the command has opened it, too
+        process.send_signal(signal.SIGINT)
+        out, err = await process.communicate()
+    assert (process.returncode, out, err) == (130, b"", b"")

@@ -1,0 +1,203 @@
+"""``scrubber baseline``: what differs is told and is no yes, and only a person with a reason makes it right."""
+
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from scrubber.api import scrubber_pb2 as pb
+from scrubber.domain.errors import InvalidRequest, Refused
+from tests.cli.acting_stage import Node, device, standing
+from tests.cli.stage import Ended, run
+from tests.cli.terminal import WIDTHS, agrees_with, at_terminal, terminal
+
+VBIOS, OTHER = "96.00.89.00.01", "96.00.89.00.7f"
+
+
+def taken(*facts: tuple[str, str, str], conditions: Sequence[tuple[str, str, str]] = ()) -> pb.Baseline:
+    return pb.Baseline(
+        at=60.0,
+        actor="uid:7",
+        reason="new board",
+        facts=[pb.Fact(name=name, expected=expected, found=found) for name, expected, found in facts],
+        conditions=[pb.Fact(name=name, expected=expected, found=found) for name, expected, found in conditions],
+    )
+
+
+SAME = device(0, baseline=taken(("serial", "1650", "1650"), ("vbios", VBIOS, VBIOS)))
+CHANGED = device(
+    1,
+    state="dirty, suspect",
+    model="NVIDIA H200",
+    traits={"serial": "1651", "vbios": OTHER, "pci_address": "0000:3b:00.0"},
+    baseline=taken(
+        ("model", "NVIDIA H200", "NVIDIA H200"),
+        ("serial", "1651", "1651"),
+        ("vbios", VBIOS, OTHER),
+        ("inforom", "G001.0000.03.03", ""),
+        conditions=[("pcie-width", "x8 of x16", "x8 of x16"), ("nvlink-down", "2", "")],
+    ),
+)
+UNKNOWN = device(2)
+
+
+@pytest.fixture
+async def node(short_tmp: Path) -> AsyncIterator[Node]:
+    async with standing(short_tmp) as node:
+        node.devices = [SAME, CHANGED, UNKNOWN]
+        node.accepted = device(1, baseline=taken(("vbios", OTHER, OTHER)))
+        yield node
+
+
+class TestShow:
+    async def test_json_tells_what_is_expected_and_what_was_found(self, node: Node, short_tmp: Path) -> None:
+        ended = await run(short_tmp, "baseline", "show", "1", "-o", "json")
+        assert (ended.code, ended.err) == (1, "")
+        assert ended.json == {
+            "apiVersion": "cli.scrubber.dev/v1",
+            "kind": "Baseline",
+            "device": CHANGED.id,
+            "index": "1",
+            "as_expected": False,
+            "at": 60.0,
+            "actor": "uid:7",
+            "reason": "new board",
+            "facts": [
+                {"name": "model", "expected": "NVIDIA H200", "found": "NVIDIA H200"},
+                {"name": "serial", "expected": "1651", "found": "1651"},
+                {"name": "vbios", "expected": VBIOS, "found": OTHER},
+                {"name": "inforom", "expected": "G001.0000.03.03", "found": None},
+            ],
+            "conditions": [
+                {"name": "pcie-width", "expected": "x8 of x16", "found": "x8 of x16"},
+                {"name": "nvlink-down", "expected": "2", "found": None},
+            ],
+        }
+
+    async def test_without_a_device_all_are_shown(self, node: Node, short_tmp: Path) -> None:
+        ended = await run(short_tmp, "baseline", "show", "-o", "json")
+        assert (ended.code, ended.json["kind"]) == (1, "BaselineList")
+        assert [each["as_expected"] for each in ended.items] == [True, False, None]
+
+    async def test_a_device_as_it_should_be_exits_with_zero(self, node: Node, short_tmp: Path) -> None:
+        ended = await run(short_tmp, "baseline", "show", SAME.id)
+        assert (ended.code, ended.err) == (0, "")
+        assert "verdict  as expected" in ended.out
+
+    async def test_what_nobody_knows_is_no_yes(self, node: Node, short_tmp: Path) -> None:
+        ended = await run(short_tmp, "baseline", "show", "2", "-o", "json")
+        assert (ended.code, ended.json["as_expected"], ended.json["at"]) == (1, None, None)
+        assert (ended.json["facts"], ended.json["conditions"]) == ([], [])
+
+    @pytest.mark.parametrize(
+        ("condition", "code"),
+        [
+            (("pcie-width", "x8 of x16", "x8 of x16"), 0),
+            (("pcie-width", "x8 of x16", ""), 0),
+            (("pcie-width", "x8 of x16", "x4 of x16"), 1),
+            (("pcie-width", "", "x4 of x16"), 1),
+        ],
+    )
+    async def test_a_condition_is_as_expected_unless_it_is_another_one(
+        self, node: Node, short_tmp: Path, condition: tuple[str, str, str], code: int
+    ) -> None:
+        node.devices = [device(0, baseline=taken(conditions=[condition]))]
+        assert (await run(short_tmp, "baseline", "show", "0")).code == code
+
+    async def test_a_node_without_devices_is_no_yes(self, node: Node, short_tmp: Path) -> None:
+        node.devices = []
+        assert await run(short_tmp, "baseline", "show") == Ended(1, "", "There are no devices on this node.\n")
+
+    @pytest.mark.parametrize("called", ["9", "GPU-"])
+    async def test_a_device_that_is_not_exactly_one_is_a_wrong_request(
+        self, node: Node, short_tmp: Path, called: str
+    ) -> None:
+        ended = await run(short_tmp, "baseline", "show", called)
+        assert (ended.code, ended.out) == (2, "")
+        assert f"'{called}'" in ended.err
+
+    @pytest.mark.parametrize("columns", WIDTHS)
+    @pytest.mark.parametrize("words", [("1",), ()])
+    async def test_a_person_reads_what_differs(
+        self, node: Node, short_tmp: Path, columns: int, words: tuple[str, ...]
+    ) -> None:
+        there = {"SCRUBBER_SOCKET": str(short_tmp)}
+        told = await at_terminal("baseline", "show", *words, columns=columns, environment=there)
+        assert told.code == 1
+        agrees_with(f"baseline-{'one' if words else 'all'}-{columns}", told.text)
+
+
+class TestAccept:
+    async def test_what_was_shown_is_what_is_accepted(self, node: Node, short_tmp: Path) -> None:
+        ended = await run(short_tmp, "baseline", "accept", "1", "--reason", "new VBIOS", "--yes", "-o", "json")
+        assert ended.code == 0
+        assert node.asked == [
+            pb.ListDevicesRequest(),
+            pb.AcceptBaselineRequest(
+                device=CHANGED.id,
+                reason="new VBIOS",
+                shown={"model": "NVIDIA H200", "serial": "1651", "vbios": OTHER},
+            ),
+        ]
+        assert (ended.json["kind"], ended.json["as_expected"]) == ("Baseline", True)
+        assert OTHER in ended.err
+
+    async def test_a_device_that_became_another_since_it_was_shown_is_refused(
+        self, node: Node, short_tmp: Path
+    ) -> None:
+        node.refusal = Refused("Device 1 is something else by now than what you were shown (vbios 6.6.6): look again.")
+        ended = await run(short_tmp, "baseline", "accept", "1", "--reason", "new VBIOS", "--yes")
+        assert (ended.code, ended.out) == (3, "")
+        assert ended.err.endswith(f"Error: {node.refusal}\n")
+
+    async def test_what_was_never_expected_is_shown_all_the_same(self, node: Node, short_tmp: Path) -> None:
+        node.devices = [device(2, model="NVIDIA H200", traits={"vbios": OTHER})]
+        ended = await run(short_tmp, "baseline", "accept", "2", "--reason", "first look", "--yes", "-o", "name")
+        assert ended.code == 0
+        assert [line.split() for line in ended.err.splitlines()[-2:]] == [
+            ["model", "-", "NVIDIA", "H200", "new"],
+            ["vbios", "-", OTHER, "new"],
+        ]
+        assert dict(node.asked[-1].shown) == {"model": "NVIDIA H200", "vbios": OTHER}
+
+    async def test_one_that_is_still_told_of_is_judged_within_a_minute(self, node: Node, short_tmp: Path) -> None:
+        node.accepted.cause.CopyFrom(pb.Cause(code="baseline-changed", sentence="vbios is another one."))
+        ended = await run(short_tmp, "baseline", "accept", "1", "--reason", "new VBIOS", "--yes")
+        assert ended.code == 0
+        assert ended.err.endswith(
+            "Note: Device 1 is judged by it at the next look, within a minute; until then scrubber devices says of it what "
+            "it said before.\n"
+        )
+
+    async def test_a_device_that_is_not_there_is_a_wrong_request(self, node: Node, short_tmp: Path) -> None:
+        ended = await run(short_tmp, "baseline", "accept", "9", "--reason", "why", "--yes")
+        assert (ended.code, ended.out, node.asked) == (2, "", [pb.ListDevicesRequest()])
+
+    @pytest.mark.parametrize("words", [(), ("--reason", " ")])
+    async def test_without_a_reason_nothing_is_asked(self, node: Node, short_tmp: Path, words: tuple[str, ...]) -> None:
+        ended = await run(short_tmp, "baseline", "accept", "1", "--yes", *words)
+        assert (ended.code, ended.out, node.asked) == (2, "", [])
+        assert "--reason" in ended.err
+
+    async def test_a_refusal_is_one_sentence(self, node: Node, short_tmp: Path) -> None:
+        node.error = InvalidRequest("No device is called '1'.")
+        ended = await run(short_tmp, "baseline", "accept", "1", "--reason", "why", "--yes")
+        assert ended == Ended(2, "", "Error: No device is called '1'.\n")
+
+    @pytest.mark.parametrize("columns", WIDTHS)
+    async def test_a_person_sees_what_would_be_accepted(self, node: Node, short_tmp: Path, columns: int) -> None:
+        words = ("baseline", "accept", "1", "--reason", "new VBIOS")
+        there = {"SCRUBBER_SOCKET": str(short_tmp)}
+        async with terminal(*words, columns=columns, environment=there) as person:
+            await person.shows("Go on? [y/N]")
+            agrees_with(f"baseline-accept-{columns}", person.screen.text)
+
+    async def test_a_person_reads_which_warnings_become_normal(self, node: Node, short_tmp: Path) -> None:
+        narrow = pb.Device()
+        narrow.CopyFrom(CHANGED)
+        narrow.lasting.extend([pb.Lasting(code="pcie-width"), pb.Lasting(code="retired-pages")])
+        node.devices = [narrow]
+        words = ("baseline", "accept", "1", "--reason", "new VBIOS")
+        async with terminal(*words, columns=200, environment={"SCRUBBER_SOCKET": str(short_tmp)}) as person:
+            await person.shows("Go on? [y/N]")
+            assert "counts as right, the warnings that stand too (pcie-width)." in person.screen.text

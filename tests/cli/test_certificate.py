@@ -1,0 +1,510 @@
+"""``scrubber certificate``: what there is, what one says, and whether it is the node that says so; hostile files included."""
+
+import base64
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from scrubber.adapters.signing.ed25519 import EphemeralKey, Key
+from scrubber.adapters.signing.envelope import write_envelope
+from scrubber.api import scrubber_pb2 as pb
+from scrubber.api.messages import certificate_message
+from scrubber.api.status import status_of
+from scrubber.cli import shapes
+from scrubber.cli.certified import stated
+from scrubber.domain.errors import InvalidRequest, LedgerFailure
+from scrubber.domain.evidence import Certificate
+from scrubber.domain.evidence import Path as ScrubPath
+from scrubber.domain.statement import UNSIGNED, statement
+from tests.cli.stage import Ended, Service, environment, run, serving
+from tests.cli.terminal import WIDTHS, agrees_with, at_terminal
+
+KEY = Key(Ed25519PrivateKey.from_private_bytes(bytes(range(32))))
+SLOW = Certificate(
+    id="cert-0f3a9c51be22",
+    node="n1",
+    boot="b1",
+    driver="sim-1",
+    device="SIM-GPU-aa",
+    sequence=7,
+    previous_grant=3,
+    path=ScrubPath.SLOW,
+    scrub="scrub-9",
+    covered=("memory: 268435456 of 268435456 bytes cleared and verified",),
+    not_covered=("on-chip memory", "diagnostics: the policy asks for none at this occasion"),
+    policy="default",
+    policy_digest="d" * 64,
+    issued_at=1.5,
+    rests_on=None,
+)
+FAST = replace(
+    SLOW, id="cert-77aa00112233", device="SIM-GPU-bb", path=ScrubPath.FAST, rests_on=SLOW.id, sequence=2, next_grant=5
+)
+
+
+def signed(certificate: Certificate, standing: str = "unused", key: Key | None = KEY) -> pb.SignedCertificate:
+    if key is not None:
+        signature = base64.b64encode(key.sign(statement(certificate))).decode()
+        certificate = replace(certificate, key_id=key.key_id, signature=signature)
+    return pb.SignedCertificate(
+        certificate=certificate_message(certificate), payload=statement(certificate), standing=standing
+    )
+
+
+def envelope(certificate: Certificate = SLOW, key: Key = KEY) -> str:
+    return write_envelope(statement(certificate), key.key_id, key.sign(statement(certificate)))
+
+
+@dataclass
+class Certifying(Service):
+    """Two devices: one has a certificate that nothing used up, the other one's went with its newest pod's start."""
+
+    certificates: list[pb.SignedCertificate] = field(default_factory=lambda: [signed(SLOW), signed(FAST, "used")])
+
+    def __post_init__(self) -> None:
+        self.info = pb.ServiceInfo(node="n1", key_id=KEY.key_id, public_key=KEY.public_key)
+        first = pb.Device(id="SIM-GPU-aa", index="0", state="clean", certificate=certificate_message(SLOW))
+        second = pb.Device(id="SIM-GPU-bb", index="1", state="in-use")
+        second.tenancies.add(grant=4, certificate="")
+        second.tenancies.add(grant=5, certificate=FAST.id)
+        self.devices = [first, second, pb.Device(id="SIM-GPU-cc", index="2", state="dirty")]
+
+    async def GetCertificate(self, request: Any, context: Any) -> pb.SignedCertificate:
+        await self._answer(request, context)
+        for each in self.certificates:
+            if each.certificate.id == request.id:
+                return each
+        status = status_of(InvalidRequest(f"The ledger has no certificate {request.id!r}."), public=False)
+        await context.abort(status.code, status.details, status.metadata)
+        raise AssertionError("the call was aborted")
+
+
+@pytest.fixture
+async def service(short_tmp: Path) -> AsyncIterator[Certifying]:
+    servicer = Certifying()
+    async with serving(short_tmp, servicer):
+        yield servicer
+
+
+def offline(*words: str, stdin: bytes = b"", cwd: Path | None = None) -> Ended:
+    """The command where no service is: its sockets would be in a directory that is not there."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "scrubber.cli.main", "certificate", *words],
+        input=stdin,
+        capture_output=True,
+        env=environment(Path("/nonexistent")),
+        cwd=cwd,
+        check=False,
+    )
+    assert b"Traceback" not in ended.stderr
+    return Ended(ended.returncode, ended.stdout.decode(), ended.stderr.decode())
+
+
+@pytest.fixture
+def pem(tmp_path: Path) -> str:
+    (tmp_path / "node.pem").write_text(KEY.public_key)
+    return str(tmp_path / "node.pem")
+
+
+class TestList:
+    async def test_the_unused_ones_and_those_that_pods_were_started_on(
+        self, service: Certifying, short_tmp: Path
+    ) -> None:
+        ended = await run(short_tmp, "certificate", "list")
+        assert (ended.code, ended.err) == (0, "")
+        header, first, second = (line.split() for line in ended.out.splitlines())
+        assert header == ["INDEX", "DEVICE", "CERTIFICATE", "PATH", "ISSUED", "STANDING", "KEY"]
+        assert first == ["0", "SIM-GPU-aa", SLOW.id, "slow", "1970-01-01T00:00:01Z", "unused", KEY.key_id[:19]]
+        assert second[:4] == ["1", "SIM-GPU-bb", FAST.id, "fast"]
+        assert second[5:8] == ["used,", "grant", "5"]
+
+    async def test_json_and_yaml_and_names(self, service: Certifying, short_tmp: Path) -> None:
+        in_json = await run(short_tmp, "certificate", "list", "-o", "json")
+        assert (in_json.json["apiVersion"], in_json.json["kind"]) == ("cli.scrubber.dev/v1", "CertificateList")
+        assert [(each["id"], each["standing"], each["signature_verdict"]) for each in in_json.items] == [
+            (SLOW.id, "unused", None),
+            (FAST.id, "used", None),
+        ]
+        in_yaml = await run(short_tmp, "certificate", "list", "-o", "yaml")
+        assert yaml.safe_load(in_yaml.out) == in_json.json
+        assert (await run(short_tmp, "certificate", "list", "-o", "name")).out == f"{SLOW.id}\n{FAST.id}\n"
+
+    async def test_one_that_the_ledger_forgot_is_named_and_the_rest_is_shown(
+        self, service: Certifying, short_tmp: Path
+    ) -> None:
+        service.certificates = [signed(SLOW)]
+        ended = await run(short_tmp, "certificate", "list", "-o", "name")
+        assert ended.out == f"{SLOW.id}\n"
+        # Names alone are for scripts: what else there is to say is said beside a table.
+        told = await run(short_tmp, "certificate", "list")
+        assert f"{FAST.id} of device 1 is not in the ledger any more." in told.err
+
+    async def test_where_there_are_none_a_person_is_told_how_to_get_one(
+        self, service: Certifying, short_tmp: Path
+    ) -> None:
+        service.devices = service.devices[2:]
+        ended = await run(short_tmp, "certificate", "list")
+        assert (ended.code, ended.out) == (0, "")
+        assert "scrubber scrub DEVICE" in ended.err
+        assert (await run(short_tmp, "certificate", "list", "-o", "json")).items == []
+
+
+class TestShow:
+    async def test_what_was_proved_what_was_not_and_whose_word_it_is(
+        self, service: Certifying, short_tmp: Path
+    ) -> None:
+        ended = await run(short_tmp, "certificate", "show", SLOW.id)
+        assert (ended.code, ended.err) == (0, "")
+        shown = [line.split(maxsplit=1) for line in ended.out.splitlines()]
+        assert ["device", "SIM-GPU-aa"] in shown
+        assert ["covered", SLOW.covered[0]] in shown
+        assert [rest for word, rest in shown if word == "not"] == [f"covered  {each}" for each in SLOW.not_covered]
+        assert ["standing", "unused"] in shown
+        assert ["key", KEY.key_id] in shown
+        assert ["signature", "valid, by the key that the service on this node has now"] in shown
+
+    async def test_json_says_what_was_signed_and_what_came_of_it(self, service: Certifying, short_tmp: Path) -> None:
+        said = (await run(short_tmp, "certificate", "show", FAST.id, "-o", "json")).json
+        assert (said.pop("apiVersion"), said.pop("kind")) == ("cli.scrubber.dev/v1", "Certificate")
+        assert said == {
+            **stated(FAST),
+            "next_grant": 5,
+            "key_id": KEY.key_id,
+            "signature": base64.b64encode(KEY.sign(statement(FAST))).decode(),
+            "standing": "used",
+            "signature_verdict": "valid",
+        }
+
+    async def test_a_device_stands_for_its_certificate(self, service: Certifying, short_tmp: Path) -> None:
+        for device, id_ in (("0", SLOW.id), ("SIM-GPU-a…", SLOW.id), ("1", FAST.id)):
+            ended = await run(short_tmp, "certificate", "show", "--device", device, "-o", "name")
+            assert ended == Ended(0, f"{id_}\n", "")
+
+    async def test_a_device_without_one_is_no_answer(self, service: Certifying, short_tmp: Path) -> None:
+        ended = await run(short_tmp, "certificate", "show", "--device", "2")
+        assert ended == Ended(1, "", "Error: Device 2 (SIM-GPU-cc) has no certificate now: it is dirty.\n")
+
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            ((), "give the id of a certificate, or a device by --device"),
+            (("c-1", "--device", "0"), "give either the id of a certificate or --device"),
+            (("cert-none",), "The ledger has no certificate 'cert-none'."),
+            (("--device", "7"), "No device is called '7'"),
+            (("--device", "SIM"), "is the beginning of 3 device ids"),
+        ],
+    )
+    async def test_a_question_that_means_nothing_is_a_wrong_request(
+        self, service: Certifying, short_tmp: Path, words: tuple[str, ...], said: str
+    ) -> None:
+        for command in ("show", "export"):
+            ended = await run(short_tmp, "certificate", command, *words)
+            assert (ended.code, ended.out) == (2, "")
+            assert said in ended.err
+
+    async def test_a_certificate_that_the_nodes_key_did_not_sign_is_no_yes(
+        self, service: Certifying, short_tmp: Path
+    ) -> None:
+        forged = signed(SLOW)
+        forged.payload = statement(replace(SLOW, not_covered=()))
+        service.certificates = [forged]
+        ended = await run(short_tmp, "certificate", "show", SLOW.id)
+        assert ended.code == 1
+        assert "invalid: the node's key did not sign this" in ended.out
+        assert (await run(short_tmp, "certificate", "show", SLOW.id, "-o", "json")).json[
+            "signature_verdict"
+        ] == "invalid"
+
+    @pytest.mark.parametrize(
+        ("made", "verdict", "said"),
+        [
+            (lambda: signed(SLOW, key=EphemeralKey()), "other-key", "it names another key than the service has now"),
+            (lambda: signed(SLOW, key=None), "invalid", "the node's key did not sign this"),
+        ],
+    )
+    async def test_what_cannot_be_checked_is_no_yes(
+        self,
+        service: Certifying,
+        short_tmp: Path,
+        made: Callable[[], pb.SignedCertificate],
+        verdict: str,
+        said: str,
+    ) -> None:
+        service.certificates = [made()]
+        ended = await run(short_tmp, "certificate", "show", SLOW.id)
+        assert ended.code == 1, "what is unknown is not ok"
+        assert said in ended.out
+        in_json = await run(short_tmp, "certificate", "show", SLOW.id, "-o", "json")
+        assert in_json.json["signature_verdict"] == verdict
+
+    async def test_the_id_of_a_key_is_a_hint_that_decides_nothing(self, service: Certifying, short_tmp: Path) -> None:
+        misnamed = signed(SLOW)
+        misnamed.certificate.key_id = "sha256:00"
+        service.certificates = [misnamed]
+        in_json = await run(short_tmp, "certificate", "show", SLOW.id, "-o", "json")
+        assert (in_json.code, in_json.json["signature_verdict"]) == (0, "valid")
+
+    async def test_what_is_shown_is_what_was_signed_and_not_what_stands_beside_it(
+        self, service: Certifying, short_tmp: Path
+    ) -> None:
+        embellished = signed(SLOW)
+        del embellished.certificate.not_covered[:]
+        service.certificates = [embellished]
+        ended = await run(short_tmp, "certificate", "show", SLOW.id)
+        assert (ended.code, ended.out.count("not covered")) == (0, 2)
+        in_json = await run(short_tmp, "certificate", "show", SLOW.id, "-o", "json")
+        assert in_json.json["not_covered"] == list(SLOW.not_covered)
+
+    async def test_a_void_one_is_shown_as_what_it_is(self, service: Certifying, short_tmp: Path) -> None:
+        service.certificates = [signed(SLOW, "void")]
+        assert "standing     void" in (await run(short_tmp, "certificate", "show", SLOW.id)).out
+
+    async def test_nothing_that_a_certificate_says_acts_on_a_terminal(
+        self, service: Certifying, short_tmp: Path
+    ) -> None:
+        hostile = replace(SLOW, covered=("\x1b[2J\x07memory", "\ud800", "a\nb"), node="\x1b]0;x\x07")
+        service.certificates = [signed(hostile)]
+        for words in (("list",), ("show", SLOW.id), ("show", SLOW.id, "-o", "yaml"), ("show", SLOW.id, "-o", "json")):
+            ended = await run(short_tmp, "certificate", *words)
+            assert ended.code == 0
+            assert "\x1b" not in ended.out
+            assert "\x07" not in ended.out
+
+    @pytest.mark.parametrize("columns", WIDTHS)
+    @pytest.mark.parametrize("words", [("list",), ("show", SLOW.id), ("show", FAST.id), ("key",)], ids=" ".join)
+    async def test_a_person_at_a_terminal_sees_all_of_it(
+        self, service: Certifying, short_tmp: Path, words: tuple[str, ...], columns: int
+    ) -> None:
+        told = await at_terminal(
+            "certificate", *words, columns=columns, environment={"SCRUBBER_SOCKET": str(short_tmp)}
+        )
+        assert told.code == 0
+        agrees_with(f"certificate-{'-'.join(words)}-{columns}", told.text)
+
+
+async def _process(words: list[str], variables: dict[str, str]) -> tuple[int, str]:
+    import asyncio
+
+    process = await asyncio.create_subprocess_exec(*words, env=variables, stdout=asyncio.subprocess.PIPE)
+    out, _ = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, out.decode()
+
+
+class TestExport:
+    async def test_it_is_one_envelope_that_verifies_with_the_key_alone(
+        self, service: Certifying, short_tmp: Path, pem: str
+    ) -> None:
+        exported = await run(short_tmp, "certificate", "export", SLOW.id)
+        assert (exported.code, exported.out, exported.err) == (0, envelope(), "")
+        assert offline("verify", "-", "--key", pem, stdin=exported.out.encode()).code == 0
+
+    async def test_a_device_stands_for_its_certificate(self, service: Certifying, short_tmp: Path) -> None:
+        assert (await run(short_tmp, "certificate", "export", "--device", "1")).out == envelope(FAST)
+
+    async def test_a_certificate_without_a_signature_is_not_exported(
+        self, service: Certifying, short_tmp: Path
+    ) -> None:
+        service.certificates = [signed(SLOW, key=None)]
+        ended = await run(short_tmp, "certificate", "export", SLOW.id)
+        assert (ended.code, ended.out) == (1, "")
+        assert "Run: scrubber audit verify" in ended.err
+
+
+class TestKey:
+    async def test_it_is_the_public_key_and_nothing_else(self, service: Certifying, short_tmp: Path) -> None:
+        ended = await run(short_tmp, "certificate", "key")
+        assert ended == Ended(0, KEY.public_key, f"The key of node n1 is {KEY.key_id}.\n")
+
+    async def test_a_service_without_one_is_an_older_one(self, service: Certifying, short_tmp: Path) -> None:
+        service.info = pb.ServiceInfo(node="n1")
+        ended = await run(short_tmp, "certificate", "key")
+        assert (ended.code, ended.out) == (1, "")
+        assert "signs no certificates" in ended.err
+
+
+class TestVerify:
+    def test_a_person_reads_what_was_certified(self, pem: str) -> None:
+        ended = offline("verify", "-", "--key", pem, stdin=envelope().encode())
+        assert (ended.code, ended.err) == (0, "")
+        shown = [line.split(maxsplit=1) for line in ended.out.splitlines()]
+        assert shown[:2] == [["verdict", "valid"], ["key", KEY.key_id]]
+        assert ["device", "SIM-GPU-aa"] in shown
+        assert ["node", "n1 (boot b1, driver sim-1)"] in shown
+        assert ["issued", "1970-01-01T00:00:01Z"] in shown
+        assert ["covered", SLOW.covered[0]] in shown
+        assert [rest for word, rest in shown if word == "not"] == [f"covered  {each}" for each in SLOW.not_covered]
+
+    def test_json_has_the_verdict_and_what_was_signed(self, pem: str) -> None:
+        said = offline("verify", "-", "--key", pem, "-o", "json", stdin=envelope().encode()).json
+        assert said == {
+            "apiVersion": "cli.scrubber.dev/v1",
+            "kind": "CertificateVerdict",
+            "valid": True,
+            "reason": None,
+            "key_id": KEY.key_id,
+            "signed_by": [KEY.key_id],
+            "certificate": stated(SLOW),
+        }
+
+    def test_a_file_is_read_too_and_its_name_may_be_a_dash(self, tmp_path: Path, pem: str) -> None:
+        (tmp_path / "c.json").write_text(envelope())
+        (tmp_path / "-").write_text(envelope())
+        assert offline("verify", str(tmp_path / "c.json"), "--key", pem).code == 0
+        assert offline("verify", "./-", "--key", pem, cwd=tmp_path).code == 0
+
+    @pytest.mark.parametrize(
+        ("written", "said"),
+        [
+            (envelope(key=EphemeralKey()), "It names another key as its signer"),
+            (json.dumps(json.loads(envelope()) | {"payloadType": "\x1b[2J"}), "no certificate of this kind"),
+            (json.dumps(json.loads(envelope()) | {"signatures": []}), "Nobody signed it."),
+            (
+                json.dumps(
+                    json.loads(envelope())
+                    | {"payload": base64.b64encode(statement(replace(SLOW, not_covered=()))).decode()}
+                ),
+                "what the certificate says was changed",
+            ),
+            (
+                json.dumps(json.loads(envelope()) | {"signatures": [{"keyid": "\x1b[31m", "sig": "AAAA"}]}),
+                "another key as its signer (",
+            ),
+        ],
+        ids=["another key", "another kind", "unsigned", "changed", "hostile key id"],
+    )
+    def test_what_does_not_hold_is_no_and_nothing_of_it_is_shown(self, pem: str, written: str, said: str) -> None:
+        ended = offline("verify", "-", "--key", pem, stdin=written.encode())
+        assert (ended.code, ended.err) == (1, "")
+        assert ended.out.startswith("verdict  invalid\nbecause  ")
+        assert said in ended.out
+        assert "SIM-GPU-aa" not in ended.out
+        assert "\x1b" not in ended.out
+        in_json = offline("verify", "-", "--key", pem, "-o", "json", stdin=written.encode())
+        assert (in_json.code, in_json.json["valid"], in_json.json["certificate"]) == (1, False, None)
+        assert said in in_json.json["reason"]
+        assert offline("verify", "-", "--key", pem, "-o", "name", stdin=written.encode()).out == ""
+
+    @pytest.mark.parametrize(
+        ("written", "said"),
+        [
+            (b"", "no DSSE envelope: it is no JSON"),
+            (b"\xff", "it is not UTF-8"),
+            (b"[" * 500_000, "nested too deeply"),
+            (b" " * (1024 * 1024 + 1), "Standard input is longer than 1048576 bytes"),
+            (envelope().replace('"sig": "', '"sig": "!').encode(), "its sig is no base64"),
+            (envelope().replace("{\n", '{"payload": "AA==",\n', 1).encode(), "a key twice"),
+            (KEY.public_key.encode(), "no DSSE envelope"),
+        ],
+        ids=["nothing", "bytes", "deep", "huge", "garbage base64", "a key twice", "a key's file"],
+    )
+    def test_what_cannot_be_read_is_neither_yes_nor_no(self, pem: str, written: bytes, said: str) -> None:
+        ended = offline("verify", "-", "--key", pem, stdin=written)
+        assert (ended.code, ended.out) == (2, "")
+        assert said in ended.err
+
+    @pytest.mark.parametrize(("name", "said"), [("nowhere", "No such file"), (".", "Is a directory")])
+    def test_a_file_that_cannot_be_opened_is_named(self, tmp_path: Path, pem: str, name: str, said: str) -> None:
+        for words in (("verify", name, "--key", pem), ("verify", "-", "--key", name)):
+            ended = offline(*words, stdin=envelope().encode(), cwd=tmp_path)
+            assert (ended.code, ended.out) == (2, "")
+            assert f"{name} cannot be read: {said}" in ended.err
+
+    def test_a_device_of_endless_bytes_is_read_to_the_bound_only(self, pem: str) -> None:
+        ended = offline("verify", "/dev/zero", "--key", pem)
+        assert (ended.code, ended.out) == (2, "")
+        assert "/dev/zero is longer than 1048576 bytes" in ended.err
+        assert offline("verify", "-", "--key", "/dev/zero", stdin=envelope().encode()).code == 2
+
+    @pytest.mark.parametrize(
+        ("content", "said"),
+        [
+            (b"hello", "no public key in PEM form"),
+            (b"\xff", "no public key in PEM form"),
+            (b"-----BEGIN PRIVATE KEY-----\n-----END PRIVATE KEY-----\n", "That is a private key"),
+        ],
+    )
+    def test_a_key_that_is_none_is_no_verdict(self, tmp_path: Path, content: bytes, said: str) -> None:
+        (tmp_path / "key").write_bytes(content)
+        ended = offline("verify", "-", "--key", str(tmp_path / "key"), stdin=envelope().encode())
+        assert (ended.code, ended.out) == (2, "")
+        assert said in ended.err
+
+    async def test_with_a_key_nobody_is_asked(self, service: Certifying, short_tmp: Path, tmp_path: Path) -> None:
+        other = EphemeralKey()
+        (tmp_path / "c.json").write_text(envelope(key=other))
+        (tmp_path / "other.pem").write_text(other.public_key)
+        ended = await run(
+            short_tmp, "certificate", "verify", str(tmp_path / "c.json"), "--key", str(tmp_path / "other.pem")
+        )
+        assert (ended.code, ended.err, service.asked) == (0, "", [])
+
+    async def test_without_a_key_the_service_is_asked_and_that_is_said(
+        self, service: Certifying, short_tmp: Path, tmp_path: Path
+    ) -> None:
+        (tmp_path / "c.json").write_text(envelope())
+        ended = await run(short_tmp, "certificate", "verify", str(tmp_path / "c.json"))
+        assert (ended.code, service.asked) == (0, [pb.GetServiceInfoRequest()])
+        assert f"the service on this node was asked for its own: {KEY.key_id}" in ended.err
+        (tmp_path / "c.json").write_text(envelope(key=EphemeralKey()))
+        assert (await run(short_tmp, "certificate", "verify", str(tmp_path / "c.json"))).code == 1
+
+    def test_without_a_key_and_a_service_there_is_no_verdict(self) -> None:
+        ended = offline("verify", "-", stdin=envelope().encode())
+        assert (ended.code, ended.out) == (1, "")
+        assert "The scrub service is not there" in ended.err
+
+    @pytest.mark.parametrize("columns", WIDTHS)
+    @pytest.mark.parametrize("good", [True, False], ids=["valid", "invalid"])
+    async def test_a_verdict_fits_a_terminal(self, tmp_path: Path, pem: str, columns: int, good: bool) -> None:
+        written = envelope() if good else json.dumps(json.loads(envelope()) | {"payload": "AAAA"})
+        (tmp_path / "c.json").write_text(written)
+        words = ("certificate", "verify", str(tmp_path / "c.json"), "--key", pem)
+        told = await at_terminal(*words, columns=columns)
+        assert told.code == (0 if good else 1)
+        assert (b"\x1b[32mvalid" if good else b"\x1b[31minvalid") in told.raw
+        agrees_with(f"certificate-verify-{'valid' if good else 'invalid'}-{columns}", told.text)
+
+
+class TestEverywhere:
+    @pytest.mark.parametrize("words", [("list",), ("show", "c"), ("export", "c"), ("key",)], ids=" ".join)
+    def test_a_service_that_is_not_there_is_said_so(self, words: tuple[str, ...]) -> None:
+        ended = offline(*words)
+        assert (ended.code, ended.out) == (1, "")
+        assert ended.err.startswith("Error: The scrub service is not there:")
+
+    async def test_a_ledger_that_fails_is_a_sentence(self, service: Certifying, short_tmp: Path) -> None:
+        service.error = LedgerFailure("The ledger is corrupt.")
+        for words in (("list",), ("show", "c"), ("export", "c"), ("key",)):
+            assert await run(short_tmp, "certificate", *words) == Ended(1, "", "Error: The ledger is corrupt.\n")
+
+    def test_output_that_cannot_be_written_is_an_error(self, pem: str) -> None:
+        full = os.open("/dev/full", os.O_WRONLY)
+        try:
+            ended = subprocess.run(
+                [sys.executable, "-m", "scrubber.cli.main", "certificate", "verify", "-", "--key", pem],
+                input=envelope().encode(),
+                stdout=full,
+                stderr=subprocess.PIPE,
+                env=environment(Path("/nonexistent")),
+                check=False,
+            )
+        finally:
+            os.close(full)
+        assert ended.returncode == 1
+        assert ended.stderr == b"Error: Standard output could not be written: No space left on device.\n"
+
+    def test_the_signed_keys_are_the_keys_of_a_certificate_in_json(self) -> None:
+        """The two shapes must not drift apart: one is of what was signed, the other one of what the service sends."""
+        message = shapes.certificate(certificate_message(FAST))
+        assert set(stated(FAST)) == {each.name for each in fields(Certificate)} - UNSIGNED
+        assert {name: message[name] for name in stated(FAST)} == stated(FAST)

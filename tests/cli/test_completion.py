@@ -1,0 +1,300 @@
+"""Tab in the shells that people have: each of them runs here with the script that the command prints."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scrubber.api import scrubber_pb2 as pb
+from scrubber.domain.errors import NotPermitted
+from tests.cli.stage import Service, serving
+from tests.cli.terminal import Terminal, terminal
+
+ROOT = Path(__file__).parents[2]
+PROMPT = "READY>"
+EMPTY_LINE = "\x15"
+PATIENCE = "20"
+"""Seconds. What is offered must not depend on how busy the machine is."""
+BASH = (
+    f"PS1='{PROMPT} '; bind 'set enable-bracketed-paste off'; bind 'set show-all-if-ambiguous on'; "
+    "bind 'set page-completions off'; source <(scrubber completion bash)"
+)
+ZSH = (
+    f"PROMPT='{PROMPT} '; unsetopt prompt_sp prompt_cr; autoload -Uz compinit; compinit -D -u; "
+    "source <(scrubber completion zsh)"
+)
+
+
+class Reticent(Service):
+    """Does not answer, when told so.
+
+    Attributes:
+        spared: seconds that it still had for its answer when whoever asked left.
+    """
+
+    silent = False
+    spared = 0.0
+
+    async def ListDevices(self, request: Any, context: Any) -> pb.ListDevicesResponse:
+        found = await super().ListDevices(request, context)
+        if self.silent:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.spared = context.time_remaining()
+                self.left.set()
+        return found
+
+
+@pytest.fixture
+async def service(short_tmp: Path) -> AsyncIterator[Reticent]:
+    async with serving(short_tmp, Reticent()) as service:
+        assert isinstance(service, Reticent)
+        yield service
+
+
+@dataclass
+class Shell:
+    """A shell at its prompt."""
+
+    there: Terminal
+
+    async def completes(self, begun: str, whole: str) -> None:
+        """Asserts that Tab makes ``begun`` to ``whole``, blanks at its end included, and leaves an empty line."""
+        self.there.type(f"{begun}\tX")
+        await self.there.shows(f"{whole}X")
+        self.there.type(EMPTY_LINE)
+
+    async def offers(self, begun: str, *words: str) -> None:
+        """Asserts that Tab shows each of ``words``, which were not there before, and leaves an empty line."""
+        assert not any(word in self.there.screen.text for word in words)
+        self.there.type(f"{begun}\t")
+        for word in words:
+            await self.there.shows(word)
+        self.there.type(EMPTY_LINE)
+
+
+@asynccontextmanager
+async def shell(program: str, *words: str, first: str, directory: Path, **more: str) -> AsyncIterator[Shell]:
+    """``program`` at its prompt after the command ``first``."""
+    async with terminal(
+        *words, program=(program,), columns=200, environment={**surroundings(directory), **more}
+    ) as there:
+        there.type(f"{first}; echo LOA''DED\n")
+        await there.shows("LOADED")
+        yield Shell(there)
+
+
+def surroundings(directory: Path) -> Mapping[str, str]:
+    """An environment in which ``scrubber`` is this one, and ``directory`` has the sockets of its service."""
+    launcher = directory / "bin" / "scrubber"
+    launcher.parent.mkdir(exist_ok=True)
+    launcher.write_text(f'#!/bin/sh\nexec {sys.executable} -m scrubber.cli.main "$@"\n')
+    launcher.chmod(0o755)
+    return {
+        "PATH": f"{launcher.parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "HOME": str(directory),
+        "TERM": "dumb",
+        "SCRUBBER_SOCKET": str(directory),
+        "_SCRUBBER_PATIENCE": PATIENCE,
+    }
+
+
+class TestBash:
+    async def test_it_completes_commands_flags_values_and_files(self, short_tmp: Path) -> None:
+        (short_tmp / "policies").mkdir()
+        async with shell("bash", "--norc", "-i", first=f"{BASH}; cd", directory=short_tmp) as bash:
+            await bash.completes("scrubber unq", "scrubber unquarantine ")
+            await bash.completes("scrubber sim cr", "scrubber sim create ")
+            await bash.completes("scrubber devices --outp", "scrubber devices --output ")
+            await bash.completes("scrubber devices -o js", "scrubber devices -o json ")
+            await bash.completes("scrubber devices --output=js", "scrubber devices --output=json ")
+            await bash.completes("scrubber serve --sim-dir poli", "scrubber serve --sim-dir policies/")
+            await bash.completes("scrubber serve --sim-dir=poli", "scrubber serve --sim-dir=policies/")
+            await bash.completes("scrubber policy check poli", "scrubber policy check policies/")
+            await bash.offers("scrubber policy show ", "default", "strict", "trusted")
+            await bash.completes("scrubber history --event scrub.f", "scrubber history --event scrub.finished ")
+            await bash.completes("scrubber history --event=heal", "scrubber history --event=health.")
+
+    async def test_it_offers_the_devices_of_the_service(self, service: Reticent, short_tmp: Path) -> None:
+        async with shell("bash", "--norc", "-i", first=BASH, directory=short_tmp) as bash:
+            await bash.offers("scrubber scrub ", "SIM-GPU-aa", "SIM-GPU-bb")
+            await bash.completes("scrubber scrub SIM-GPU-b", "scrubber scrub SIM-GPU-bb ")
+
+
+class TestZsh:
+    async def test_it_completes_commands_flags_values_and_files(self, short_tmp: Path) -> None:
+        (short_tmp / "policies").mkdir()
+        async with shell("zsh", "-f", "-i", first=f"{ZSH}; cd", directory=short_tmp) as zsh:
+            await zsh.completes("scrubber unq", "scrubber unquarantine ")
+            await zsh.completes("scrubber sim cr", "scrubber sim create ")
+            await zsh.completes("scrubber devices --outp", "scrubber devices --output ")
+            await zsh.completes("scrubber devices -o js", "scrubber devices -o json ")
+            await zsh.completes("scrubber devices --output=js", "scrubber devices --output=json ")
+            await zsh.offers("scrubber policy show ", "default", "strict", "trusted", "policies/")
+            await zsh.offers("scrubber s", "serve", "Run the scrub service.")
+            await zsh.completes("scrubber serve --sim-dir poli", "scrubber serve --sim-dir policies/")
+            await zsh.completes("scrubber serve --sim-dir=poli", "scrubber serve --sim-dir=policies/")
+
+    async def test_it_offers_the_devices_of_the_service_with_their_state(
+        self, service: Reticent, short_tmp: Path
+    ) -> None:
+        async with shell("zsh", "-f", "-i", first=ZSH, directory=short_tmp) as zsh:
+            await zsh.offers("scrubber scrub ", "clean, SIM-GPU-aa", "quarantined, index 1")
+            await zsh.completes("scrubber scrub SIM-GPU-b", "scrubber scrub SIM-GPU-bb ")
+
+    async def test_it_may_lie_where_zsh_finds_completions_by_itself(self, short_tmp: Path) -> None:
+        found = "mkdir functions; scrubber completion zsh > functions/_scrubber; fpath=($PWD/functions $fpath)"
+        first = f"cd; {found}; {ZSH.rpartition(';')[0]}"
+        async with shell("zsh", "-f", "-i", first=first, directory=short_tmp) as zsh:
+            await zsh.completes("scrubber unq", "scrubber unquarantine ")
+            await zsh.completes("scrubber devices -o js", "scrubber devices -o json ")
+
+
+class TestFish:
+    """What Tab shows is what ``complete --do-complete`` says, which is the same engine without a terminal."""
+
+    async def test_it_completes_commands_flags_values_and_files(self, short_tmp: Path) -> None:
+        (short_tmp / "policies").mkdir()
+        assert await fish(short_tmp, "scrubber unq") == [
+            "unquarantine\tLet a device back in.",
+        ]
+        assert await fish(short_tmp, "scrubber sim cr") == ["create\tMake a simulated node, and say what to run next."]
+        assert await fish(short_tmp, "scrubber devices --outp") == [
+            "--output\tHow the answer is written: table, json, yaml or name."
+        ]
+        assert await fish(short_tmp, "scrubber devices -o js") == ["json"]
+        assert await fish(short_tmp, "scrubber devices --output=js") == ["--output=json"]
+        assert [each.split("\t")[0] for each in await fish(short_tmp, "scrubber serve --sim-dir poli")] == ["policies/"]
+        assert [each.split("\t")[0] for each in await fish(short_tmp, "scrubber serve --sim-dir=poli")] == [
+            "--sim-dir=policies/"
+        ]
+        assert {"default", "strict", "trusted"} <= set(await fish(short_tmp, "scrubber policy show "))
+        assert await fish(short_tmp, "scrubber history --event health.healthy --event gl") == [
+            "glass.\tall that begin so",
+            "glass.broken",
+            "glass.mended",
+        ]
+
+    async def test_it_offers_the_devices_of_the_service_with_their_state(
+        self, service: Reticent, short_tmp: Path
+    ) -> None:
+        assert await fish(short_tmp, "scrubber scrub ") == [
+            "0\tclean, SIM-GPU-aa",
+            "1\tquarantined, SIM-GPU-bb",
+            "SIM-GPU-aa\tclean, index 0",
+            "SIM-GPU-bb\tquarantined, index 1",
+        ]
+
+
+async def fish(directory: Path, begun: str) -> list[str]:
+    """What fish offers for the line ``begun``, sorted: values, each with its description after a tab."""
+    code = "scrubber completion fish | source; complete --do-complete $argv[1]"
+    process = await asyncio.create_subprocess_exec(
+        *("fish", "--no-config", "-c", code, begun),
+        cwd=directory,
+        env={**os.environ, **surroundings(directory)},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    out, _ = await process.communicate()
+    return sorted(out.decode().splitlines())
+
+
+async def answers(directory: Path, *words: str, **environment: str) -> list[list[str]]:
+    """The fields of each line that a shell is answered."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "scrubber.cli.main", *words),
+        env={**os.environ, **surroundings(directory), "_SCRUBBER_COMPLETE": "zsh", **environment},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    assert (process.returncode, err.decode()) == (0, "")
+    return [line.split("\t") for line in out.decode().splitlines()]
+
+
+async def values(directory: Path, *words: str, **environment: str) -> list[str]:
+    return [each[1] for each in await answers(directory, *words, **environment) if each[0] == "word"]
+
+
+class TestAnswers:
+    async def test_a_flag_is_offered_once_and_its_value_is_no_argument(
+        self, service: Reticent, short_tmp: Path
+    ) -> None:
+        flags = await values(short_tmp, "device", "--limit", "5", "-ojson", "-")
+        assert flags == ["--socket", "--help"]
+        assert "0" in await values(short_tmp, "device", "--limit", "5", "")
+        assert await values(short_tmp, "device", "--limit", "5", "0", "") == [], "there is no second device"
+        assert await values(short_tmp, "scrub", "0", "") != [], "there is one here"
+
+    async def test_what_comes_after_two_hyphens_is_no_flag(self, service: Reticent, short_tmp: Path) -> None:
+        assert await values(short_tmp, "device", "--", "--") == []
+        assert "0" in await values(short_tmp, "device", "--", "")
+
+    async def test_after_a_command_that_is_not_there_comes_nothing(self, short_tmp: Path) -> None:
+        assert await answers(short_tmp, "devcies", "") == []
+        assert await answers(short_tmp, "sim", "creat", "--dir", "") == []
+
+    async def test_a_service_elsewhere_is_asked_where_the_line_says_it_is(
+        self, service: Reticent, short_tmp: Path
+    ) -> None:
+        elsewhere = {"SCRUBBER_SOCKET": str(short_tmp / "nowhere")}
+        assert await values(short_tmp, "device", "", **elsewhere) == []
+        assert "0" in await values(short_tmp, "device", "--socket", str(short_tmp), "", **elsewhere)
+        assert "0" in await values(short_tmp, "device", f"--socket={short_tmp}", "", **elsewhere)
+
+    async def test_certificates_are_those_that_devices_have(self, service: Reticent, short_tmp: Path) -> None:
+        assert await answers(short_tmp, "certificate", "show", "") == [["word", "c-7", "of device 0, clean"]]
+        assert "SIM-GPU-bb" in await values(short_tmp, "certificate", "show", "--device", "")
+
+    async def test_a_service_that_says_nothing_is_not_waited_for(self, service: Reticent, short_tmp: Path) -> None:
+        service.silent = True
+        assert await answers(short_tmp, "device", "", _SCRUBBER_PATIENCE="2") == []
+        async with asyncio.timeout(int(PATIENCE)):
+            await service.left.wait()
+        assert service.spared > 1, "a command that asks the same waits for ten seconds"
+
+    async def test_a_service_that_refuses_is_passed_over(self, service: Reticent, short_tmp: Path) -> None:
+        service.error = NotPermitted("Not you.")
+        assert await answers(short_tmp, "device", "") == []
+
+    async def test_what_a_shell_would_act_on_is_never_offered(self, service: Reticent, short_tmp: Path) -> None:
+        service.devices = [
+            pb.Device(id="$(reboot)", index="0", state="cl\x1b[2Jean\tx\ny"),
+            pb.Device(id="a b", index="`id`", state="clean"),
+            pb.Device(id="GPU-1;ls", index="2\n", state="clean"),
+            pb.Device(id="MIG-GPU-1/1/0", index="0:1", state="clean"),
+        ]
+        found = await answers(short_tmp, "device", "")
+        assert [each[1] for each in found] == ["0", "0:1", "MIG-GPU-1/1/0"]
+        assert found[0] == ["word", "0", "cl\N{REPLACEMENT CHARACTER}[2Jean x y, $(reboot)"]
+
+    async def test_bash_gives_its_line_and_gets_what_follows_the_last_break(self, short_tmp: Path) -> None:
+        async def bash(line: str, breaks: str = "=:") -> list[str]:
+            return await values(short_tmp, _SCRUBBER_COMPLETE="bash", _SCRUBBER_LINE=line, _SCRUBBER_BREAKS=breaks)
+
+        assert await bash("scrubber devices --output=") == ["table", "json", "yaml", "name"]
+        assert await bash("scrubber devices --output=js") == ["json"]
+        assert await bash("scrubber devices --output=js", breaks=" ") == ["--output=json"]
+        assert await bash("scrubber serve --metrics-address 127.0.0.1:9464 --policy st") == ["strict"]
+        assert await bash("scrubber quarantine 0 --reason 'a b' --sock") == ["--socket"]
+        assert await bash("scrubber quarantine 0 --reason 'a b") == []
+        assert "devices" in await bash("scrubber ")
+        assert "devices" in await bash("scrubber")
+
+    async def test_the_shipped_policies_are_those_that_are_offered(self, short_tmp: Path) -> None:
+        shipped = {each.stem for each in (ROOT / "policies").glob("*.yaml")} - {"xid"}
+        for words in (("policy", "show", ""), ("serve", "--policy", ""), ("policy", "check", "default", "")):
+            found = await answers(short_tmp, *words)
+            assert {each[1] for each in found if each[0] == "word"} == shipped
+            assert ["files"] in found

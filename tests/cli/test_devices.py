@@ -1,0 +1,361 @@
+"""``scrubber devices`` and ``scrubber device``: who is in which state, who has what, and what a person must not miss."""
+
+import asyncio
+import json
+import os
+import re
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from scrubber.api import scrubber_pb2 as pb
+from scrubber.cli.listing import age
+from scrubber.domain.errors import LedgerFailure
+from tests.cli.stage import BROKEN, CLEAN, SICK, Ended, Service, run, serving, start
+from tests.cli.terminal import WIDTHS, agrees_with, at_terminal
+from tests.cli_samples import CERTIFICATE, DEVICE, ENTRY, lately
+
+SMALL = pb.Device(
+    id="GPU-1f3a09c2-0000-4e0b-9a77-0c5d2b1e4f60",
+    index="4",
+    model="NVIDIA H200",
+    memory_bytes=141 * 2**30,
+    state="in-use",
+    hygiene="in-use",
+    health="suspect",
+    tenant_namespace="team-with-a-long-name",
+    pod="a-training-job-with-an-even-longer-name-7d9f",
+    container="main",
+    grants=17,
+    offered=True,
+    policy="default",
+)
+
+
+@pytest.fixture
+async def service(short_tmp: Path) -> AsyncIterator[Service]:
+    async with serving(short_tmp) as service:
+        yield service
+
+
+def fresh(device: pb.Device, seconds: float) -> pb.Device:
+    """``device`` with an unused certificate that is so old."""
+    young = pb.Device()
+    young.CopyFrom(device)
+    young.certificate.CopyFrom(CERTIFICATE)
+    young.certificate.ClearField("next_grant")
+    young.certificate.issued_at = time.time() - seconds
+    return young
+
+
+def given_back(hygiene: str) -> pb.Device:
+    """A device that a pod had, and that no scrub has shown to be over."""
+    device = pb.Device()
+    device.CopyFrom(DEVICE)
+    device.hygiene = hygiene
+    return device
+
+
+def cells(out: str) -> list[dict[str, str]]:
+    """The rows of a table that was not made to fit."""
+    header, *rows = (re.split(" {2,}", line) for line in out.splitlines())
+    return [dict(zip(header, row, strict=True)) for row in rows]
+
+
+def timeless(text: str) -> str:
+    """``text`` with every moment alike, and as wide as before."""
+    return re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "2026-11-18T11:06:40Z", text)
+
+
+class TestDevices:
+    async def test_json_is_a_list_and_asks_one_question(self, service: Service, short_tmp: Path) -> None:
+        ended = await run(short_tmp, "devices", "-o", "json")
+        assert (ended.code, ended.err) == (0, "")
+        assert (ended.json["apiVersion"], ended.json["kind"]) == ("cli.scrubber.dev/v1", "DeviceList")
+        assert service.asked == [pb.ListDevicesRequest()]
+        clean, sick = ended.items
+        assert (clean["id"], clean["hygiene"], clean["certificate"]["id"]) == ("SIM-GPU-aa", "clean", "c-7")
+        assert (sick["cause"]["sentence"], sick["certificate"]) == ("XID 95 was \x1b[31mseen.", None)
+        assert (sick["tenant_namespace"], sick["pod"], sick["container"]) == ("red", "train", "main")
+
+    async def test_what_the_service_does_not_say_is_null(self, service: Service, short_tmp: Path) -> None:
+        service.devices = [pb.Device(id="SIM-GPU-dd", index="3")]
+        (unknown,) = (await run(short_tmp, "devices", "-o", "json")).items
+        names = ("policy", "enforcement", "glass", "baseline", "waits", "hand_over", "retry_at", "numa_node")
+        assert [unknown[name] for name in names] == [None] * len(names)
+
+    async def test_yaml_says_the_same_as_json(self, service: Service, short_tmp: Path) -> None:
+        in_yaml, in_json = await run(short_tmp, "devices", "-o", "yaml"), await run(short_tmp, "devices", "-o", "json")
+        assert yaml.safe_load(in_yaml.out) == in_json.json
+
+    @pytest.mark.parametrize("hygiene", ["dirty", "scrubbing", "clean"])
+    async def test_a_device_that_was_given_back_is_nobodys_until_somebody_else_has_it(
+        self, service: Service, short_tmp: Path, hygiene: str
+    ) -> None:
+        service.devices = [given_back(hygiene)]
+        assert [row["TENANT"] for row in cells((await run(short_tmp, "devices")).out)] == ["-"]
+        (told,) = (await run(short_tmp, "devices", "-o", "json")).items
+        assert [told[name] for name in ("tenant_namespace", "pod", "container")] == [None] * 3
+        assert told["tenancies"] == []
+        assert [(each["grant"], each["pod"]) for each in told["had_last"]] == [(4, "train-0")]
+
+    async def test_who_has_a_device_has_it_whatever_its_health(self, service: Service, short_tmp: Path) -> None:
+        service.devices = [DEVICE]
+        (told,) = (await run(short_tmp, "devices", "-o", "json")).items
+        assert (told["health"], told["tenant_namespace"], told["pod"]) == ("quarantined", "team-a", "train-0")
+        assert [each["grant"] for each in told["tenancies"]] == [4]
+        assert told["had_last"] == []
+
+    async def test_names_feed_another_command(self, service: Service, short_tmp: Path) -> None:
+        assert (await run(short_tmp, "devices", "-o", "name")).out == "SIM-GPU-aa\nSIM-GPU-bb\n"
+
+    async def test_only_those_that_are_named_are_listed_each_once(self, service: Service, short_tmp: Path) -> None:
+        ended = await run(short_tmp, "devices", "SIM-GPU-b", "1", "-o", "name")
+        assert ended == Ended(0, "SIM-GPU-bb\n", "")
+
+    @pytest.mark.parametrize(
+        ("name", "told"), [("7", "No device is called '7'"), ("SIM-GPU-", "is the beginning of 2 device ids")]
+    )
+    async def test_a_name_that_is_not_one_devices_is_a_wrong_request(
+        self, service: Service, short_tmp: Path, name: str, told: str
+    ) -> None:
+        for command in ("devices", "device"):
+            ended = await run(short_tmp, command, name)
+            assert (ended.code, ended.out) == (2, "")
+            assert told in ended.err
+
+    async def test_a_table_that_is_no_terminals_is_whole(self, service: Service, short_tmp: Path) -> None:
+        service.devices = [fresh(CLEAN, 200), SMALL, DEVICE]
+        clean, small, device = cells((await run(short_tmp, "devices")).out)
+        assert (clean["HYGIENE"], clean["HEALTH"], clean["CERTIFICATE"]) == ("clean", "healthy", "3m")
+        assert small["DEVICE"] == SMALL.id
+        assert small["TENANT"] == "team-with-a-long-name/a-training-job-with-an-even-longer-name-7d9f/main"
+        assert (small["HEALTH"], small["CERTIFICATE"], small["MEMORY"]) == ("suspect", "-", "141 GiB")
+        assert (device["CERTIFICATE"], device["POLICY"], device["GRANTS"]) == ("used", "h200", "4")
+
+    async def test_who_is_handed_out_though_out_of_service_is_seen(self, service: Service, short_tmp: Path) -> None:
+        service.devices = [CLEAN, BROKEN, SICK]
+        clean, broken, sick = cells((await run(short_tmp, "devices")).out)
+        assert [each["HEALTH"] for each in (clean, broken, sick)] == ["healthy", "quarantined, offered", "quarantined"]
+        assert broken["CAUSE"] == "Observed only: nothing is refused for it. Glass broken until 1970-01-01T00:01:00Z."
+        assert sick["CAUSE"] == "xid-95: XID 95 was \N{REPLACEMENT CHARACTER}[31mseen."
+
+    async def test_the_nodes_own_policy_is_not_named_at_every_device(self, service: Service, short_tmp: Path) -> None:
+        service.devices = [CLEAN, BROKEN, pb.Device(id="SIM-GPU-ee", index="4", state="clean")]
+        assert [row["POLICY"] for row in cells((await run(short_tmp, "devices")).out)] == ["-", "h200", "-"]
+
+    async def test_a_broken_glass_stands_under_the_table_with_who_and_why(
+        self, service: Service, short_tmp: Path
+    ) -> None:
+        service.devices = [CLEAN, BROKEN]
+        ended = await run(short_tmp, "devices")
+        assert ended.code == 0
+        assert ended.err == (
+            "Note: Until 1970-01-01T00:01:00Z nothing is refused for device 2 (SIM-GPU-cc), whatever is known of it: "
+            "uid:7 broke the glass (a deadline\N{REPLACEMENT CHARACTER}[2J). "
+            "scrubber break-glass 2 --end --reason … ends that now.\n"
+        )
+
+    async def test_what_the_service_no_longer_does_by_itself_stands_under_the_table(
+        self, service: Service, short_tmp: Path
+    ) -> None:
+        service.info = pb.ServiceInfo(
+            policy="default",
+            breaker=pb.Breaker(
+                resets="8 resets in 60 minutes.",
+                resets_until=60.0,
+                soft="2 are out.",
+                waiting=[SICK.id],
+                spared=[CLEAN.id],
+            ),
+        )
+        assert (await run(short_tmp, "devices")).err == (
+            "Note: 8 resets in 60 minutes. The next one may be at 1970-01-01T00:01:00Z.\nNote: 2 are out.\n"
+        )
+        of_one = [(await run(short_tmp, "devices", each)).err for each in (SICK.id, CLEAN.id)]
+        assert of_one == [
+            "Note: 8 resets in 60 minutes. The next one may be at 1970-01-01T00:01:00Z.\n",
+            "Note: 2 are out.\n",
+        ]
+        service.info = pb.ServiceInfo(policy="default", breaker=pb.Breaker())
+        assert (await run(short_tmp, "devices")).err == ""
+
+    async def test_no_devices_are_an_empty_list(self, service: Service, short_tmp: Path) -> None:
+        service.devices = []
+        assert (await run(short_tmp, "devices", "-o", "json")).items == []
+        assert await run(short_tmp, "devices") == Ended(0, "", "There are no devices on this node.\n")
+
+    async def test_a_reader_that_leaves_early_is_no_error(self, service: Service, short_tmp: Path) -> None:
+        reading, writing = os.pipe()
+        os.close(reading)
+        process = await start(short_tmp, "devices", "-o", "json", stdout=writing)
+        os.close(writing)
+        _, err = await process.communicate()
+        assert (process.returncode, err) == (1, b"")
+
+    @pytest.mark.parametrize(
+        ("seconds", "text"),
+        [(-5.0, "0s"), (0.4, "0s"), (59.9, "59s"), (60, "1m"), (3599, "59m"), (7200, "2h"), (200_000, "2d")],
+    )
+    def test_an_age_is_told_in_its_largest_whole_unit(self, seconds: float, text: str) -> None:
+        assert age(seconds) == text
+
+
+class TestDevice:
+    @pytest.fixture(autouse=True)
+    def known(self, service: Service) -> None:
+        service.devices, service.entries = [CLEAN, DEVICE], [ENTRY]
+
+    async def test_json_is_the_device_and_its_history(self, service: Service, short_tmp: Path) -> None:
+        ended = await run(short_tmp, "device", "3", "-o", "json")
+        assert (ended.code, ended.err, ended.json["kind"]) == (0, "", "Device")
+        (entry,) = ended.json["history"]
+        (listed,) = (await run(short_tmp, "devices", "3", "-o", "json")).items
+        assert (entry["sequence"], entry["scrub"]["id"]) == (41, "scrub-77aa01")
+        assert {name: ended.json[name] for name in listed} == listed
+
+    async def test_the_newest_twenty_are_asked_for_or_as_many_as_one_says(
+        self, service: Service, short_tmp: Path
+    ) -> None:
+        for words in ((), ("--limit", "300"), ("--limit", "0")):
+            assert (await run(short_tmp, "device", "GPU-1", *words)).code == 0
+        asked = [each for each in service.asked if isinstance(each, pb.GetHistoryRequest)]
+        assert asked == [pb.GetHistoryRequest(device=DEVICE.id, limit=limit) for limit in (20, 300)]
+
+    async def test_a_healthy_device_is_short(self, service: Service, short_tmp: Path) -> None:
+        service.entries = []
+        out = (await run(short_tmp, "device", "0")).out
+        assert "\nWho has it\nnobody\n" in out
+        assert "\nBaseline\nwas not taken\n" in out
+        assert not {"cause", "it waits", "reset", "glass", "failures"} & {
+            line.split("  ")[0] for line in out.splitlines()
+        }
+
+    async def test_whoever_had_a_device_that_was_given_back_had_it_last(
+        self, service: Service, short_tmp: Path
+    ) -> None:
+        service.devices = [DEVICE]
+        out = (await run(short_tmp, "device", "3")).out
+        assert re.search(r"\nWho has it\nGRANT .*\n4 +team-a/train-0/main ", out)
+        assert "Had it last" not in out
+        service.devices = [given_back("dirty")]
+        out = (await run(short_tmp, "device", "3")).out
+        assert re.search(r"\nWho has it\nnobody by a grant\n\nHad it last\nGRANT .*\n4 +team-a/train-0/main ", out)
+
+    @pytest.mark.parametrize(
+        ("more", "told"),
+        [
+            ({"enforcement": "enforce"}, "owed: nothing is handed over before it"),
+            (
+                {"enforcement": "observe"},
+                "owed: the device is handed over without it all the same, because its policy only observes",
+            ),
+            (
+                {"enforcement": "observe", "glass": pb.Glass(until=60.0, reason="r", actor="uid:0")},
+                "owed: the device is handed over without it all the same while its glass is broken",
+            ),
+        ],
+    )
+    async def test_what_becomes_of_hand_overs_while_a_reset_is_owed(
+        self, service: Service, short_tmp: Path, more: dict[str, Any], told: str
+    ) -> None:
+        service.devices = [pb.Device(id="x", index="0", must_reset=True, **more)]
+        (line,) = (each for each in (await run(short_tmp, "device", "0")).out.splitlines() if each.startswith("reset "))
+        assert line.split(maxsplit=1)[1] == told
+
+    @pytest.mark.parametrize(
+        ("way", "told"), [("scrub", True), ("reset", True), ("wait", True), ("reboot", False), ("person", False)]
+    )
+    async def test_an_attempt_is_announced_only_where_the_service_makes_one(
+        self, service: Service, short_tmp: Path, way: str, told: bool
+    ) -> None:
+        service.devices = [
+            pb.Device(id="x", index="0", cause=pb.Cause(code="c", way_back=way), retry_at=9.5, failures=1)
+        ]
+        out = (await run(short_tmp, "device", "0")).out
+        assert ("next attempt" in out) is told
+        assert ("due since 1970-01-01T00:00:09Z, " in out) is told
+        assert "1 attempt at recovery failed" in out
+
+    async def test_a_way_back_names_the_device_in_the_command(self, service: Service, short_tmp: Path) -> None:
+        service.devices = [pb.Device(id="x", index="4", cause=pb.Cause(code="operator", way_back="person"))]
+        assert "scrubber unquarantine 4 --reason …\n" in (await run(short_tmp, "device", "4")).out
+
+    async def test_a_way_back_that_this_version_does_not_know_is_shown_as_it_is(
+        self, service: Service, short_tmp: Path
+    ) -> None:
+        service.devices = [pb.Device(id="x", index="0", cause=pb.Cause(code="new", way_back="prayer"))]
+        assert "way back  prayer\n" in re.sub(" {3,}", "  ", (await run(short_tmp, "device", "0")).out)
+
+    async def test_nothing_that_a_person_wrote_reaches_a_terminal_raw(self, service: Service, short_tmp: Path) -> None:
+        hostile = pb.Device(id="x", index="0", waits="\x1b[2J", glass=pb.Glass(reason="\x1b[2J", actor="uid:7"))
+        hostile.baseline.CopyFrom(pb.Baseline(reason="\x1b[2J", facts=[pb.Fact(name="\x1b[2J", found="\x1b[2J")]))
+        service.devices = [hostile]
+        out = (await run(short_tmp, "device", "0")).out
+        assert "\x1b" not in out
+        assert out.count("\N{REPLACEMENT CHARACTER}[2J") == 5
+
+    async def test_without_its_history_it_is_no_answer(self, service: Service, short_tmp: Path) -> None:
+        class Damaged(Service):
+            async def GetHistory(self, request: object, context: object) -> pb.GetHistoryResponse:
+                self.error = LedgerFailure("The ledger is damaged.")
+                await self._answer(request, context)
+                raise AssertionError("not reached")
+
+        directory = short_tmp / "damaged"
+        directory.mkdir()
+        async with serving(directory, Damaged(devices=[DEVICE])):
+            ended = await run(directory, "device", "3", "-o", "json")
+        assert ended == Ended(1, "", "Error: The ledger is damaged.\n")
+
+
+class TestOnATerminal:
+    @pytest.mark.parametrize("columns", WIDTHS)
+    async def test_devices_fit(self, service: Service, short_tmp: Path, columns: int) -> None:
+        service.devices = [fresh(CLEAN, 200), SMALL, lately(DEVICE), BROKEN]
+        told = await at_terminal("devices", columns=columns, environment={"SCRUBBER_SOCKET": str(short_tmp)})
+        assert told.code == 0
+        agrees_with(f"devices-{columns}", timeless(told.text))
+
+    @pytest.mark.parametrize("columns", WIDTHS)
+    async def test_a_device_fits(self, service: Service, short_tmp: Path, columns: int) -> None:
+        service.devices, service.entries = [lately(DEVICE)], [ENTRY]
+        told = await at_terminal("device", "3", columns=columns, environment={"SCRUBBER_SOCKET": str(short_tmp)})
+        assert told.code == 0
+        agrees_with(f"device-{columns}", timeless(told.text))
+
+    async def test_states_have_their_colours_unless_nobody_wants_them(self, service: Service, short_tmp: Path) -> None:
+        socket = {"SCRUBBER_SOCKET": str(short_tmp)}
+        coloured = await at_terminal("devices", columns=80, environment=socket)
+        assert b"\x1b[31mquarantined\x1b[0m" in coloured.raw
+        assert b"\x1b[32mclean\x1b[0m" in coloured.raw
+        for plain in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
+            told = await at_terminal("devices", columns=80, environment=socket | plain)
+            assert b"\x1b" not in told.raw
+            assert told.text == coloured.text
+
+    async def test_json_on_a_terminal_is_json(self, service: Service, short_tmp: Path) -> None:
+        told = await at_terminal(
+            "devices", "-o", "json", columns=80, environment={"SCRUBBER_SOCKET": str(short_tmp)}, streams=["stderr"]
+        )
+        assert len(json.loads(told.out)["items"]) == 2
+
+    async def test_an_interrupt_exits_with_130(self, service: Service, short_tmp: Path) -> None:
+        class Slow(Service):
+            async def ListDevices(self, request: object, context: object) -> pb.ListDevicesResponse:
+                self.reached.set()
+                await asyncio.Event().wait()
+                raise AssertionError("not reached")
+
+        directory = short_tmp / "slow"
+        directory.mkdir()
+        async with serving(directory, slow := Slow()):
+            process = await start(directory, "devices")
+            await slow.reached.wait()
+            process.send_signal(2)
+            out, err = await process.communicate()
+        assert (process.returncode, out, err) == (130, b"", b"")

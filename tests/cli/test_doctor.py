@@ -1,0 +1,371 @@
+"""``scrubber doctor`` as a command: what it answers, how it exits, whom it needs, and what cannot hold it up."""
+
+import errno
+import os
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from scrubber.api import scrubber_pb2 as pb
+from scrubber.doctor.asking import ask_kubelet, ask_service
+from scrubber.doctor.examination import CHECKS, examine, results
+from scrubber.doctor.finding import Check, DeviceSaid, Level, Node, ServiceSaid
+from tests.cli.stage import CLEAN
+from tests.cli.stage import serving as served
+from tests.cli.terminal import WIDTHS, agrees_with, at_terminal
+from tests.doctor.stage import (
+    CONTAINERD,
+    ENVVAR,
+    KUBELET,
+    SERVED,
+    STATE,
+    TOOLKIT,
+    as_stranger,
+    found,
+    healthy,
+    run,
+    write,
+)
+
+ROOT = os.geteuid() == 0
+INFO = pb.ServiceInfo(
+    version=SERVED.version,
+    backend="sim",
+    policy="default",
+    policy_digest=SERVED.policy_digest,
+    enforcement="enforce",
+    ledger="ok",
+    key_id=SERVED.key,
+    audit_head=pb.AuditHead(sequence=7, hash="cd" * 32),
+    kubelet="ok",
+    pid=os.getpid(),
+)
+
+
+@pytest.fixture
+def node(short_tmp: Path) -> Iterator[Node]:
+    with healthy(short_tmp) as node:
+        yield node
+
+
+@pytest.fixture
+def sockets(short_tmp: Path) -> Path:
+    """Where a service of a test is served."""
+    (short_tmp / "s").mkdir()
+    return short_tmp / "s"
+
+
+# --- what is found, as a whole
+
+
+def test_a_node_that_is_set_up_well_has_nothing_to_do(node: Node) -> None:
+    checks = examine(node)
+    assert [check for check in checks if check.level is not Level.OK or check.remedy] == []
+    assert [check.name for check in checks] == [
+        *("service", "version", "enforcement", "devices", "breaker", "break-glass", "policy", "permissions", "sockets"),
+        *("capabilities", "state-dir", "ledger-disk", "ledger-lock", "signing-key", "key", "audit-head"),
+        *("toolkit-envvar", "toolkit-volume-mounts", "cdi-annotations", "driver", "driver-libraries", "bindings"),
+        *("libraries", "device-nodes", "unauthorized-use", "scrub-on-free", "persistenced", "kubelet", "plugins"),
+        *("pod-resources", "pid-namespace", "cgroups", "kernel", "clock"),
+    ]
+
+
+def test_an_empty_node_is_examined_to_the_end(tmp_path: Path) -> None:
+    nothing = tmp_path / "nothing"
+    node = Node(
+        service=ServiceSaid(refusal="The scrub service is not there."),
+        root=tmp_path,
+        sockets=nothing,
+        state_dir=nothing,
+    )
+    checks = [(check.name, check.level) for check in examine(node) if check.name != "libraries"]
+    assert checks == [
+        ("service", Level.ERROR),
+        ("service", Level.WARNING),
+        ("state-dir", Level.WARNING),
+        ("toolkit-envvar", Level.OK),
+        ("driver", Level.WARNING),
+        ("kubelet", Level.WARNING),
+        ("pid-namespace", Level.WARNING),
+        ("cgroups", Level.WARNING),
+        ("kernel", Level.OK),
+        ("clock", Level.WARNING),
+    ]
+
+
+def test_every_finding_that_is_not_ok_says_what_to_do(tmp_path: Path, node: Node) -> None:
+    bad = replace(
+        SERVED, enforcement="observe", resets="8 resets.", soft="2 are out.", key="", head="", devices=(), version="0.0"
+    )
+    nothing = Node(
+        service=ServiceSaid(refusal="Away."), root=tmp_path, state_dir=tmp_path / "no", sockets=tmp_path / "no"
+    )
+    told = [*examine(nothing), *examine(replace(nothing, service=bad)), *examine(replace(node, service=bad))]
+    assert {check.level for check in told} == set(Level)
+    assert [check for check in told if check.level is not Level.OK and not check.remedy] == []
+
+
+def test_every_check_says_what_it_looks_for() -> None:
+    assert all(check.__doc__ for check in CHECKS)
+
+
+def test_the_page_says_of_every_check_what_it_is_for(node: Node) -> None:
+    page = (Path(__file__).parents[2] / "docs/node-setup.md").read_text()
+    table = page[page.index("| check | what it is for") :].partition("\n\n")[0]
+    named = [name for line in table.splitlines()[2:] for name in re.findall(r"`([a-z-]+)`", line.split("|")[1])]
+    assert named == list(dict.fromkeys(check.name for check in examine(node)))
+
+
+# --- what cannot hold it up
+
+
+def test_a_look_that_never_ends_is_told_of_and_costs_no_other_one(node: Node) -> None:
+    over = threading.Event()
+
+    def waits_for_a_file_system(_: Node) -> Iterator[Check]:
+        over.wait()
+        yield Check("never", Level.OK, "Never.")
+
+    def answers(_: Node) -> Iterator[Check]:
+        yield Check("answers", Level.OK, "Well.")
+
+    try:
+        hung, well = results((waits_for_a_file_system, answers), node, patience=3.0)
+    finally:
+        over.set()
+    assert (hung.name, hung.level, well.level) == ("waits-for-a-file-system", Level.WARNING, Level.OK)
+    assert "did not come to an end" in hung.sentence
+    assert "dmesg" in hung.remedy
+
+
+def test_a_look_that_fails_is_a_finding_and_never_ok(node: Node) -> None:
+    def forbidden(_: Node) -> Iterator[Check]:
+        raise PermissionError(errno.EACCES, "Permission denied", "/etc/x")
+
+    def wrong(_: Node) -> Iterator[Check]:
+        raise ValueError("not so")
+
+    barred, bug = results((forbidden, wrong), node)
+    assert (barred.level, "/etc/x: Permission denied" in barred.sentence) == (Level.WARNING, True)
+    assert (bug.level, "ValueError: not so" in bug.sentence) == (Level.ERROR, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "check"),
+    [
+        (TOOLKIT, "toolkit-envvar"),
+        (CONTAINERD, "cdi-annotations"),
+        ("proc/driver/nvidia/version", "driver"),
+        ("proc/driver/nvidia/params", "scrub-on-free"),
+        ("run/nvidia-persistenced/nvidia-persistenced.pid", "persistenced"),
+        ("proc/locks", "capabilities"),
+        ("proc/locks", "ledger-lock"),
+        (f"proc/{os.getpid()}/status", "capabilities"),
+        ("proc/self/mountinfo", "cgroups"),
+        ("proc/sys/kernel/random/boot_id", "clock"),
+        (f"{STATE}/ledger.reserve", "ledger-disk"),
+        (f"{STATE}/signing.key", "signing-key"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["pipe", "endless", "directory", "circle"])
+def test_a_file_that_is_none_is_neither_waited_for_nor_called_safe(
+    node: Node, name: str, check: str, kind: str
+) -> None:
+    path = write(node.root, name)
+    path.unlink()
+    match kind:
+        case "pipe":
+            os.mkfifo(path)
+        case "endless":
+            path.symlink_to("/dev/zero")
+        case "directory":
+            path.mkdir()
+        case _:
+            path.symlink_to(path)
+    one = found(node, check)
+    assert (one.level is Level.OK, bool(one.remedy)) == (False, True), one
+
+
+def test_a_huge_file_is_not_read(node: Node) -> None:
+    with write(node.root, TOOLKIT, f"{ENVVAR} = false\n").open("r+b") as file:
+        file.truncate(1 << 40)
+    assert "has more than" in found(node, "toolkit-envvar").sentence
+
+
+async def test_a_service_that_accepts_and_never_answers_is_not_waited_for(short_tmp: Path) -> None:
+    (short_tmp / "read").mkdir()
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(short_tmp / "read/read.sock"))
+        silent.listen()
+        said = await ask_service(short_tmp, seconds=0.3)
+    assert "did not answer within 0.3 s" in said.refusal
+    assert not said.answered
+
+
+async def test_a_kubelet_that_accepts_and_never_answers_is_not_waited_for(short_tmp: Path) -> None:
+    path = short_tmp / "kubelet.sock"
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(path))
+        silent.listen()
+        said = await ask_kubelet(
+            path, kubelet_dir=short_tmp, pod_logs=short_tmp, cgroups=short_tmp, device_ids=(), seconds=0.3
+        )
+    assert (said.asked, said.believed) == (True, False)
+    assert str(path) in said.sentence
+
+
+# --- the command
+
+
+def words(node: Node, sockets: Path) -> list[str | Path]:
+    return ["--socket", sockets, "--node-root", node.root, "--state-dir", node.state_dir]
+
+
+async def test_warnings_only_exit_with_five_and_all_of_it_is_in_the_json(node: Node, sockets: Path) -> None:
+    """All well it cannot be: the state directory of a test has no disk of its own."""
+    async with served(sockets) as service:
+        service.info, service.devices = INFO, [CLEAN]
+        ended = await run(*words(node, sockets), "-o", "json")
+    assert (ended.code, ended.err) == (5, "")
+    report = ended.report
+    assert (report["apiVersion"], report["kind"], report["verdict"]) == (
+        "cli.scrubber.dev/v1",
+        "DoctorReport",
+        "warning",
+    )
+    assert report["checks"][0] == {
+        "name": "service",
+        "level": "ok",
+        "sentence": f"Version {SERVED.version} serves the sim backend under the policy default.",
+        "remedy": None,
+    }
+    assert {"ledger-disk": "warning", "key": "ok", "audit-head": "ok"}.items() <= ended.levels.items()
+    assert ended.check("key")["sentence"].endswith(f"{SERVED.key}.")
+    assert SERVED.head in ended.check("audit-head")["sentence"]
+
+
+async def test_nobody_has_to_name_what_the_service_names(node: Node, sockets: Path) -> None:
+    """The service says where its things are; below the node's root, they are there."""
+    write(node.root, "etc/scrubber/policy.yaml", "name: mine\n")
+    (node.root / KUBELET).rename(node.root / "k")
+    places = {"state": f"/{STATE}", "policy": "/etc/scrubber/policy.yaml", "kubelet": "/k", "nonsense": "/x"}
+    async with served(sockets) as service:
+        service.info = pb.ServiceInfo()
+        service.info.CopyFrom(INFO)
+        service.info.places.update(places)
+        ended = await run("--socket", sockets, "--node-root", node.root, "-o", "json")
+    assert ended.check("state-dir")["sentence"].startswith(f"{node.root}/{STATE} is ")
+    assert ended.check("policy")["sentence"].startswith(f"{node.root}/etc/scrubber/policy.yaml says otherwise (mine,")
+    assert ended.check("kubelet")["sentence"] == f"The kubelet listens in {node.root}/k."
+
+
+async def test_places_that_make_no_sense_are_not_followed(short_tmp: Path) -> None:
+    async with served(short_tmp) as service:
+        service.info = pb.ServiceInfo(places={"state": "relative", "kubelet": "", "policy": "/with\0zero"})
+        said = await ask_service(short_tmp)
+    assert (said.places.state, said.places.kubelet, said.places.policy) == (None, None, None)
+
+
+async def test_a_service_that_does_not_list_its_devices_is_told_of(short_tmp: Path) -> None:
+    async with served(short_tmp) as service:
+        service.info = INFO
+        service.devices = [pb.Device(id="GPU-a", index="0", glass=pb.Glass(until=60.0, reason="why", actor="uid:7"))]
+        said = await ask_service(short_tmp)
+    assert said.devices == (
+        DeviceSaid("GPU-a", "0", "", False, "", "", glass_until=60.0, glass="uid:7 broke the glass (why)"),
+    )
+
+
+async def test_without_the_service_everything_else_is_still_told(node: Node, short_tmp: Path) -> None:
+    ended = await run(*words(node, short_tmp / "nowhere"), "-o", "json")
+    assert (ended.code, ended.report["verdict"]) == (1, "error")
+    wrong = [check for check in ended.report["checks"] if check["level"] == "error"]
+    assert [check["name"] for check in wrong] == ["service"]
+    assert "scrubber serve" in wrong[0]["sentence"]
+    assert {"toolkit-envvar": "ok", "kubelet": "ok", "signing-key": "ok"}.items() <= ended.levels.items()
+
+
+async def test_a_person_reads_what_to_do_and_how_much_there_is(node: Node, short_tmp: Path) -> None:
+    write(node.root, TOOLKIT, "")
+    ended = await run(*words(node, short_tmp / "nowhere"))
+    assert (ended.code, ended.out.splitlines()[0].split()) == (1, ["LEVEL", "CHECK", "FOUND"])
+    assert f"To do: Set {ENVVAR} = false" in ended.out
+    assert ended.err.startswith("Note: 2 errors and ")
+    names = (await run(*words(node, short_tmp / "nowhere"), "-o", "name")).out.splitlines()
+    assert names[0] == "service"
+    assert "toolkit-envvar" in names
+    assert "kubelet" not in names
+
+
+_SAME_EVERYWHERE = frozenset(
+    {
+        *("service", "toolkit-envvar", "toolkit-volume-mounts", "cdi-annotations", "driver", "driver-libraries"),
+        *("device-nodes", "scrub-on-free", "persistenced", "kubelet", "plugins", "cgroups", "kernel", "clock"),
+    }
+)
+"""Findings in which no name, number or version of the machine stands that runs the test."""
+
+
+def same_everywhere(screen: str, root: Path) -> str:
+    """The table's header and those findings, with a root that is always called the same."""
+    kept, keep = [], True
+    for line in screen.splitlines()[:-1]:
+        words = line.split()
+        if words[0] in set(Level) and line.startswith(words[0]):
+            keep = words[1] in _SAME_EVERYWHERE
+        if keep:
+            kept.append(line)
+    return "\n".join(kept).replace(str(root), "/tmp/gs-12345678") + "\n"
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+async def test_it_fits_the_terminal_and_reads_as_it_should(node: Node, columns: int) -> None:
+    write(node.root, TOOLKIT, "")
+    (node.root / "run/nvidia-persistenced/nvidia-persistenced.pid").unlink()
+    told = await at_terminal("doctor", *map(str, words(node, node.root / "nowhere")), columns=columns)
+    assert told.code == 1
+    assert told.text.splitlines()[-1].startswith("Note: 2 errors and ")
+    agrees_with(f"doctor-{columns}", same_everywhere(told.text, node.root))
+
+
+async def test_nothing_that_a_terminal_would_act_on_comes_through(node: Node) -> None:
+    write(node.root, "etc/containerd/config.toml", '[x]\npod_annotations = ["cdi.k8s.io/\\u001b[31m*"]\n')
+    told = await at_terminal("doctor", *map(str, words(node, node.root / "nowhere")), columns=200)
+    assert b"\x1b[31m*" not in told.raw
+    assert "\N{REPLACEMENT CHARACTER}[31m*" in told.text
+
+
+# --- who is not root
+
+
+async def test_whoever_may_not_look_is_told_so_and_nothing_is_called_ok_unseen(node: Node) -> None:
+    node.root.chmod(0o755)
+    closed = [
+        "run/scrubber",
+        STATE,
+        KUBELET,
+        "etc/containerd",
+        "etc/nvidia-container-runtime",
+        "run/nvidia-persistenced",
+    ]
+    for name in closed:
+        (node.root / name).chmod(0o000)
+    try:
+        ended = await as_stranger(*words(node, node.sockets), "-o", "json")
+    finally:
+        for name in closed:
+            (node.root / name).chmod(0o755)
+    unseen = {
+        *("permissions", "sockets", "capabilities", "ledger-disk", "ledger-lock", "signing-key", "toolkit-envvar"),
+        *("cdi-annotations", "persistenced", "kubelet", "plugins"),
+    }
+    assert {name: ended.levels.get(name) for name in unseen} == dict.fromkeys(unseen, "warning")
+    assert ended.code == 1
+    told = [check for check in ended.report["checks"] if check["level"] != "ok"]
+    assert all(check["remedy"] for check in told)
+    assert "sudo scrubber doctor" in ended.check("kubelet")["remedy"]

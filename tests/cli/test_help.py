@@ -1,0 +1,388 @@
+"""The command line documents itself: every flag names its environment variable, and asking for help is cheap."""
+
+import shlex
+import sys
+from collections.abc import Iterator
+from typing import TypeGuard
+
+import pytest
+import typer
+
+from scrubber.cli.examples import EXAMPLES
+from scrubber.cli.main import app, main
+from scrubber.cli.options import device_name
+from tests.cli.terminal import WIDTHS, terminal
+
+COMMANDS = {
+    ("serve",),
+    ("plugin",),
+    ("demo",),
+    ("devices",),
+    ("device",),
+    ("scrub",),
+    ("reset",),
+    ("quarantine",),
+    ("unquarantine",),
+    ("break-glass",),
+    ("history",),
+    ("reset-plan",),
+    ("doctor",),
+    ("version",),
+    ("completion",),
+    ("baseline", "show"),
+    ("baseline", "accept"),
+    ("certificate", "list"),
+    ("certificate", "show"),
+    ("certificate", "export"),
+    ("certificate", "key"),
+    ("certificate", "verify"),
+    ("audit", "verify"),
+    ("audit", "export"),
+    ("audit", "head"),
+    ("policy", "check"),
+    ("policy", "show"),
+    ("policy", "explain"),
+    ("policy", "xids"),
+    ("sim", "create"),
+    ("sim", "split"),
+    ("sim", "merge"),
+    ("sim", "fault"),
+    ("sim", "clear"),
+    ("sim", "reboot"),
+    ("sim", "tenant"),
+}
+
+METRICS = ("--metrics-address", "--metrics-cert", "--metrics-key", "--metrics-client-ca")
+"""The same for both daemons."""
+
+FLAGS = {
+    ("serve",): {
+        *("--backend", "--sim-dir", "--state-dir", "--socket", "--policy", "--kubelet-dir", "--pod-resources-socket"),
+        *("--pod-logs-dir", *METRICS, "--traces", "--node-name", "--cgroup-root", "--containers", "--log-format"),
+        *("--log-level", "--reflection", "--admin-group", "--read-group", "--watch-interval", "--list-settle"),
+        *("--nvidia-driver-root", "--fail-on-init-error", "--disable-healthchecks"),
+    },
+    ("plugin",): {
+        *("--kubelet-dir", "--socket", "--resource-name", "--registration", "--log-format", "--log-level"),
+        *("--device-list-strategy", "--device-id-strategy", "--pass-device-specs", "--mig-strategy", "--cdi-dir"),
+        *("--driver-root", "--nvidia-driver-root", "--dev-root", "--nvidia-dev-root", "--driver-root-ctr-path"),
+        *("--container-driver-root", "--cdi-annotation-prefix", "--nvidia-cdi-hook-path", "--nvidia-ctk-path"),
+        *("--gdrcopy-enabled", "--gds-enabled", "--mofed-enabled", "--fail-on-init-error", "--config-file"),
+        *("--upstream-dir", "--cluster", "--node-name", *METRICS, "--traces", "--ready-file"),
+    },
+    ("devices",): {"--watch", "--socket", "--output"},
+    ("device",): {"--limit", "--socket", "--output"},
+    ("history",): {
+        *("--device", "--tenant", "--outcome", "--event", "--since", "--before", "--limit", "--all"),
+        *("--socket", "--output"),
+    },
+    ("scrub",): {"--all-idle", "--path", "--wait", "--timeout", "--socket", "--output"},
+    ("reset",): {"--reason", "--yes", "--no-input", "--wait", "--timeout", "--socket", "--output"},
+    ("quarantine",): {"--reason", "--socket", "--output"},
+    ("unquarantine",): {"--reason", "--yes", "--no-input", "--socket", "--output"},
+    ("break-glass",): {"--for", "--end", "--reason", "--yes", "--no-input", "--socket", "--output"},
+    ("reset-plan",): {"--socket", "--output"},
+    ("doctor",): {
+        *("--socket", "--state-dir", "--policy", "--toolkit-config", "--kubelet-dir", "--pod-logs-dir", "--node-root"),
+        "--output",
+    },
+    ("version",): {"--service", "--socket", "--output"},
+    ("completion",): set(),
+    ("baseline", "show"): {"--socket", "--output"},
+    ("baseline", "accept"): {"--reason", "--yes", "--no-input", "--socket", "--output"},
+    ("certificate", "list"): {"--socket", "--output"},
+    ("certificate", "show"): {"--device", "--socket", "--output"},
+    ("certificate", "export"): {"--device", "--socket"},
+    ("certificate", "key"): {"--socket"},
+    ("certificate", "verify"): {"--key", "--socket", "--output"},
+    ("audit", "verify"): {"--ledger", "--file", "--head", "--socket", "--output"},
+    ("audit", "export"): {"--ledger", "--after", "--socket"},
+    ("audit", "head"): {"--socket", "--output"},
+    ("policy", "explain"): {
+        *("--kind", "--hygiene", "--health", "--watched", "--model", "--resource", "--xid", "--output"),
+        "--node-name",
+    },
+    ("sim", "create"): {"--dir", "--devices", "--memory", "--output"},
+    ("sim", "fault"): {
+        *("--dir", "--device", "--xid", "--ecc", "--lost", "--stuck", "--slow-clear", "--wont-clear", "--reset"),
+        *("--driver-absent", "--ghost", "--unkillable", "--temperature", "--condition", "--counter", "--recovery"),
+        *("--firmware", "--repeat", "--rate"),
+    },
+    ("sim", "reboot"): {"--dir"},
+}
+
+
+def commands() -> Iterator[tuple[tuple[str, ...], typer.core.TyperCommand]]:
+    def below(name: tuple[str, ...], command: object) -> Iterator[tuple[tuple[str, ...], typer.core.TyperCommand]]:
+        if isinstance(command, typer.core.TyperGroup):
+            for word, inner in command.commands.items():
+                yield from below((*name, word), inner)
+        elif isinstance(command, typer.core.TyperCommand):
+            yield name, command
+
+    yield from below((), typer.main.get_command(app))
+
+
+ALL = dict(commands())
+
+
+def options(name: tuple[str, ...]) -> list[typer.core.TyperOption]:
+    return [each for each in ALL[name].params if is_option(each) and each.name != "help"]
+
+
+def is_option(parameter: object) -> TypeGuard[typer.core.TyperOption]:
+    return isinstance(parameter, typer.core.TyperOption)
+
+
+def helped(name: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> str:
+    return " ".join(written(name, capsys).split())
+
+
+def written(name: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> str:
+    """The help, line by line as it is."""
+    with pytest.raises(SystemExit) as ended:
+        main([*name, "--help"])
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_these_are_the_commands() -> None:
+    assert set(ALL) == COMMANDS
+
+
+@pytest.mark.parametrize("name", sorted(FLAGS))
+def test_the_flags_that_others_script_against_are_there(name: tuple[str, ...]) -> None:
+    assert {flag for each in options(name) for flag in each.opts if flag.startswith("--")} == FLAGS[name]
+
+
+DAEMONS = {("serve",), ("plugin",)}
+"""Commands whose every option is a setting."""
+
+SETTINGS = {
+    *("--socket", "--output", "--no-input", "--state-dir", "--policy", "--toolkit-config", "--kubelet-dir"),
+    *("--pod-logs-dir", "--node-root"),
+}
+"""Options of the other commands that are settings: where things are and how answers are written, on every call."""
+
+SETTINGS_OF: dict[tuple[str, ...], set[str]] = {
+    ("policy", "explain"): {"--node-name"},
+    **{("sim", each): {"--dir"} for each in ("create", "split", "merge", "fault", "clear", "reboot")},
+}
+"""Options that are a setting in one command only."""
+
+
+def variables(option: typer.core.TyperOption) -> list[str]:
+    return [option.envvar] if isinstance(option.envvar, str) else list(option.envvar or ())
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_only_settings_are_read_from_environment_variables(name: tuple[str, ...]) -> None:
+    # A filter, a target or a confirmation from a forgotten variable changes silently what a command shows or does.
+    settings = SETTINGS | SETTINGS_OF.get(name, set())
+    having = {each.opts[-1] for each in options(name) if variables(each)}
+    assert having == {each.opts[-1] for each in options(name) if name in DAEMONS or each.opts[-1] in settings}
+
+
+def test_no_argument_is_read_from_an_environment_variable() -> None:
+    assert [
+        name for name, command in ALL.items() for each in command.params if each.envvar and not is_option(each)
+    ] == []
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_help_names_every_flag_and_its_environment_variable(
+    name: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = helped(name, capsys)
+    for option in options(name):
+        # The variables of NVIDIA's plugin keep their names.
+        assert name in DAEMONS or all(each.startswith("SCRUBBER_") for each in variables(option))
+        assert not variables(option) or f"env var: {', '.join(variables(option))}" in text
+        assert option.help
+        assert all(flag in text for flag in option.opts)
+
+
+def test_one_variable_means_one_thing() -> None:
+    meanings: dict[str, set[str]] = {}
+    for name in ALL:
+        for option in options(name):
+            if option.envvar:
+                meanings.setdefault(str(option.envvar), set()).add(option.opts[-1])
+    assert {variable: flags for variable, flags in meanings.items() if len(flags) > 1} == {
+        # Where the simulated node is: its own commands call it what it is to them.
+        "SCRUBBER_SIM_DIR": {"--dir", "--sim-dir"}
+    }
+
+
+def test_the_summary_names_every_command_under_its_section(capsys: pytest.CaptureFixture[str]) -> None:
+    text = written((), capsys)
+    sections: dict[str, list[str]] = {}
+    for section in ("Look", "Act", "Prove", "Run", "Try"):
+        _, heading, below = text.partition(f"\n{section}:\n")
+        assert heading
+        sections[section] = below.partition("\n\n")[0].splitlines()
+    listed = [line for lines in sections.values() for line in lines]
+    assert sorted(line.split()[0] for line in listed) == sorted({name[0] for name in COMMANDS}), "each of them once"
+    assert all(line.endswith(".") and not line.endswith("...") for line in listed)
+    assert sections["Look"][0].split()[0] == "devices", "what a new user types first"
+
+
+@pytest.mark.parametrize("group", ["sim", "policy", "certificate", "audit", "baseline"])
+def test_a_groups_summary_names_its_commands_in_full_sentences(group: str, capsys: pytest.CaptureFixture[str]) -> None:
+    _, _, summary = written((group,), capsys).partition("Commands:")
+    lines = summary.strip().splitlines()
+    assert {line.split()[0] for line in lines} == {name[1] for name in COMMANDS if name[0] == group}
+    assert all(line.endswith(".") and not line.endswith("...") for line in lines)
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_help_ends_with_an_example_that_could_be_typed(
+    name: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, _, examples = written(name, capsys).partition("Example")
+    lines = [line.strip() for line in examples.splitlines()[1:]]
+    assert lines
+    for line in lines:
+        typed = [words_of(part) for part in (*line.split("|"), *line.split("<(")[1:]) if "scrubber " in part]
+        assert any(words[: len(name)] == name for words in typed), line
+        for words in typed:
+            command = next(each for each in (words[:1], words[:2]) if each in COMMANDS)
+            flags = {word.partition("=")[0] for word in words if word.startswith("-") and word != "-"}
+            known = {flag for option in options(command) for flag in (*option.opts, *option.secondary_opts)}
+            assert flags <= known, line
+            # Whatever is wrong with a value, or missing, is said when it is read; nothing runs.
+            with ALL[command].make_context("scrubber", list(words[len(command) :])):
+                pass
+
+
+def words_of(typed: str) -> tuple[str, ...]:
+    """What a shell makes of ``scrubber WORDS``, without where the answer goes."""
+    return tuple(shlex.split(typed.partition("scrubber ")[2].partition(" >")[0].removesuffix(")")))
+
+
+def test_no_example_is_of_a_command_that_is_gone() -> None:
+    assert {tuple(name.split()) for name in EXAMPLES} == COMMANDS
+
+
+def test_help_command_is_command_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ((), ("sim",), ("sim", "create"), ("version",)):
+        with pytest.raises(SystemExit) as ended:
+            main(["help", *name])
+        assert ended.value.code == 0
+        assert capsys.readouterr().out == written(name, capsys)
+
+
+def test_the_version_is_told_to_who_asks_for_it_as_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    told = []
+    for words in (["--version"], ["version"]):
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        told.append((ended.value.code, capsys.readouterr()))
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+async def test_no_line_of_any_help_is_wider_than_the_terminal(columns: int) -> None:
+    groups = {name[:1] for name in COMMANDS if len(name) > 1}
+    everything = [list(name) for name in ((), *sorted(groups), *sorted(COMMANDS))]
+    code = (
+        "import sys\nfrom scrubber.cli.main import main\n"
+        f"for words in {everything!r}:\n"
+        "    try:\n        main([*words, '--help'])\n"
+        "    except SystemExit:\n        pass\n"
+    )
+    async with terminal(columns=columns, program=(sys.executable, "-c", code)) as there:
+        told = await there.ended()
+    assert told.code == 0
+    assert told.text.count("Usage: scrubber") == len(everything)
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [(["device5"], "'device'"), (["unquarantin", "0"], "'unquarantine'"), (["sim", "creat"], "'create'")],
+)
+def test_a_mistyped_command_is_told_the_nearest(
+    words: list[str], meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert f"Did you mean {meant}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("copied", ["SIM-GPU-aa…", " SIM-GPU-aa", "SIM-GPU-aa..."])
+def test_a_device_may_be_named_by_what_a_narrow_table_showed_of_it(copied: str) -> None:
+    assert device_name(copied) == "SIM-GPU-aa"
+    with ALL["quarantine",].make_context("quarantine", [copied, "--reason", "noise"]) as context:
+        assert context.params["devices"] == ["SIM-GPU-aa"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["scrub"], "Error: Name a DEVICE, or say --all-idle.\n"),
+        (["quarantine"], "Missing argument 'DEVICE'"),
+        (["scrub", "0", "--path", "middling"], 'Error: --path: "middling" is none of fast, slow.\n'),
+        (["scrub", "0", "--timeout", "soon"], '"soon" is not a time'),
+        (["devices", "--colour"], "No such option: --colour"),
+        (["history", "--since", "yesterday"], '"yesterday" is neither a time'),
+        (["history", "--limit", "0"], "Error: --limit: 0 is too little; 1 is the least.\n"),
+        (["history", "--before", "-1"], "Error: --before: -1 is too little; 0 is the least.\n"),
+        (["history", "--before", "yesterday"], 'Error: --before: "yesterday" is no whole number.\n'),
+        (["history", "--limit", "abc"], 'Error: --limit: "abc" is no whole number.\n'),
+        (["sim", "fault", "--dir", "x", "--rate", "fast"], 'Error: --rate: "fast" is no number.\n'),
+        (["devices", "-o", "xml"], 'Error: --output: "xml" is none of table, json, yaml, name.\n'),
+        (["devices", "--socket", " "], "Error: --socket: a directory has a name; this is empty.\n"),
+        (
+            ["unquarantine", "0", "--reason", "why", "--no-input"],
+            "Error: With --no-input nobody is asked: say --yes if",
+        ),
+        (["break-glass", "0", "--reason", "why", "--yes"], "say either for how long, or --end"),
+        (["break-glass", "0", "--reason", "why", "--yes", "--for", "1w"], '"1w" is not a time'),
+        (["sim", "create", "--dir", "x", "--memory", "lots"], '"lots" is not a size'),
+    ],
+)
+def test_a_wrong_request_exits_with_two_and_asks_nobody(
+    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    out, err = capsys.readouterr()
+    assert (ended.value.code, out) == (2, "")
+    assert sentence in err
+
+
+def test_a_value_from_the_environment_is_refused_by_the_name_of_its_variable(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SCRUBBER_OUTPUT", "xml")
+    with pytest.raises(SystemExit) as ended:
+        main(["history"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.endswith('Error: SCRUBBER_OUTPUT: "xml" is none of table, json, yaml, name.\n')
+
+
+@pytest.mark.parametrize(
+    ("words", "usage"),
+    [
+        (["devices"], "[DEVICE]..."),
+        (["scrub"], "[DEVICE]..."),
+        (["quarantine"], "DEVICE..."),
+        (["unquarantine"], "DEVICE"),
+        (["policy", "check"], "POLICY..."),
+        (["audit", "export"], "[-]"),
+    ],
+)
+def test_what_may_be_left_out_stands_in_brackets_once(
+    words: list[str], usage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([*words, "--help"])
+    assert capsys.readouterr().out.splitlines()[0] == f"Usage: scrubber {' '.join(words)} [OPTIONS] {usage}"
+
+
+@pytest.mark.parametrize("words", ALL)
+def test_no_flag_names_a_type_of_our_language(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([*words, "--help"])
+    assert not {"<int", "<str>", "<float"} & set(capsys.readouterr().out.split())

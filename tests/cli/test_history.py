@@ -1,0 +1,415 @@
+"""``scrubber history``: the newest part of the audit trail, narrowed, for people and for scripts."""
+
+import asyncio
+import json
+import re
+import shlex
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from scrubber.api import scrubber_pb2 as pb
+from scrubber.domain.errors import InvalidRequest, LedgerFailure, NotPermitted, ScrubberError
+from tests.cli.stage import CLEAN, PASSED, Ended, Service, run, serving, start
+from tests.cli.terminal import WIDTHS, agrees_with, at_terminal
+
+
+@pytest.fixture
+async def service(short_tmp: Path) -> AsyncIterator[Service]:
+    async with serving(short_tmp) as servicer:
+        yield servicer
+
+
+class TestHistory:
+    @pytest.fixture(autouse=True)
+    def happened(self, service: Service) -> None:
+        service.entries = [
+            pb.HistoryEntry(
+                sequence=2,
+                hash="h2",
+                name="scrub-passed",
+                at=0.0,
+                device="SIM-GPU-aa",
+                scrub_id="s-9",
+                actor="uid:0",
+                fields_json='{"seconds": 0.5}',
+                scrub=PASSED.result.scrub,
+                certificate=CLEAN.certificate,
+            ),
+            pb.HistoryEntry(sequence=1, hash="h1", name="service-started", at=0.0, actor="service"),
+        ]
+
+    async def test_json_is_a_list_of_audit_rows(self, service: Service, short_tmp: Path) -> None:
+        ended = await run(short_tmp, "history", "-o", "json")
+        assert (ended.code, ended.err) == (0, "")
+        assert service.asked == [pb.GetHistoryRequest(limit=100)]
+        scrubbed, started = ended.items
+        assert scrubbed["fields"] == {"seconds": 0.5}
+        assert (scrubbed["scrub"]["id"], scrubbed["certificate"]["id"]) == ("s-9", "c-7")
+        assert started == {
+            "sequence": 1,
+            "at": 0.0,
+            "name": "service-started",
+            "device": None,
+            "scrub_id": None,
+            "actor": "service",
+            "fields": {},
+            "scrub": None,
+            "certificate": None,
+            "hash": "h1",
+        }
+
+    async def test_the_question_can_be_narrowed(self, service: Service, short_tmp: Path) -> None:
+        moment = "1970-01-01T00:01:00Z"
+        ended = await run(short_tmp, "history", "--device", "0", "--since", moment, "--limit", "5")
+        assert ended.code == 0
+        assert service.asked == [pb.GetHistoryRequest(device="0", since=60.0, limit=5)]
+        assert ended.out.splitlines()[1].split() == [
+            *("2", "1970-01-01T00:00:00Z", "scrub-passed", "SIM-GPU-aa", "s-9", "uid:0", "seconds=0.5"),
+        ]
+        await run(short_tmp, "history", "--tenant", "red", "--outcome", "Held_Up", "--device", "SIM-GPU-1f3a…")
+        assert service.asked[1:] == [
+            pb.GetHistoryRequest(device="SIM-GPU-1f3a", tenant="red", outcome="held-up", limit=100)
+        ]
+
+    @pytest.mark.parametrize("word", ["passed", "held-up", "failed", "abandoned", "ok", "granted", "refused"])
+    async def test_every_outcome_that_there_is_can_be_asked_for(
+        self, service: Service, short_tmp: Path, word: str
+    ) -> None:
+        assert (await run(short_tmp, "history", "--outcome", word)).code == 0
+        assert service.asked == [pb.GetHistoryRequest(outcome=word, limit=100)]
+
+    async def test_another_outcome_is_refused_with_those_that_there_are(
+        self, service: Service, short_tmp: Path
+    ) -> None:
+        ended = await run(short_tmp, "history", "--outcome", "broken")
+        assert (ended.code, ended.out, service.asked) == (2, "", [])
+        assert (
+            '"broken" is no outcome; there are: passed, held-up, failed, abandoned, ok, granted, refused.'
+            in " ".join(ended.err.split())
+        )
+
+    @pytest.mark.parametrize(
+        ("words", "told"),
+        [
+            ((), "The audit trail of this node has no rows yet.\n"),
+            (("--device", "GPU-b"), "The audit trail has nothing of device GPU-b.\n"),
+            (
+                ("--tenant", "red\x1b[2J", "--outcome", "failed", "--since", "1970-01-01T00:01:00Z"),
+                (
+                    "The audit trail has nothing of tenant red\N{REPLACEMENT CHARACTER}[2J with the outcome failed "
+                    "since 1970-01-01T00:01:00Z.\n"
+                ),
+            ),
+            (("--before", "1"), "The audit trail has nothing before row 1.\n"),
+            (
+                ("--event", "health.", "--event", " Use.ungranted", "--device", "0", "--before", "1"),
+                "The audit trail has no health.… or use.ungranted of device 0 before row 1.\n",
+            ),
+            (
+                ("--outcome", "refused"),
+                (
+                    "The audit trail has nothing with the outcome refused. Hand-overs that are refused are told of in the "
+                    "service's log and metrics, not on the trail.\n"
+                ),
+            ),
+        ],
+    )
+    async def test_filters_that_match_nothing_say_so(
+        self, service: Service, short_tmp: Path, words: tuple[str, ...], told: str
+    ) -> None:
+        service.entries = []
+        assert await run(short_tmp, "history", *words) == Ended(0, "", told)
+        assert (await run(short_tmp, "history", *words, "-o", "json")).items == []
+
+    async def test_events_are_asked_for_as_they_are_called(self, service: Service, short_tmp: Path) -> None:
+        ended = await run(short_tmp, "history", "--event", "health.", "--event", " Scrub.finished ")
+        assert (ended.code, ended.err) == (0, "")
+        assert service.asked == [pb.GetHistoryRequest(events=["health.", "scrub.finished"], limit=100)]
+
+    async def test_a_look_that_leaves_older_rows_out_says_so_with_the_command_for_the_next_page(
+        self, service: Service, short_tmp: Path
+    ) -> None:
+        ended = await run(short_tmp, "history", "--limit", "1")
+        assert ended.err == (
+            "Note: These are the newest 1, and there are older ones. --all shows them, too; the next page:\n"
+            "  scrubber history --limit 1 --before 2\n"
+        )
+        following = await run(short_tmp, *ended.err.splitlines()[1].split()[1:])
+        assert (following.out.splitlines()[1].split()[0], following.err) == ("1", "")
+        assert (await run(short_tmp, "history", "--limit", "2")).err == "", "that is all"
+
+    async def test_the_command_for_the_next_page_asks_the_same_again(self, service: Service, short_tmp: Path) -> None:
+        asked = (
+            "--device",
+            "0",
+            "--tenant",
+            "a b",
+            "--outcome",
+            "passed",
+            "--event",
+            "health.",
+            "--event",
+            "scrub.started",
+        )
+        ended = await run(
+            short_tmp,
+            *("history", *asked, "--since", "1970-01-01T00:01:00Z", "--before", "9", "--limit", "1"),
+            *("--socket", str(short_tmp)),
+        )
+        note, command = ended.err.splitlines()
+        assert note.startswith(
+            "Note: These are the newest 1 since 1970-01-01T00:01:00Z before row 9, and there are older"
+        )
+        await run(short_tmp, *shlex.split(command)[1:])
+        first, second = service.asked
+        first.before = 2
+        assert second == first
+        assert f" --socket {short_tmp}" in command
+
+    async def test_the_next_page_begins_at_the_same_moment_and_is_as_long(
+        self, service: Service, short_tmp: Path
+    ) -> None:
+        told = await at_terminal(
+            *("history", "--since", "90s", "--limit", "1"),
+            columns=200,
+            environment={"SCRUBBER_SOCKET": str(short_tmp)},
+        )
+        _, command, *_ = told.text.splitlines()
+        await run(short_tmp, *shlex.split(command)[1:])
+        first, second = service.asked
+        assert (second.limit, second.before) == (first.limit, 2) == (1, 2)
+        assert second.since == pytest.approx(first.since, abs=1e-5)
+
+    async def test_a_service_whose_pages_lead_in_a_circle_is_asked_no_further(
+        self, service: Service, short_tmp: Path
+    ) -> None:
+        service.page = pb.GetHistoryResponse(entries=[pb.HistoryEntry(sequence=4)], next_before=4)
+        ended = await run(short_tmp, "history", "--all")
+        assert (ended.code, ended.out, len(service.asked)) == (1, "", 2)
+        assert "older than row 4, the service gave 1 rows and goes on before row 4" in ended.err
+
+    @pytest.mark.parametrize("rows", [[], [4], [9, 7]])
+    async def test_a_page_that_does_not_lead_on_from_its_last_row_is_not_followed(
+        self, service: Service, short_tmp: Path, rows: list[int]
+    ) -> None:
+        entries = [pb.HistoryEntry(sequence=each) for each in rows]
+        service.page = pb.GetHistoryResponse(entries=entries, next_before=6)
+        ended = await run(short_tmp, "history")
+        assert (ended.code, ended.out, len(service.asked)) == (1, "", 1)
+        assert "does not lead to older ones" in ended.err
+
+    async def test_what_a_terminal_is_told_stands_before_the_first_row_and_its_command_on_a_line_of_its_own(
+        self, service: Service, short_tmp: Path
+    ) -> None:
+        told = await at_terminal(
+            *("history", "--since", "1970-01-01T00:01:00Z", "--limit", "1"),
+            columns=200,
+            environment={"SCRUBBER_SOCKET": str(short_tmp)},
+        )
+        note, command, header, *_ = told.text.splitlines()
+        assert note == (
+            "Note: These are the newest 1 since 1970-01-01T00:01:00Z, and there are older ones. "
+            "--all shows them, too; the next page:"
+        )
+        assert command == "  scrubber history --since 1970-01-01T00:01:00Z --limit 1 --before 2"
+        assert header.split()[:3] == ["SEQUENCE", "TIME", "EVENT"]
+
+    @pytest.mark.parametrize("columns", [80, 100])
+    async def test_the_name_of_an_event_can_be_copied_in_any_room(
+        self, service: Service, short_tmp: Path, columns: int
+    ) -> None:
+        names = ["health.quarantined", "residue.unexplained", "certificate.issued"]
+        service.entries = [
+            pb.HistoryEntry(
+                sequence=n, name=name, device="GPU-" + "0123456789abcdef" * 2, scrub_id="s-1", actor="service"
+            )
+            for n, name in enumerate(names, 1)
+        ]
+        told = await at_terminal("history", columns=columns, environment={"SCRUBBER_SOCKET": str(short_tmp)})
+        assert all(name in told.text.split() for name in names)
+
+    async def test_names_are_followed_by_nothing_where_nobody_reads_it(self, service: Service, short_tmp: Path) -> None:
+        assert await run(short_tmp, "history", "--limit", "1", "-o", "name") == Ended(0, "2\n", "")
+        told = await at_terminal(
+            *("history", "--limit", "1", "-o", "name"), columns=200, environment={"SCRUBBER_SOCKET": str(short_tmp)}
+        )
+        _, command, name = told.text.splitlines()
+        assert (command, name) == ("  scrubber history --limit 1 --before 2 --output name", "2")
+
+    @pytest.mark.parametrize("form", ["json", "yaml"])
+    async def test_a_document_says_where_the_next_one_begins_and_null_when_it_is_whole(
+        self, service: Service, short_tmp: Path, form: str
+    ) -> None:
+        for limit, next_before in (("1", 2), ("2", None)):
+            ended = await run(short_tmp, "history", "--limit", limit, "-o", form)
+            document = yaml.safe_load(ended.out)  # which reads JSON, too
+            assert (document["kind"], document["next_before"]) == ("HistoryEntryList", next_before)
+            assert (len(document["items"]), ended.err) == (int(limit), "")
+
+    @pytest.mark.parametrize("form", ["json", "yaml"])
+    async def test_rows_are_written_before_the_next_page_is_read(self, short_tmp: Path, form: str) -> None:
+        seen, rows = asyncio.Event(), 1001
+
+        class Slow(Service):
+            """Keeps the second page back until the first one was seen."""
+
+            async def GetHistory(self, request: Any, context: Any) -> pb.GetHistoryResponse:
+                if request.before:
+                    await seen.wait()
+                return await super().GetHistory(request, context)
+
+        slow = Slow(entries=[pb.HistoryEntry(sequence=number) for number in range(rows, 0, -1)])
+        async with serving(short_tmp, slow), asyncio.timeout(60):
+            process = await start(short_tmp, "history", "--all", "-o", form)
+            assert process.stdout is not None
+            lines = [await process.stdout.readline()]
+            try:
+                while re.sub(rb'[-," \n]', b"", lines[-1]) != b"sequence:2":  # the last row of the first page
+                    lines.append(await process.stdout.readline())
+            finally:
+                seen.set()
+            out, err = await process.communicate()
+        document = yaml.load(b"".join(lines) + out, yaml.CSafeLoader)
+        assert (process.returncode, err) == (0, b"")
+        assert [each["sequence"] for each in document["items"]] == [*range(rows, 0, -1)]
+        assert document["next_before"] is None
+
+    @pytest.mark.parametrize(
+        ("words", "many", "next_before"),
+        [
+            (("--limit", "1000"), 1000, 1501),
+            (("--limit", "2300"), 2300, 201),
+            (("--limit", "2500"), 2500, None),
+            (("--limit", "3000"), 2500, None),
+            (("--all",), 2500, None),
+            (("--all", "--limit", "5"), 2500, None),
+            (("--before", "1200", "--all"), 1199, None),
+            (("--before", "0", "--limit", "1"), 1, 2500),
+        ],
+        ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+    )
+    async def test_as_many_as_are_wanted_come_however_many_the_service_gives_at_once(
+        self, service: Service, short_tmp: Path, words: tuple[str, ...], many: int, next_before: int | None
+    ) -> None:
+        service.entries = [pb.HistoryEntry(sequence=number, name="scrub.started") for number in range(2500, 0, -1)]
+        ended = await run(short_tmp, "history", *words, "-o", "json")
+        first = service.asked[0].before or 2501
+        assert [each["sequence"] for each in ended.items] == [*range(first - 1, first - 1 - many, -1)]
+        assert ended.json["next_before"] == next_before
+        assert all(each.limit <= 1000 for each in service.asked)
+
+    @pytest.mark.parametrize(
+        ("error", "code"),
+        [
+            (InvalidRequest("There is no device 9."), 2),
+            (LedgerFailure("The ledger is damaged."), 1),
+            (NotPermitted("uid 5 may not look."), 3),
+        ],
+    )
+    async def test_what_the_service_refuses_is_said(
+        self, service: Service, short_tmp: Path, error: ScrubberError, code: int
+    ) -> None:
+        service.error = error
+        assert await run(short_tmp, "history") == Ended(code, "", f"Error: {error}\n")
+
+    async def test_a_service_that_is_away_says_where_it_was_looked_for(self, tmp_path: Path) -> None:
+        ended = await run(tmp_path, "history")
+        assert (ended.code, ended.out) == (1, "")
+        assert str(tmp_path) in ended.err
+
+    @pytest.mark.parametrize(
+        ("name", "fields", "told"),
+        [
+            (
+                "glass.broken",
+                {"reason": "a deadline", "until": 60.5, "seconds": 30.0},
+                "reason=a deadline until=1970-01-01T00:01:00Z seconds=30.0",
+            ),
+            ("glass.mended", {"sentence": "The time was over."}, "The time was over."),
+            ("breaker.opened", {"what": "soft", "sentence": "2 of 8 are out."}, "what=soft: 2 of 8 are out."),
+            (
+                "tenant.blamed",
+                {"tenant_namespace": "red", "quarantines": 3, "sentence": "3 within a day."},
+                "tenant_namespace=red quarantines=3: 3 within a day.",
+            ),
+            (
+                "health.signal",
+                {"code": "xid-31", "class": "application", "new": 2, "total": 9, "tenant_namespace": None},
+                "code=xid-31 class=application new=2 total=9",
+            ),
+            ("odd", {"until": 1e300, "since": "noon", "sentence": None}, "until=1e+300 since=noon"),
+            ("odd", {}, "-"),
+        ],
+    )
+    async def test_a_person_reads_moments_and_sentences(
+        self, service: Service, short_tmp: Path, name: str, fields: dict[str, Any], told: str
+    ) -> None:
+        entry = pb.HistoryEntry(sequence=3, name=name, at=0.0, actor="uid:7", fields_json=json.dumps(fields))
+        service.entries = [entry]
+        _, row = (await run(short_tmp, "history")).out.splitlines()
+        assert row.partition("uid:7")[2].strip() == told
+
+
+LONG = "GPU-1f3a09c2-7d51-4e0b-9a77-0c5d2b1e4f60"
+OTHER = "GPU-1f3a09c2-9999-4e0b-9a77-0c5d2b1e4f60"
+HAPPENED = (
+    pb.HistoryEntry(
+        sequence=99_120,
+        name="handover.granted",
+        at=1_795_000_000.0,
+        device=LONG,
+        actor="plugin",
+        fields_json=json.dumps(
+            {
+                "kind": "other-tenant",
+                "path": "fast",
+                "grant": 4,
+                "certificate": "cert-5b1f8c2e90ad",
+                "exception": None,
+                "tenant_namespace": "team-a",
+                "pod": "train-0",
+                "container": "main",
+                "seconds": 0.012,
+            }
+        ),
+    ),
+    pb.HistoryEntry(
+        sequence=99_119,
+        name="scrub.finished",
+        at=1_794_999_990.0,
+        device=OTHER,
+        scrub_id="scrub-5b1f8c2e90ad",
+        actor="uid:1000",
+        fields_json=json.dumps({"outcome": "failed", "sentence": "12 bytes did not read back: \x1b[2J\u4e2d\u6587."}),
+    ),
+    pb.HistoryEntry(sequence=99_118, name="service.started", at=1_794_999_980.0, actor="service"),
+)
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+async def test_it_fits_a_terminal(service: Service, short_tmp: Path, columns: int) -> None:
+    service.entries = list(HAPPENED)
+    told = await at_terminal("history", columns=columns, environment={"SCRUBBER_SOCKET": str(short_tmp)})
+    assert told.code == 0
+    agrees_with(f"history-{columns}", told.text)
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+async def test_a_page_of_it_fits_a_terminal(service: Service, short_tmp: Path, columns: int) -> None:
+    service.entries = list(HAPPENED)
+    told = await at_terminal(
+        *("history", "--limit", "2"), columns=columns, environment={"SCRUBBER_SOCKET": str(short_tmp)}
+    )
+    assert told.code == 0
+    agrees_with(f"history-page-{columns}", told.text)
+
+
+async def test_ids_are_whole_where_there_is_no_terminal(service: Service, short_tmp: Path) -> None:
+    service.entries = list(HAPPENED)
+    header, *rows = (await run(short_tmp, "history")).out.splitlines()
+    assert header.split() == ["SEQUENCE", "TIME", "EVENT", "DEVICE", "SCRUB", "ACTOR", "DETAILS"]
+    assert [row.split()[3] for row in rows] == [LONG, OTHER, "-"]

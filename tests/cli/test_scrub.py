@@ -1,0 +1,463 @@
+"""``scrubber scrub``: a line for each device, one exit code for all, and a scrub that nobody's leaving ends."""
+
+import asyncio
+import re
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from scrubber.api import scrubber_pb2 as pb
+from scrubber.domain.errors import Held, InvalidRequest, LedgerFailure, NotPermitted, NotReady, Quarantined, Unreadable
+from tests.cli.acting_stage import NEVER, Node, begun, device, passed, result, standing
+from tests.cli.stage import HALFWAY, PASSED, SICK, Ended, run, start
+
+ZERO, ONE, TWO, THREE = (device(n) for n in range(4))
+IN_USE = Held("Device GPU-3a is in use by red/train (main); it is scrubbed when it is given back.")
+
+
+@pytest.fixture
+async def node(short_tmp: Path) -> AsyncIterator[Node]:
+    async with standing(short_tmp) as node:
+        node.devices = [ZERO, ONE, TWO, THREE]
+        yield node
+
+
+def cells(line: str) -> list[str]:
+    return re.split(r" {2,}", line.strip())
+
+
+class TestOneDevice:
+    async def test_json_tells_the_scrub_the_certificate_and_the_device(self, node: Node, short_tmp: Path) -> None:
+        node.scripts["0"] = [HALFWAY, PASSED]
+        ended = await run(short_tmp, "scrub", "0", "--path", "fast", "--wait", "-o", "json")
+        assert (ended.code, ended.err) == (0, "")
+        assert node.asked == [pb.ScrubRequest(device="0", path="fast")], "one device is one question"
+        assert set(ended.json) == {
+            "apiVersion",
+            "kind",
+            "target",
+            "scrub",
+            "certificate",
+            "device",
+            "unexplained",
+            "error",
+        }
+        assert (ended.json["kind"], ended.json["target"], ended.json["error"]) == ("ScrubResult", "SIM-GPU-aa", None)
+        assert ended.json["certificate"]["id"] == "c-7"
+        assert ended.json["device"]["state"] == "clean"
+        assert ended.json["scrub"] == {
+            "id": "s-9",
+            "device": "SIM-GPU-aa",
+            "path": "slow",
+            "occasion": "on-demand",
+            "started": 1.0,
+            "ended": 1.5,
+            "outcome": "passed",
+            "certificate": "c-7",
+            "actor": "uid:0",
+            "steps": [
+                {
+                    "step": "memory",
+                    "verdict": "passed",
+                    "seconds": 0.25,
+                    "measured": {"residue_bytes": 12},
+                    "not_covered": [],
+                    "findings": [
+                        {
+                            "code": "residue",
+                            "severity": "note",
+                            "sentence": "12 bytes were not zero.",
+                            "evidence": {"first_offset": 0},
+                        }
+                    ],
+                }
+            ],
+        }
+
+    async def test_the_result_reads_in_one_line(self, node: Node, short_tmp: Path) -> None:
+        node.scripts["0"] = [begun(ZERO), passed(ZERO)]
+        ended = await run(short_tmp, "scrub", "0")
+        assert (ended.code, ended.err) == (0, "")
+        assert node.asked == [pb.ScrubRequest(device="0", path="slow")]
+        line = cells(ended.out.splitlines()[1])
+        assert line == ["0", ZERO.id, "passed", "1.2 s", "64 MiB cleared, 12 bytes of residue", "cert-0"]
+
+    async def test_a_person_reads_what_was_covered_and_what_was_not(self, node: Node, short_tmp: Path) -> None:
+        node.scripts["0"] = [PASSED]
+        lines = [cells(line) for line in (await run(short_tmp, "scrub", "0")).out.splitlines()]
+        assert ["covered", "memory: 268435456 of 268435456 bytes cleared and verified"] in lines
+        assert ["not covered", "on-chip memory"] in lines
+        assert ["finding", "note: 12 bytes were not zero."] in lines
+
+    @pytest.mark.parametrize("measured", ["[]", "nonsense", '{"cleared_bytes": 1e999}', '{"cleared_bytes": "all"}', ""])
+    async def test_what_was_measured_is_not_made_up(self, node: Node, short_tmp: Path, measured: str) -> None:
+        update = passed(ZERO)
+        update.result.scrub.steps[1].measured_json = measured
+        node.scripts["0"] = [update]
+        ended = await run(short_tmp, "scrub", "0")
+        assert (ended.code, cells(ended.out.splitlines()[1])[4]) == (0, "no memory cleared")
+
+    async def test_a_device_that_failed_is_told_with_its_worst_finding(self, node: Node, short_tmp: Path) -> None:
+        small = pb.Finding(severity="note", sentence="A fan was loud.")
+        large = pb.Finding(severity="fault", sentence="8 bytes \x1b[2J did not take the clearing.")
+        node.scripts["1"] = [result(ONE, "failed", small, large)]
+        ended = await run(short_tmp, "scrub", "1")
+        assert ended.code == 1
+        told = "8 bytes \N{REPLACEMENT CHARACTER}[2J did not take the clearing."
+        assert cells(ended.out.splitlines()[1]) == ["1", ONE.id, "failed", "1.2 s", told, "-"]
+
+    @pytest.mark.parametrize(("outcome", "code"), [("failed", 1), ("abandoned", 1), ("held-up", 3), ("", 1)])
+    async def test_only_a_proof_exits_with_zero(self, node: Node, short_tmp: Path, outcome: str, code: int) -> None:
+        scrub = pb.Scrub(id="s-9", device="SIM-GPU-bb", path="slow", outcome=outcome)
+        node.scripts["1"] = [pb.ScrubUpdate(result=pb.ScrubResult(scrub=scrub, device=SICK))]
+        ended = await run(short_tmp, "scrub", "1", "-o", "json")
+        assert ended.code == code
+        assert ended.json["scrub"]["outcome"] == (outcome or None)
+        assert ended.json["certificate"] is None
+
+    async def test_a_full_scrub_that_passed_without_a_certificate_proves_nothing(
+        self, node: Node, short_tmp: Path
+    ) -> None:
+        node.scripts["0"] = [result(ZERO, "passed")]
+        ended = await run(short_tmp, "scrub", "0")
+        assert (ended.code, cells(ended.out.splitlines()[1])[2]) == (1, "not-certified")
+
+    async def test_residue_that_a_certificate_had_denied_is_told_of_although_the_device_is_clean_now(
+        self, node: Node, short_tmp: Path
+    ) -> None:
+        found = passed(ZERO)
+        found.result.unexplained = (
+            "12 bytes of residue were found although certificate c-1 says that the device was clean."
+        )
+        node.scripts["0"] = [found]
+        ended = await run(short_tmp, "scrub", "0")
+        assert (ended.code, ended.err) == (
+            0,
+            (
+                f"Note: Device 0: {found.result.unexplained} It is looked into as docs/runbooks/ScrubberResidueAfterCertificate.md "
+                "says; scrubber history --device 0 --event residue.unexplained shows each time.\n"
+            ),
+        )
+        assert (await run(short_tmp, "scrub", "0", "-o", "json")).json["unexplained"] == found.result.unexplained
+
+    async def test_checks_pass_without_a_certificate(self, node: Node, short_tmp: Path) -> None:
+        node.scripts["0"] = [result(ZERO, "passed", path="fast")]
+        ended = await run(short_tmp, "scrub", "0", "--path", "fast")
+        assert (ended.code, cells(ended.out.splitlines()[1])[2:5]) == (0, ["passed", "1.2 s", "checks only"])
+
+    @pytest.mark.parametrize(
+        ("error", "code"),
+        [
+            (InvalidRequest("There is no device 0."), 2),
+            (InvalidRequest("'GPU' is the beginning of 4 device ids: write more of it."), 2),
+            (IN_USE, 3),
+            (Held("Device 0 is being scrubbed (s-1), and checks would break that off."), 3),
+            (Quarantined("Device 0 is quarantined."), 3),
+            (NotReady("A scrub is under way."), 3),
+            (NotPermitted("uid 5 may not do that."), 3),
+            (LedgerFailure("The ledger is read-only."), 1),
+            (Unreadable("The driver gave no data."), 1),
+        ],
+    )
+    async def test_a_refusal_is_one_sentence_and_an_exit_code(
+        self, node: Node, short_tmp: Path, error: Exception, code: int
+    ) -> None:
+        node.scripts["0"] = [error]
+        assert await run(short_tmp, "scrub", "0", "-o", "json") == Ended(code, "", f"Error: {error}\n")
+
+
+class TestLeaving:
+    async def test_without_waiting_it_names_the_scrub_and_leaves(self, node: Node, short_tmp: Path) -> None:
+        node.scripts["0"] = [begun(ZERO), NEVER]
+        ended = await run(short_tmp, "scrub", "0", "--no-wait", "-o", "json")
+        assert (ended.code, ended.err) == (0, "")
+        assert (ended.json["scrub"]["id"], ended.json["scrub"]["outcome"]) == ("s-0", None)
+        assert (ended.json["certificate"], ended.json["device"]) == (None, None)
+        await node.left.wait()
+
+    @pytest.mark.parametrize(("joined", "told"), [(False, "scrub s-0 began"), (True, "scrub s-0 was joined")])
+    async def test_without_waiting_a_person_reads_whether_it_was_joined(
+        self, node: Node, short_tmp: Path, joined: bool, told: str
+    ) -> None:
+        node.scripts["0"] = [begun(ZERO, joined=joined), NEVER]
+        ended = await run(short_tmp, "scrub", "0", "--no-wait")
+        line = cells(ended.out.splitlines()[1])
+        assert (ended.code, line) == (0, ["0", ZERO.id, "under-way", "-", f"{told} and goes on", "-"])
+
+    async def test_a_wait_that_is_over_first_exits_with_four(self, node: Node, short_tmp: Path) -> None:
+        node.scripts["0"] = [begun(ZERO), NEVER]
+        ended = await run(short_tmp, "scrub", "0", "--timeout", "3s")
+        assert (ended.code, ended.out) == (4, "")
+        assert ended.err == (
+            f"Error: The scrub s-0 of device {ZERO.id} goes on; scrubber scrub 0 joins it, "
+            "scrubber device 0 shows how it ends.\n"
+        )
+
+    async def test_a_service_that_says_nothing_in_time_is_no_verdict(self, node: Node, short_tmp: Path) -> None:
+        node.scripts["0"] = [NEVER]
+        ended = await run(short_tmp, "scrub", "0", "--timeout", "1")
+        assert (ended.code, ended.out) == (1, "")
+        assert "said nothing about device 0 in time; scrubber device 0 shows" in ended.err
+
+    @pytest.mark.parametrize("script", [[HALFWAY], [], [pb.ScrubUpdate()]])
+    async def test_an_answer_without_a_result_is_no_verdict(
+        self, node: Node, short_tmp: Path, script: list[pb.ScrubUpdate]
+    ) -> None:
+        node.scripts["0"] = script
+        ended = await run(short_tmp, "scrub", "0")
+        assert (ended.code, ended.out) == (1, "")
+        assert "ended its answer before device 0 was done with" in ended.err
+
+    async def test_an_interrupt_says_how_to_see_what_it_left(self, node: Node, short_tmp: Path) -> None:
+        node.scripts["0"] = [begun(ZERO), NEVER]
+        process = await start(short_tmp, "scrub", "0")
+        await node.listened(1)
+        process.send_signal(signal.SIGINT)
+        out, err = await process.communicate()
+        assert (process.returncode, out) == (130, b"")
+        assert re.fullmatch(r"Note: The .*scrubber device \S+ shows .*\.\n", err.decode())
+        await node.left.wait()
+
+
+class TestSeveralDevices:
+    async def test_each_has_its_line_and_all_are_scrubbed_at_once(self, node: Node, short_tmp: Path) -> None:
+        both = asyncio.Event()
+        node.scripts[ZERO.id] = [begun(ZERO), both, passed(ZERO)]
+        node.scripts[ONE.id] = [begun(ONE), both, passed(ONE, residue=0)]
+        process = asyncio.create_task(run(short_tmp, "scrub", "0", "GPU-1a", ZERO.id))
+        await node.listened(2)
+        both.set()
+        ended = await process
+        assert (ended.code, ended.err) == (0, "")
+        assert sorted(each.device for each in node.asked[1:]) == [ZERO.id, ONE.id], "named twice, scrubbed once"
+        assert [cells(line) for line in ended.out.splitlines()[1:]] == [
+            ["0", ZERO.id, "passed", "1.2 s", "64 MiB cleared, 12 bytes of residue", "cert-0"],
+            ["1", ONE.id, "passed", "1.2 s", "64 MiB cleared", "cert-1"],
+        ]
+
+    async def test_json_is_a_list_with_why_one_was_refused(self, node: Node, short_tmp: Path) -> None:
+        node.scripts[ZERO.id] = [passed(ZERO)]
+        node.scripts[THREE.id] = [IN_USE]
+        ended = await run(short_tmp, "scrub", "0", "3", "-o", "json")
+        assert (ended.code, ended.err, ended.json["kind"]) == (3, "", "ScrubResultList")
+        first, second = ended.items
+        assert (first["target"], first["scrub"]["outcome"], first["error"]) == (ZERO.id, "passed", None)
+        assert second == {
+            "target": THREE.id,
+            "scrub": None,
+            "certificate": None,
+            "device": None,
+            "unexplained": None,
+            "error": {"code": "held", "sentence": str(IN_USE)},
+        }
+
+    async def test_a_person_reads_who_has_the_one_that_was_refused(self, node: Node, short_tmp: Path) -> None:
+        node.scripts[ZERO.id] = [passed(ZERO)]
+        node.scripts[THREE.id] = [IN_USE]
+        ended = await run(short_tmp, "scrub", "0", "3")
+        assert cells(ended.out.splitlines()[2]) == ["3", THREE.id, "refused", "-", str(IN_USE), "-"]
+
+    @pytest.mark.parametrize(
+        ("worst", "code"),
+        [
+            ([passed(TWO)], 0),
+            ([begun(TWO), NEVER], 4),
+            ([IN_USE], 3),
+            ([result(TWO, "held-up")], 3),
+            ([InvalidRequest("No device is called that any more.")], 2),
+            ([result(TWO, "failed")], 1),
+            ([LedgerFailure("The ledger is read-only.")], 1),
+            ([begun(TWO)], 1),
+        ],
+    )
+    async def test_the_exit_code_is_the_worst_of_all(
+        self, node: Node, short_tmp: Path, worst: list[object], code: int
+    ) -> None:
+        node.scripts |= {ZERO.id: [passed(ZERO)], TWO.id: worst}  # type: ignore[dict-item]
+        words = ("--timeout", "3s") if code == 4 else ()
+        assert (await run(short_tmp, "scrub", "0", "2", *words)).code == code
+
+    async def test_a_negative_verdict_weighs_more_than_who_is_busy_or_not_done(
+        self, node: Node, short_tmp: Path
+    ) -> None:
+        node.scripts |= {ZERO.id: [IN_USE], ONE.id: [result(ONE, "failed")], TWO.id: [begun(TWO), NEVER]}
+        ended = await run(short_tmp, "scrub", "0", "1", "2", "--timeout", "3s", "-o", "json")
+        assert ended.code == 1
+        assert [each["scrub"] and each["scrub"]["outcome"] for each in ended.items] == [None, "failed", None]
+        assert ended.items[2]["scrub"]["id"] == "s-2"
+        assert ended.err.count("\n") == 1, "only of what goes on, more is to be said"
+
+    async def test_an_error_is_told_although_the_wait_for_others_was_over(self, node: Node, short_tmp: Path) -> None:
+        node.scripts |= {ZERO.id: [begun(ZERO)], ONE.id: [begun(ONE), NEVER]}
+        ended = await run(short_tmp, "scrub", "0", "1", "--timeout", "3s")
+        assert [cells(line)[:3] for line in ended.out.splitlines()[1:]] == [["0", ZERO.id, "unknown"]]
+        assert (ended.code, "The scrub s-1 of device" in ended.err) == (1, True)
+
+    async def test_one_that_is_not_there_keeps_all_from_being_scrubbed(self, node: Node, short_tmp: Path) -> None:
+        ended = await run(short_tmp, "scrub", "0", "77", "-o", "json")
+        assert (ended.code, ended.out, node.asked) == (2, "", [pb.ListDevicesRequest()])
+        assert ended.err.startswith("Error: No device is called '77'; this node has: 0 (GPU-0a")
+
+    async def test_what_is_the_same_for_all_is_said_once(self, node: Node, short_tmp: Path) -> None:
+        refusal = NotPermitted("uid 5 may not do that.")
+        node.scripts |= {each.id: [refusal] for each in node.devices}
+        ended = await run(short_tmp, "scrub", "0", "1", "2")
+        assert ended == Ended(3, "", "Error: uid 5 may not do that.\n")
+
+    async def test_many_are_scrubbed_over_one_connection(self, node: Node, short_tmp: Path) -> None:
+        node.devices = [device(n) for n in range(80)]
+        node.scripts = {each.id: [begun(each), passed(each)] for each in node.devices}
+        ended = await run(short_tmp, "scrub", "--all-idle", "-o", "name")
+        assert (ended.code, ended.err, ended.out.split()) == (0, "", [f"s-{n}" for n in range(80)])
+
+
+class TestAllIdle:
+    async def test_who_is_left_out_is_told_and_why(self, node: Node, short_tmp: Path) -> None:
+        gone = pb.Tenancy(tenant_namespace="blue", pod="old")
+        node.devices = [
+            ZERO,
+            device(1, hygiene="in-use", tenant_namespace="red", pod="train", container="main"),
+            device(2, tenancies=[gone]),
+            device(3, hygiene="clean", health="quarantined"),
+        ]
+        node.scripts = {each.id: [passed(each)] for each in (ZERO, node.devices[3])}
+        ended = await run(short_tmp, "scrub", "--all-idle", "-o", "json")
+        assert ended.code == 0
+        assert [each["target"] for each in ended.items] == [ZERO.id, node.devices[3].id]
+        assert ended.err.splitlines() == [
+            f"Note: Device {each.index} ({each.id}) is left out: {why}."
+            for each, why in zip(
+                node.devices[1:3],
+                ("it is in use by red/train/main", "no scrub has shown yet that what had it last is over (blue/old)"),
+                strict=True,
+            )
+        ]
+
+    @pytest.mark.parametrize(
+        "busy",
+        [{"hygiene": "scrubbing", "scrub": "s-1"}, {"scrub": "s-1", "health": "recovering"}, {"health": "recovering"}],
+    )
+    async def test_a_scrub_under_way_is_joined_because_the_device_is_nobodys(
+        self, node: Node, short_tmp: Path, busy: dict[str, str]
+    ) -> None:
+        node.devices = [device(1, **busy)]
+        node.scripts = {node.devices[0].id: [passed(node.devices[0])]}
+        ended = await run(short_tmp, "scrub", "--all-idle", "-o", "json")
+        assert (ended.code, ended.err, ended.items[0]["target"]) == (0, "", node.devices[0].id)
+
+    async def test_checks_leave_a_scrub_under_way_alone(self, node: Node, short_tmp: Path) -> None:
+        node.devices = [device(2, hygiene="scrubbing", scrub="s-2")]
+        ended = await run(short_tmp, "scrub", "--all-idle", "--path", "fast")
+        assert node.asked == [pb.ListDevicesRequest()]
+        assert ended.err.startswith(f"Note: Device 2 ({node.devices[0].id}) is left out: it is being scrubbed (s-2).\n")
+
+    async def test_one_idle_device_is_a_list_all_the_same(self, node: Node, short_tmp: Path) -> None:
+        node.devices = [ZERO]
+        node.scripts = {ZERO.id: [passed(ZERO)]}
+        ended = await run(short_tmp, "scrub", "--all-idle", "-o", "json")
+        assert (ended.code, ended.json["kind"], len(ended.items)) == (0, "ScrubResultList", 1)
+
+    async def test_one_that_was_taken_meanwhile_is_an_item_that_says_so(self, node: Node, short_tmp: Path) -> None:
+        node.devices = [THREE]
+        node.scripts = {THREE.id: [IN_USE]}
+        ended = await run(short_tmp, "scrub", "--all-idle", "-o", "json")
+        assert (ended.code, ended.err, ended.items[0]["error"]["code"]) == (3, "", "held")
+
+    async def test_a_node_without_idle_devices_says_so(self, node: Node, short_tmp: Path) -> None:
+        node.devices = []
+        assert await run(short_tmp, "scrub", "--all-idle") == Ended(0, "", "No device is idle.\n")
+        assert node.asked == [pb.ListDevicesRequest()]
+
+    @pytest.mark.parametrize(
+        ("words", "sentence"),
+        [((), "Name a DEVICE, or say --all-idle"), (("0", "--all-idle"), "Say --all-idle or name a DEVICE, not both")],
+    )
+    async def test_it_is_either_all_or_those_that_are_named(
+        self, node: Node, short_tmp: Path, words: tuple[str, ...], sentence: str
+    ) -> None:
+        ended = await run(short_tmp, "scrub", *words)
+        assert (ended.code, ended.out, node.asked) == (2, "", [])
+        assert sentence in ended.err
+
+
+class TestStillOut:
+    """A device can be proved clean, and be handed to nobody all the same."""
+
+    OUT = pb.Cause(code="operator", sentence="noisy", way_back="person", since=1.0, actor="uid:7")
+    OFF_THE_BUS = pb.Cause(code="xid-79", sentence="XID 79 was \x1b[31mseen.", way_back="reboot", since=1.0)
+
+    @pytest.mark.parametrize(
+        ("more", "told"),
+        [
+            (
+                {"state": "quarantined", "health": "quarantined", "cause": OUT},
+                "quarantined: noisy. Only a person can release it: scrubber unquarantine 1 --reason …",
+            ),
+            (
+                {"state": "quarantined", "health": "quarantined", "cause": OFF_THE_BUS},
+                "quarantined: XID 79 was \N{REPLACEMENT CHARACTER}[31mseen. It needs a reboot of the node.",
+            ),
+            ({"state": "probation", "health": "probation"}, "on probation."),
+            (
+                {"state": "probation", "health": "probation", "cause": OFF_THE_BUS},
+                (
+                    "on probation: XID 79 was \N{REPLACEMENT CHARACTER}[31mseen. It returns once it has been scrubbed clean as "
+                    "often as its policy asks for."
+                ),
+            ),
+            (
+                {"state": "probation", "health": "probation", "cause": OFF_THE_BUS, "must_reset": True},
+                "on probation: XID 79 was \N{REPLACEMENT CHARACTER}[31mseen. It needs a reboot of the node.",
+            ),
+            ({"state": "clean"}, "out of service: its state is clean."),
+        ],
+    )
+    async def test_it_is_said_of_each_with_the_cause_and_the_way_back(
+        self, node: Node, short_tmp: Path, more: dict[str, object], told: str
+    ) -> None:
+        out = device(1, offered=False, **more)
+        node.scripts |= {ZERO.id: [passed(ZERO)], ONE.id: [passed(out)]}
+        ended = await run(short_tmp, "scrub", "0", "1")
+        assert (ended.code, ended.err) == (0, f"Note: Device 1 is {told}\n")
+
+    async def test_the_properties_of_one_have_the_way_back_as_a_sentence(self, node: Node, short_tmp: Path) -> None:
+        node.scripts["1"] = [passed(device(1, offered=False, health="quarantined", cause=self.OUT))]
+        ended = await run(short_tmp, "scrub", "1")
+        assert "way back     Only a person can release it: scrubber unquarantine 1 --reason …\n" in ended.out
+
+
+class TestNobodyThere:
+    @pytest.mark.parametrize("words", [("0",), ("0", "1"), ("--all-idle",)])
+    async def test_a_service_that_is_away_is_no_verdict(self, short_tmp: Path, words: tuple[str, ...]) -> None:
+        ended = await run(short_tmp, "scrub", *words)
+        assert (ended.code, ended.out) == (1, "")
+        assert ended.err.startswith("Error: The scrub service is not there:")
+        assert ended.err.count("\n") == 1
+
+    @pytest.mark.parametrize("words", [("0",), ("0", "1")])
+    async def test_a_service_that_goes_while_it_is_listened_to_is_no_verdict(
+        self, short_tmp: Path, words: tuple[str, ...]
+    ) -> None:
+        async with standing(short_tmp) as node:
+            node.devices = [ZERO, ONE]
+            node.scripts = {each: [begun(ZERO), NEVER] for each in ("0", ZERO.id, ONE.id)}
+            process = await start(short_tmp, "scrub", *words)
+            await node.listened(len(words))
+        out, err = await process.communicate()
+        assert process.returncode == 1
+        assert b"passed" not in out
+        lines = err.decode().splitlines()
+        assert [line.split()[0] for line in lines] == ["Error:"] * len(lines), "gRPC says nothing of its own"
+
+    async def test_a_socket_on_which_somebody_else_listens_is_no_verdict(self, short_tmp: Path) -> None:
+        async def garbage(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"HTTP/1.0 200 OK\r\n\r\nclean!\n" * 20)
+            writer.close()
+
+        (short_tmp / "admin").mkdir()
+        async with await asyncio.start_unix_server(garbage, short_tmp / "admin" / "admin.sock"):
+            ended = await run(short_tmp, "scrub", "0")
+        assert (ended.code, ended.out) == (1, "")
+        assert ended.err.startswith("Error: ")

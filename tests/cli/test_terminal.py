@@ -1,0 +1,93 @@
+"""The terminal of the tests is strict: it would be worth nothing if it forgave what a real one does not."""
+
+import sys
+
+import pytest
+
+from tests.cli.terminal import Screen, at_terminal, terminal
+
+PYTHON = (sys.executable, "-c")
+
+
+def shown(*written: str, columns: int = 10) -> Screen:
+    screen = Screen(columns)
+    for each in written:
+        assert screen.feed(each) == ""
+    return screen
+
+
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [
+        ("one\r\ntwo\r\n", "one\ntwo\n"),
+        ("one\rON", "ONe\n"),
+        ("\x1b[31mred\x1b[0m", "red\n"),
+        ("a\r\nb\r\nc\x1b[2A\rX", "X\nb\nc\n"),
+        ("one\r\x1b[Ktwo", "two\n"),
+        ("one\r\ntwo\x1b[H\x1b[J", "\n"),
+        ("one\r\ntwo\x1b[2J\x1b[Hx", "x\n"),
+        ("main\x1b[?1049hother", "other\n"),
+        ("main\x1b[?1049hother\x1b[?1049l", "main\n"),
+    ],
+)
+def test_what_stands_there_is_what_a_person_sees(written: str, text: str) -> None:
+    assert shown(written).text == text
+
+
+def test_a_sequence_that_has_not_all_arrived_waits_for_its_rest() -> None:
+    assert Screen(10).feed("x\x1b[3") == "\x1b[3"
+
+
+@pytest.mark.parametrize("written", ["a" * 11, "東京東京東京", "a" * 10 + "\x1b[0mb"])
+def test_what_runs_past_the_last_column_is_noted(written: str) -> None:
+    assert shown(written).too_wide
+
+
+@pytest.mark.parametrize("written", ["a" * 10, "東京東京東", "cafe\u0301 cafe\u0301\r\n", "a" * 10 + "\r\n" + "a" * 10])
+def test_what_just_fits_is_not(written: str) -> None:
+    assert not shown(written).too_wide
+
+
+def test_an_unknown_sequence_is_no_text() -> None:
+    with pytest.raises(AssertionError, match="does not know"):
+        Screen(80).feed("\x1b\x01" + "x" * 40)
+
+
+async def test_a_line_that_is_too_wide_fails_the_test() -> None:
+    with pytest.raises(AssertionError, match="wider than 20"):
+        await at_terminal("print('x' * 21)", columns=20, program=PYTHON)
+
+
+async def test_keys_size_and_interrupts_reach_the_command() -> None:
+    code = (
+        "import os, signal, sys, time\n"
+        "signal.signal(signal.SIGWINCH, lambda *_: print(os.get_terminal_size().columns, flush=True))\n"
+        "print('ready', flush=True)\n"
+        "print('got', sys.stdin.readline(), flush=True)\n"
+        "while True: time.sleep(0.01)"  # a pause() that begins right after a signal waits for the next one
+    )
+    async with terminal(code, columns=70, program=PYTHON) as there:
+        await there.shows("ready")
+        there.type("word\n")
+        await there.shows("got word")
+        there.resize(60)
+        await there.shows("\n60\n")
+        there.type("\x03")
+        assert await there.process.wait() == -2
+
+
+async def test_streams_that_are_no_terminal_are_none() -> None:
+    told = await at_terminal(
+        "import sys; print([each.isatty() for each in (sys.stdin, sys.stdout, sys.stderr)])",
+        columns=80,
+        program=PYTHON,
+        streams=("stderr",),
+    )
+    assert told.out == "[False, False, True]\n"
+
+
+async def test_it_waits_no_longer_than_asked() -> None:
+    async with terminal("import time; time.sleep(600)", columns=80, program=PYTHON) as there:
+        with pytest.raises(AssertionError, match="was not shown"):
+            await there.shows("anything", seconds=0.05)
+    assert there.process.returncode == -9

@@ -1,0 +1,67 @@
+"""``scrubber version``: what this is, and whether the service that runs here is the same."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from scrubber import __version__
+from scrubber.api import scrubber_pb2 as pb
+from scrubber.domain.errors import NotPermitted
+from tests.cli.stage import Service, run, serving
+from tests.cli.terminal import WIDTHS, at_terminal
+
+
+@pytest.fixture
+async def service(short_tmp: Path) -> AsyncIterator[Service]:
+    async with serving(short_tmp) as service:
+        service.info = pb.ServiceInfo(version=__version__)
+        yield service
+
+
+async def test_it_is_one_line_and_asks_nobody(service: Service, short_tmp: Path) -> None:
+    ended = await run(short_tmp, "version")
+    assert (ended.code, ended.out, ended.err) == (0, f"{__version__}\n", "")
+    assert service.asked == []
+
+
+async def test_json_says_what_it_runs_on(short_tmp: Path) -> None:
+    ended = await run(short_tmp, "version", "-o", "json")
+    assert ended.json == {
+        "apiVersion": "cli.scrubber.dev/v1",
+        "kind": "Version",
+        "version": __version__,
+        "python": platform.python_version(),
+        "service": None,
+    }
+
+
+async def test_a_service_of_the_same_version_is_a_yes(service: Service, short_tmp: Path) -> None:
+    ended = await run(short_tmp, "version", "--service", "-o", "json")
+    assert (ended.code, ended.json["service"], ended.err) == (0, __version__, "")
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+async def test_a_service_of_another_version_is_a_no_that_says_what_to_do(
+    service: Service, short_tmp: Path, columns: int
+) -> None:
+    service.info = pb.ServiceInfo(version="9.9\x1b[2J")
+    told = await at_terminal("version", "--service", columns=columns, environment={"SCRUBBER_SOCKET": str(short_tmp)})
+    assert told.code == 1
+    said = " ".join(told.text.split())
+    assert f"this command {__version__}" in said
+    assert "the service 9.9\N{REPLACEMENT CHARACTER}[2J" in said
+    assert f"restart it to have {__version__} run" in said
+
+
+async def test_a_service_that_is_away_or_refuses_is_a_no(service: Service, short_tmp: Path) -> None:
+    away = await run(short_tmp / "nowhere", "version", "--service")
+    assert (away.code, away.out) == (1, "")
+    assert "is not there" in away.err
+    service.error = NotPermitted("Not you.")
+    refused = await run(short_tmp, "version", "--service")
+    assert (refused.code, refused.out) == (3, "")
+    assert "Not you." in refused.err

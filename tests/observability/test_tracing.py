@@ -1,0 +1,391 @@
+"""Traces: what OpenTelemetry is told of what is done, and whose word about a trace is believed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import structlog
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+
+from scrubber.api import scrubber_pb2 as pb
+from scrubber.api import scrubber_pb2_grpc
+from scrubber.api.client import AdminClient, PluginClient, ReadClient
+from scrubber.api.server import ApiServer
+from scrubber.api.sockets import Purpose, Sockets, target
+from scrubber.domain.evidence import Path as ScrubPath
+from scrubber.domain.hygiene import Hygiene
+from scrubber.engine.views import NodeView, ScrubNews
+from scrubber.observability.log_context import Binding
+from scrubber.observability.tracing import Traces
+from tests.api.service import FakeNode
+from tests.observability.traces_stage import RESOURCE, Sent, id_of, said_of, trace_of
+from tests.world.asking import admitted, answered, ask, started
+from tests.world.timeline import in_virtual_time
+from tests.world.world import World, a_world
+
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+CALLER = f"00-{TRACE}-{SPAN}-01"
+
+
+@pytest.fixture
+def sent() -> Sent:
+    return Sent()
+
+
+# --- what the engine does, as a trace ----------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def traced(sent: Sent, devices: int = 1) -> AsyncIterator[World]:
+    """A world whose service is traced as the daemon's is, through what binds log lines."""
+    async with a_world(devices=devices, settled=False) as world:
+        world.tracer = Binding(sent.traces)
+        await world.start_service()
+        await world.until(world.settled)
+        yield world
+
+
+@in_virtual_time
+async def test_a_hand_over_with_a_scrub_is_one_tree() -> None:
+    sent = Sent()
+    async with traced(sent) as world:
+        world.kubelet.delete(await started(world))
+        sent.memory.clear()
+        await ask(world, await admitted(world))
+        over = sent.named("hand-over")
+        assert over.parent is None
+        assert {trace_of(each) for each in sent.spans if each.name in ("device", "wait", "grant")} == {trace_of(over)}
+        assert sent.outline(over).startswith("hand-over(device(")
+        wait, scrub = said_of(sent.named("wait")), sent.named("scrub")
+        assert wait["scrubber.scrub_id"] == said_of(scrub)["scrubber.scrub_id"]
+        assert said_of(scrub)["scrubber.outcome"] == "passed"
+        assert said_of(sent.named("device"))["scrubber.tenant"] == "umbrella"
+        assert {each.status.status_code for each in sent.spans} == {StatusCode.UNSET}
+
+
+@in_virtual_time
+async def test_a_hand_over_by_the_fast_path_has_its_checks_and_one_grant() -> None:
+    sent = Sent()
+    async with traced(sent, devices=2) as world:
+        await ask(world, await admitted(world, "umbrella", "serve-0", 0, 1))
+        checks = "device(check(step holders, step settings, step health))"
+        assert sent.outline(sent.named("hand-over")) == f"hand-over({checks}, {checks}, grant)"
+        assert said_of(sent.named("hand-over")) == {
+            "scrubber.resource": "",
+            "scrubber.devices": 2,
+            "scrubber.kind": "unknown",
+            "scrubber.path": "fast",
+        }
+
+
+@in_virtual_time
+async def test_a_scrub_that_nobody_waits_for_is_a_trace_of_its_own() -> None:
+    sent = Sent()
+    async with traced(sent) as world:
+        scrub = sent.named("scrub")
+        assert scrub.parent is None
+        assert sent.outline(scrub) == "scrub(step holders, step memory, step on-chip, step settings, step health)"
+        assert said_of(scrub)["scrubber.device"] == world.gpu().id
+        assert "scrubber.tenant" not in said_of(scrub)
+
+
+@in_virtual_time
+async def test_a_refusal_is_an_error_by_its_code() -> None:
+    sent = Sent()
+    async with traced(sent) as world:
+        await world.node.quarantine("0", "spare", "uid:0")
+        await answered(ask(world, world.kubelet.admit("umbrella", "serve-0", [world.gpu().id], starts=False)))
+        over = sent.named("hand-over")
+        assert (over.status.status_code, over.status.description) == (StatusCode.ERROR, "quarantined")
+        assert said_of(over)["scrubber.refused"] == said_of(over)["error.type"] == "quarantined"
+
+
+@in_virtual_time
+async def test_a_step_that_fails_makes_its_scrub_fail() -> None:
+    sent = Sent()
+    async with traced(sent) as world:
+        world.gpu().flaws.add("on-chip")
+        world.kubelet.delete(await started(world))
+        await world.until(lambda: world.record().hygiene is not Hygiene.IN_USE)
+        await world.until(lambda: said_of(sent.named("scrub")).get("scrubber.outcome") == "failed")
+        for name in ("step on-chip", "scrub"):
+            assert sent.named(name).status.status_code is StatusCode.ERROR
+        assert said_of(sent.named("step on-chip"))["scrubber.findings"]
+        assert sent.named("step memory").status.status_code is StatusCode.UNSET
+
+
+@in_virtual_time
+async def test_a_hand_over_that_its_caller_gave_up_is_no_error() -> None:
+    sent = Sent()
+    async with traced(sent) as world:
+        world.kubelet.delete(await started(world))
+        call = ask(world, await admitted(world))
+        await world.until(lambda: world.record().hygiene is Hygiene.SCRUBBING)
+        call.cancel()
+        await asyncio.wait({call})
+        await world.until(lambda: any(each.name == "hand-over" for each in sent.spans[-20:]) and world.settled())
+        given_up = [each for each in sent.spans if said_of(each).get("scrubber.cancelled")]
+        assert {"hand-over", "device"} <= {each.name for each in given_up}
+        assert {each.status.status_code for each in given_up} == {StatusCode.UNSET}
+
+
+# --- one span ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_error_that_nobody_foresaw_is_told_by_its_class_and_goes_on(sent: Sent) -> None:
+    with pytest.raises(ZeroDivisionError), sent.traces.span("grant"):
+        raise ZeroDivisionError("of pod umbrella/serve-0")
+    (span,) = sent.spans
+    assert span.status.status_code is StatusCode.ERROR
+    assert "umbrella" not in span.to_json(), "what an error says stays on the node"
+    assert span.events == ()
+
+
+def test_what_is_noted_last_is_so_and_none_is_not_told(sent: Sent) -> None:
+    with sent.traces.span("device", device="GPU-1", tenant="acme") as span:
+        span.note(tenant=None, path="fast")
+        span.note(path="slow")
+    assert said_of(sent.spans[0]) == {"scrubber.device": "GPU-1", "scrubber.path": "slow"}
+
+
+async def test_what_is_begun_inside_belongs_to_it_a_task_too(sent: Sent) -> None:
+    async def beside() -> None:
+        with sent.traces.span("scrub"):
+            pass
+
+    with sent.traces.span("hand-over"):
+        task = asyncio.create_task(beside())
+    await task
+    with sent.traces.span("later"):
+        pass
+    assert sent.outline(sent.named("hand-over")) == "hand-over(scrub)"
+    assert sent.named("later").parent is None
+
+
+def test_what_follows_another_is_linked_to_it(sent: Sent) -> None:
+    with sent.traces.span("Allocate"):
+        allocation = sent.traces.here()
+    with sent.traces.span("PreStartContainer", follows=allocation):
+        pass
+    (link,) = sent.named("PreStartContainer").links
+    assert link.context.span_id == id_of(sent.named("Allocate"))
+    assert sent.named("PreStartContainer").parent is None
+    assert "scrubber.follows" not in said_of(sent.named("PreStartContainer"))
+
+
+@given(
+    text=st.text(st.characters(), max_size=50) | st.sampled_from(["\ud800", "a\udcff\n\x1b[31m", "x" * 100_000]),
+    number=st.integers() | st.floats(),
+)
+def test_no_value_costs_what_is_sent_with_it(text: str, number: float) -> None:
+    sent = Sent()
+    with sent.traces.span("device", device=text, number=number) as span:
+        span.note(tenant=text)
+    with sent.traces.span("grant"):
+        pass
+    (resource,) = encode_spans(sent.spans).resource_spans
+    told = {each.name: each for scope in resource.scope_spans for each in scope.spans}
+    assert told.keys() == {"device", "grant"}
+    assert {"scrubber.device", "scrubber.tenant"} <= {each.key for each in told["device"].attributes}
+    assert all(len(each.value.string_value) <= 256 for each in told["device"].attributes)
+
+
+def test_log_lines_inside_name_the_trace_and_those_after_it_do_not(sent: Sent) -> None:
+    structlog.contextvars.clear_contextvars()
+    with sent.traces.span("hand-over"):
+        with sent.traces.span("device"):
+            pass
+        bound = structlog.contextvars.get_contextvars()
+    assert bound == {"trace_id": f"{trace_of(sent.named('hand-over')):032x}"}
+    assert structlog.contextvars.get_contextvars() == {}
+
+
+async def test_a_span_that_is_left_in_another_task_ends_and_raises_nothing(sent: Sent) -> None:
+    span = sent.traces.span("device")
+    await asyncio.create_task(_entered(span))
+    span.__exit__(None, None, None)
+    assert [each.name for each in sent.spans] == ["device"]
+    assert sent.traces.here() == ""
+
+
+async def _entered(span: Any) -> None:
+    span.__enter__()
+
+
+class Broken(SimpleSpanProcessor):
+    """A library with a defect at every turn."""
+
+    def on_start(self, span: Any, parent_context: Any = None) -> None:
+        raise ZeroDivisionError
+
+    def on_end(self, span: Any) -> None:
+        raise ZeroDivisionError
+
+
+def test_a_defect_of_the_library_costs_a_span_and_nothing_else() -> None:
+    traces = Traces(Broken(InMemorySpanExporter()), RESOURCE)
+    with traces.span("hand-over") as span:
+        span.note(path="fast")
+
+
+def test_the_operators_word_about_the_resource_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "k8s.cluster.name=blue,service.name=other")
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
+    sent = Sent()
+    with sent.traces.span("reserve"):
+        pass
+    assert dict(sent.spans[0].resource.attributes) == {"service.name": "mine", "k8s.cluster.name": "blue"}
+
+
+# --- whose trace it is ----------------------------------------------------------------------------------------------------
+
+
+def joined(traces: Traces, *metadata: tuple[str, str | bytes]) -> str:
+    """Where a task is after it joined what ``metadata`` says."""
+
+    async def join() -> str:
+        traces.join(metadata)
+        return traces.here()
+
+    return asyncio.run(join())
+
+
+@pytest.mark.parametrize(
+    "said", [CALLER, f"00-{TRACE}-{SPAN}-00", f"cc-{TRACE}-{SPAN}-01", f"cc-{TRACE}-{SPAN}-01-more"]
+)
+def test_a_traceparent_of_a_caller_is_joined(sent: Sent, said: str) -> None:
+    assert joined(sent.traces, ("user-agent", "x"), ("traceparent", said)) == f"00-{said[3:55]}"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        *("", "00", CALLER[:-1], CALLER + "-", CALLER + "-more", CALLER + "\n", " " + CALLER, CALLER.upper()),
+        *(CALLER.replace("-", "_"), f"ff-{TRACE}-{SPAN}-01", f"00-{'0' * 32}-{SPAN}-01", f"00-{TRACE}-{'0' * 16}-01"),
+        *(f"cc-{TRACE}-{SPAN}-01-{'x' * 100_000}", CALLER.replace("0af", "\u0660af"), CALLER.encode(), "\ud800"),
+    ],
+)
+def test_what_is_no_traceparent_is_passed_over(sent: Sent, said: str | bytes) -> None:
+    assert joined(sent.traces, ("traceparent", said)) == ""
+
+
+@given(st.lists(st.tuples(st.text() | st.just("traceparent"), st.text() | st.binary())))
+def test_nothing_that_a_caller_says_is_an_error(metadata: list[tuple[str, str | bytes]]) -> None:
+    traces = Sent().traces
+    assert joined(traces, *metadata) == ""
+
+
+def test_two_traceparents_are_none(sent: Sent) -> None:
+    assert joined(sent.traces, ("traceparent", CALLER), ("traceparent", CALLER)) == ""
+
+
+def test_what_its_caller_does_not_keep_is_not_kept(sent: Sent) -> None:
+    async def asked() -> None:
+        sent.traces.join([("traceparent", CALLER[:-1] + "0")])
+        with sent.traces.span("hand-over"):
+            pass
+
+    asyncio.run(asked())
+    assert sent.spans == ()
+
+
+class Listening(FakeNode):
+    """Notes where in a trace each call is."""
+
+    def __init__(self, traces: Traces) -> None:
+        super().__init__()
+        self.traces = traces
+        self.at: list[str] = []
+
+    async def reserve(self, devices: Sequence[str], resource: str = "") -> tuple[str, ...]:
+        with self.traces.span("reserve"):
+            return await super().reserve(devices, resource)
+
+    async def scrub(self, device: str, path: ScrubPath, actor: str) -> AsyncIterator[ScrubNews]:
+        with self.traces.span("scrub"):
+            async for news in super().scrub(device, path, actor):
+                yield news
+
+    def view(self) -> NodeView:
+        self.at.append(self.traces.here())
+        return super().view()
+
+
+@pytest.fixture
+async def node(short_tmp: Path, sent: Sent) -> AsyncIterator[Listening]:
+    node = Listening(sent.traces)
+    server = ApiServer(node, Sockets(short_tmp / "s"), join=sent.traces.join)
+    await server.start()
+    node.at.clear()
+    yield node
+    await server.stop(0)
+
+
+async def test_the_service_goes_on_where_the_plugin_is(node: Listening, sent: Sent, short_tmp: Path) -> None:
+    async with PluginClient(short_tmp / "s", carried=sent.traces.carried) as plugin:
+        with sent.traces.span("Allocate"):
+            await plugin.reserve(["GPU-a0"], timeout=30)
+        await plugin.reserve(["GPU-a0"], timeout=30)
+    first, second = [each for each in sent.spans if each.name == "reserve"]
+    assert first.parent is not None
+    assert first.parent.span_id == id_of(sent.named("Allocate"))
+    assert first.kind is SpanKind.SERVER
+    assert trace_of(first) == trace_of(sent.named("Allocate"))
+    assert second.parent is None, "a call without a trace follows none, not the one before it"
+
+
+async def test_who_may_only_look_leaves_no_trace(node: Listening, short_tmp: Path) -> None:
+    metadata = (("traceparent", CALLER),)
+    async with grpc.aio.insecure_channel(target(Sockets(short_tmp / "s").path(Purpose.READ))) as channel:
+        await scrubber_pb2_grpc.ReadStub(channel).ListDevices(pb.ListDevicesRequest(), metadata=metadata, timeout=30)
+    async with grpc.aio.insecure_channel(target(Sockets(short_tmp / "s").path(Purpose.PLUGIN))) as channel:
+        await scrubber_pb2_grpc.PluginStub(channel).GetSnapshot(pb.GetSnapshotRequest(), metadata=metadata, timeout=30)
+    assert node.at == ["", CALLER]
+
+
+async def test_an_operators_tool_may_have_its_scrub_in_its_own_trace(
+    node: Listening, sent: Sent, short_tmp: Path
+) -> None:
+    async with grpc.aio.insecure_channel(target(Sockets(short_tmp / "s").path(Purpose.ADMIN))) as channel:
+        stub = scrubber_pb2_grpc.AdminStub(channel)
+        request = pb.ScrubRequest(device="GPU-a0", path="slow")
+        for metadata in ((("traceparent", CALLER),), None):
+            async for _ in stub.Scrub(request, metadata=metadata, timeout=30):
+                pass
+    first, second = [each.parent for each in sent.spans if each.name == "scrub"]
+    assert first is not None
+    assert f"{first.span_id:016x}" == SPAN
+    assert second is None
+
+
+@pytest.mark.parametrize("said", ["", "00-" + "0" * 52, "x" * 4000, CALLER + ",", "%00%ff"])
+async def test_a_caller_with_a_strange_trace_is_answered_as_any(node: Listening, short_tmp: Path, said: str) -> None:
+    async with PluginClient(
+        short_tmp / "s", carried=lambda: (("traceparent", said), ("tracestate", "=,=" * 99))
+    ) as plugin:
+        await plugin.reserve(["GPU-a0"], timeout=30)
+    assert len(node.asked) == 1
+
+
+async def test_a_service_without_traces_answers_who_has_one(short_tmp: Path) -> None:
+    server = ApiServer(FakeNode(), Sockets(short_tmp / "s"))
+    await server.start()
+    try:
+        async with PluginClient(short_tmp / "s", carried=lambda: (("traceparent", CALLER),)) as plugin:
+            await plugin.reserve(["GPU-a0"], timeout=30)
+        async with ReadClient(short_tmp / "s") as read, AdminClient(short_tmp / "s") as admin:
+            await read.devices()
+            await admin.quarantine("GPU-a0", "noise")
+    finally:
+        await server.stop(0)

@@ -1,0 +1,62 @@
+"""What the plugin makes of a snapshot of the service, and that the service says all of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from plugin.service import sighting
+from scrubber.api import messages
+from scrubber.api import scrubber_pb2 as pb
+from scrubber.domain.record import DeviceRecord
+from scrubber.engine.views import DeviceView, NodeView
+from tests.api.service import device
+from tests.gpus import gpu, instance, seen
+from tests.plugin_collaborators import device as simulated
+
+
+def snapshot(*devices: pb.SnapshotDevice, envvar_refused: bool = False) -> pb.Snapshot:
+    return pb.Snapshot(version=1, devices=devices, ready=True, epoch="one", envvar_refused=envvar_refused)
+
+
+def test_an_instance_is_seen_with_its_parent_and_its_profile() -> None:
+    (found,) = sighting(snapshot(seen(instance(0, 1, "1g.10gb+me")))).devices
+    assert (found.parent, found.profile) == (gpu(0).id, "1g.10gb+me")
+
+
+def test_the_service_tells_a_gpu_s_pci_address_by_which_a_vendors_plugin_may_call_it() -> None:
+    part = replace(device(0), traits=(("pci_address", "0000:3b:00.0"),))
+    view = NodeView(1, (DeviceView(part, DeviceRecord(part.id)),), ready=True, epoch="one")
+    (found,) = sighting(messages.snapshot(view)).devices
+    assert found.pci_address == "0000:3b:00.0"
+
+
+@pytest.mark.parametrize(("by_envvar", "refused"), [(False, False), (False, True), (True, False), (True, True)])
+def test_a_gpu_is_withheld_only_when_the_policy_refuses_what_the_plugin_would_do(
+    by_envvar: bool, refused: bool
+) -> None:
+    shown = snapshot(seen(gpu(0)), simulated(0), envvar_refused=refused)
+    found, other = sighting(shown, by_envvar=by_envvar).devices
+    assert found.advertised is not (by_envvar and refused)
+    assert ("environment variable" in found.refusal) is (by_envvar and refused)
+    assert other.advertised
+
+
+def test_a_device_that_is_out_of_service_anyway_keeps_its_own_sentence() -> None:
+    sick = seen(gpu(0), advertised=False)
+    sick.refusal = "Device GPU-00000000 is quarantined (xid-79)."
+    (found,) = sighting(snapshot(sick, envvar_refused=True), by_envvar=True).devices
+    assert found.refusal == sick.refusal
+
+
+def test_the_service_tells_the_profile_and_what_its_policy_refuses() -> None:
+    part = replace(device(0), parent="GPU-p", profile="3g.40gb")
+    view = NodeView(1, (DeviceView(part, DeviceRecord(part.id)),), ready=True, epoch="one", envvar_refused=True)
+    told = messages.snapshot(view)
+    assert (told.devices[0].profile, told.devices[0].parent, told.envvar_refused) == ("3g.40gb", "GPU-p", True)
+    assert messages.plugin_part(view) != messages.plugin_part(replace(view, envvar_refused=False))
+    assert (
+        messages.snapshot(replace(view, devices=(DeviceView(device(0), DeviceRecord("GPU-a0")),))).devices[0].profile
+        == ""
+    )
