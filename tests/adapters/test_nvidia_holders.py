@@ -22,6 +22,7 @@ from scrubber.domain.errors import Away, Lost, Unreadable
 from scrubber.domain.telemetry import Holder, HolderKind, HolderReport
 from tests.adapters.sim_rig import Tenant
 from tests.nvidia.world import MIB, World
+from tests.walks import finished_report
 
 ALLOWANCE, MARGIN = 4 * MIB, MIB
 """Smaller than in earnest, because the GPUs are."""
@@ -74,10 +75,7 @@ class Node:
 
     async def report(self, device: Device) -> HolderReport:
         """Of a walk that got through all processes of this machine but those of the test, and met no relay."""
-        while True:
-            report = await self.holders.holders(device)
-            if {each.pid for each in report.unfinished} <= {tenant.pid for tenant in self._tenants}:
-                return report
+        return await finished_report(self.holders, device, {tenant.pid for tenant in self._tenants})
 
     async def kinds(self, device: Device) -> dict[int, HolderKind]:
         return {holder.pid: holder.kind for holder in (await self.report(device)).holders}

@@ -20,6 +20,7 @@ from scrubber.domain.device import Device
 from scrubber.domain.errors import Away, Lost, Unreadable
 from scrubber.domain.telemetry import HolderKind
 from tests.adapters.sim_rig import Sim, make
+from tests.walks import finished_report
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ async def device(sim: Sim) -> Device:
 
 async def kinds(sim: Sim, device: Device) -> dict[int, HolderKind]:
     assert await sim.backend.holders.held(device)
-    return {holder.pid: holder.kind for holder in (await sim.backend.holders.holders(device)).holders}
+    return {holder.pid: holder.kind for holder in (await finished_report(sim.backend.holders, device)).holders}
 
 
 async def test_a_mapping_alone_is_a_holder(sim: Sim, device: Device) -> None:
@@ -239,7 +240,7 @@ async def test_the_service_and_its_own_children_are_not_among_the_holders(tmp_pa
     backend = SimBackend(make(tmp_path / "sim"), children=children, settle=0.0)
     device = (await backend.inventory.devices())[0]
     with backend.inventory.find(device).memory.open("rb"):
-        (holder,) = (await backend.holders.holders(device)).holders
+        (holder,) = (await finished_report(backend.holders, device)).holders
         assert holder.kind is HolderKind.GHOST
     assert not await backend.holders.held(device)
     await backend.close()

@@ -1,0 +1,22 @@
+"""Walks over ``/proc`` on a machine that others use, too."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from scrubber.domain.device import Device
+from scrubber.domain.telemetry import HolderReport
+from scrubber.ports.device import Holders
+
+__all__ = ["finished_report"]
+
+
+async def finished_report(holders: Holders, device: Device, but: Collection[int] = ()) -> HolderReport:
+    """Return the report of a walk that got through all processes of this machine but those in ``but``, and met no relay.
+
+    Other tests start and end processes all the time. A walk that they kept from its end says so, and names no ghost.
+    """
+    while True:
+        report = await holders.holders(device)
+        if {each.pid for each in report.unfinished} <= set(but):
+            return report
