@@ -49,12 +49,12 @@ from scrubber.domain.policy import Policy
 from scrubber.domain.resources import Meaning
 from scrubber.domain.using import LONGEST_UNSEEN
 from scrubber.engine.breaker import watch_breaker
-from scrubber.engine.instruments import Instruments
+from scrubber.engine.dependencies import Dependencies
+from scrubber.engine.eraser_pool import EraserPool
 from scrubber.engine.node import Node
 from scrubber.engine.pods import PodWatch
 from scrubber.engine.policy import follow_policy
 from scrubber.engine.reconcile import reconcile, welcome
-from scrubber.engine.slots import Slots
 from scrubber.engine.strangers import Strangers
 from scrubber.engine.tend import tend_all
 from scrubber.engine.use import watch_use
@@ -181,7 +181,7 @@ async def _serve(
             settle=settings.list_settle,
         )
         stack.push_async_callback(assignments.close)
-        instruments = Instruments(
+        dependencies = Dependencies(
             clock=clock,
             inventory=backend.inventory,
             holders=backend.holders,
@@ -199,7 +199,7 @@ async def _serve(
             tracer=Binding(traces or UNTRACED),
             pods=PodWatch(assignments=assignments, containers=containers, clock=clock),
             strangers=Strangers(containers=containers, clock=clock),
-            slots=Slots(policy.limits.eraser_slots),
+            eraser_pool=EraserPool(policy.limits.eraser_slots),
             identity=identity,
             policy=lambda: policies.policy,
             new_id=lambda kind: f"{kind}-{token_hex(6)}",
@@ -225,11 +225,11 @@ async def _serve(
                 read_group=settings.read_group or settings.admin_group or "",
             )
 
-        node = Node(instruments=instruments, info=info, epoch=epoch)
+        node = Node(dependencies=dependencies, info=info, epoch=epoch)
         metrics.service.runs(version=__version__, backend=settings.backend.value, driver=identity.driver)
         metrics.service.key(key.key_id)
         metrics.ask = facts_of(
-            node, instruments=instruments, ledger=ledger, children=backend.children, policy=lambda: policies.policy
+            node, dependencies=dependencies, ledger=ledger, children=backend.children, policy=lambda: policies.policy
         )
         server = ApiServer(
             node,
@@ -245,7 +245,7 @@ async def _serve(
         if listener is not None:
             _serve_metrics(listener, settings, metrics, log, stack)
 
-        await reconcile(node, devices, state, instruments=instruments)
+        await reconcile(node, devices, state, dependencies=dependencies)
         # A full collection looks at everything that was loaded: 36 ms with 256 devices, in the midst of a hand-over.
         gc.collect()
         gc.freeze()
@@ -259,18 +259,18 @@ async def _serve(
             audit_head=str(ledger.head()),
         )
         beside = {
-            "policy": follow_policy(node, policies=policies, asked=reload, instruments=instruments),
+            "policy": follow_policy(node, policies=policies, asked=reload, dependencies=dependencies),
             "audit head": tell_of_head(ledger, clock, log),
             "audit trail": watch_trail(ledger, journal, clock, _EXAMINE_EVERY),
         }
-        await _run_tasks(node, backend, state, instruments, supervisor, settings, log, beside)
+        await _run_tasks(node, backend, state, dependencies, supervisor, settings, log, beside)
 
 
 async def _run_tasks(
     node: Node,
     backend: DeviceBackend,
     state: LedgerState,
-    instruments: Instruments,
+    dependencies: Dependencies,
     supervisor: SystemdNotifier,
     settings: ServiceSettings,
     log: structlog.typing.FilteringBoundLogger,
@@ -280,24 +280,26 @@ async def _run_tasks(
     interval = settings.watch_interval
 
     async def greet(device: Device) -> None:
-        await welcome(node, device, state, instruments=instruments)
+        await welcome(node, device, state, dependencies=dependencies)
 
     async with asyncio.TaskGroup() as group:
-        watching = watch_inventory(node, inventory=backend.inventory, instruments=instruments, welcome=greet)
-        group.create_task(follow_signals(node, instruments=instruments), name="signals")
-        group.create_task(watch_health(node, instruments=instruments, interval=interval * _HEALTH_EVERY), name="health")
-        group.create_task(watch_pods(node, instruments=instruments, interval=interval), name="pods")
+        watching = watch_inventory(node, inventory=backend.inventory, dependencies=dependencies, welcome=greet)
+        group.create_task(follow_signals(node, dependencies=dependencies), name="signals")
+        group.create_task(
+            watch_health(node, dependencies=dependencies, interval=interval * _HEALTH_EVERY), name="health"
+        )
+        group.create_task(watch_pods(node, dependencies=dependencies, interval=interval), name="pods")
         group.create_task(watching, name="inventory")
         between_looks = min(max(interval, _USE_EVERY), LONGEST_UNSEEN)
-        looking = watch_use(node, instruments=instruments, interval=between_looks, draw=SystemRandom().random)
+        looking = watch_use(node, dependencies=dependencies, interval=between_looks, draw=SystemRandom().random)
         group.create_task(looking, name="use")
-        group.create_task(tend_all(node, instruments=instruments), name="tending")
-        group.create_task(_watch_driver(backend, instruments, log), name="driver")
-        group.create_task(watch_breaker(node.fuse, instruments=instruments), name="breaker")
+        group.create_task(tend_all(node, dependencies=dependencies), name="tending")
+        group.create_task(_watch_driver(backend, dependencies, log), name="driver")
+        group.create_task(watch_breaker(node.breaker, dependencies=dependencies), name="breaker")
         for name, work in beside.items():
             group.create_task(work, name=name)
-        group.create_task(_tell_of_kubelet(instruments, log), name="kubelet")
-        group.create_task(_keep_alive(supervisor, instruments.clock), name="watchdog")
+        group.create_task(_tell_of_kubelet(dependencies, log), name="kubelet")
+        group.create_task(_keep_alive(supervisor, dependencies.clock), name="watchdog")
 
 
 async def _tell_of_key(key: NodeKey, clock: Clock, ledger: SqliteLedger, journal: StructlogJournal) -> None:
@@ -322,7 +324,7 @@ def _places(settings: ServiceSettings, policies: PolicySource, containers: Conta
 
 
 async def _watch_driver(
-    backend: DeviceBackend, instruments: Instruments, log: structlog.typing.FilteringBoundLogger
+    backend: DeviceBackend, dependencies: Dependencies, log: structlog.typing.FilteringBoundLogger
 ) -> None:
     """Say which devices are not handed out, and since when; end the service when the driver is another one.
 
@@ -331,7 +333,7 @@ async def _watch_driver(
             anew, which knows nothing and scrubs everything.
     """
     told: dict[str, str] = {}
-    driver = instruments.identity.driver
+    driver = dependencies.identity.driver
     while True:
         withheld = dict(backend.not_advertised())
         for device, reason in withheld.items():
@@ -344,14 +346,14 @@ async def _watch_driver(
             now = driver  # its devices say so
         if now != driver:
             raise Away(f"The driver was changed from {driver} to {now} while the service ran; it has to start anew.")
-        await instruments.clock.sleep(_DRIVER_EVERY)
+        await dependencies.clock.sleep(_DRIVER_EVERY)
 
 
-async def _tell_of_kubelet(instruments: Instruments, log: structlog.typing.FilteringBoundLogger) -> None:
+async def _tell_of_kubelet(dependencies: Dependencies, log: structlog.typing.FilteringBoundLogger) -> None:
     """Say why the kubelet's lists are not believed, as long as they are not: who starts waits, and a person can act."""
     told = (Trust.TRUSTED, "")
     while True:
-        reading = instruments.pods.reading
+        reading = dependencies.pods.reading
         without = " ".join(reading.remarks)
         # What is said of a young list counts its seconds: that is told once.
         now = (reading.trust, reading.detail if reading.trust is Trust.UNREADABLE else without)
@@ -360,7 +362,7 @@ async def _tell_of_kubelet(instruments: Instruments, log: structlog.typing.Filte
         elif now != told:
             log.warning("kubelet.doubted", trust=reading.trust.value, sentence=reading.detail or without)
         told = now
-        await instruments.clock.sleep(_KUBELET_EVERY)
+        await dependencies.clock.sleep(_KUBELET_EVERY)
 
 
 async def _keep_alive(supervisor: SystemdNotifier, clock: Clock) -> None:

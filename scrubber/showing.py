@@ -17,7 +17,7 @@ from scrubber.adapters.ledger.sqlite import SqliteLedger
 from scrubber.domain.assignment import Trust
 from scrubber.domain.errors import LedgerFailure, NotReady
 from scrubber.domain.policy import Policy
-from scrubber.engine.instruments import Instruments
+from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.node import Node
 from scrubber.engine.views import NodeView
 from scrubber.observability.journal import StructlogJournal
@@ -36,7 +36,7 @@ _TRIED_AGAIN = 60.0
 
 
 def facts_of(
-    node: Node, *, instruments: Instruments, ledger: SqliteLedger, children: Children, policy: Callable[[], Policy]
+    node: Node, *, dependencies: Dependencies, ledger: SqliteLedger, children: Children, policy: Callable[[], Policy]
 ) -> Callable[[], Facts]:
     """A function that says what is so now. Any thread may call it: it reads values that are replaced, and never changed."""
 
@@ -54,7 +54,7 @@ def facts_of(
         return told[1]
 
     def facts() -> Facts:
-        slots, force = instruments.slots, policy()
+        slots, force = dependencies.eraser_pool, policy()
         return Facts(
             devices=devices(),
             handovers_waiting=node.waiting,
@@ -66,7 +66,7 @@ def facts_of(
             ledger_ok=ledger.health() == "ok",
             ledger_bytes=ledger.size_bytes,
             audit_head=ledger.head(),
-            kubelet_trusted=instruments.pods.reading.trust is Trust.TRUSTED,
+            kubelet_trusted=dependencies.pods.reading.trust is Trust.TRUSTED,
             kubelet_restarts=node.kubelet_restarts,
             policy=(force.name, force.digest),
         )

@@ -39,7 +39,7 @@ class Breaker:
     spared: frozenset[str] = frozenset()
 
     @property
-    def felt(self) -> Breaker:
+    def open(self) -> Breaker:
         """What is stopped and keeps somebody from something: that a limit is reached is no news by itself."""
         return replace(
             self,

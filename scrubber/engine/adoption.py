@@ -5,14 +5,14 @@ from __future__ import annotations
 from scrubber.domain.assignment import Assignment, Process
 from scrubber.domain.basis import Basis, HandOver
 from scrubber.domain.record import Grant
-from scrubber.engine.instruments import Instruments
+from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.keeper import Keeper
 
 __all__ = ["adopt"]
 
 
 async def adopt(
-    keeper: Keeper, assignment: Assignment, baseline: tuple[Process, ...], *, instruments: Instruments
+    keeper: Keeper, assignment: Assignment, baseline: tuple[Process, ...], *, dependencies: Dependencies
 ) -> None:
     """Leave the device with the pod of ``assignment``; it is scrubbed once that is over.
 
@@ -24,8 +24,8 @@ async def adopt(
             0,
             assignment,
             HandOver.UNKNOWN,
-            instruments.clock.wall(),
-            instruments.identity.boot,
+            dependencies.clock.wall(),
+            dependencies.identity.boot,
             basis=Basis.ADOPTED,
             baseline=baseline,
         )

@@ -11,25 +11,25 @@ from scrubber.domain.errors import LedgerFailure, NotReady
 from scrubber.domain.health import Health
 from scrubber.domain.policy import Policy, ResetUse
 from scrubber.domain.record import DeviceRecord
-from scrubber.engine.instruments import Instruments
+from scrubber.engine.dependencies import Dependencies
 from scrubber.ports.record import Change, Event
 
-__all__ = ["Fuse", "watch_breaker"]
+__all__ = ["CircuitBreaker", "watch_breaker"]
 
 _EVERY = 5.0
 """Seconds between two looks at whether somebody has to be told."""
 
 
-class Fuse:
+class CircuitBreaker:
     """What recoveries of one node may still do.
 
     Args:
         records: those of all devices, as they are believed.
     """
 
-    def __init__(self, records: Callable[[], Collection[DeviceRecord]], instruments: Instruments) -> None:
+    def __init__(self, records: Callable[[], Collection[DeviceRecord]], dependencies: Dependencies) -> None:
         self._records = records
-        self._instruments = instruments
+        self._dependencies = dependencies
         self._starting: set[str] = set()
         self._leaving: set[str] = set()
         self._known: tuple[Policy, int, Breaker] | None = None
@@ -41,7 +41,7 @@ class Fuse:
     @property
     def state(self) -> Breaker:
         """As of this second: whoever shows many devices asks for each of them."""
-        policy, now = self._instruments.policy(), self._instruments.clock.wall()
+        policy, now = self._dependencies.policy(), self._dependencies.clock.wall()
         if self._known is not None and self._known[0] is policy and self._known[1] == int(now):
             return self._known[2]
         self._known = (policy, int(now), self._computed(policy, now))
@@ -102,22 +102,22 @@ class Fuse:
             self.moved()
 
 
-async def watch_breaker(fuse: Fuse, *, instruments: Instruments, every: float = _EVERY) -> None:
+async def watch_breaker(breaker: CircuitBreaker, *, dependencies: Dependencies, every: float = _EVERY) -> None:
     """Tell when something is stopped, and when it goes on again. Until cancelled."""
     before = Breaker()
     while True:
-        now = fuse.state.felt
-        events = [*_told("resets", before.resets, now.resets, instruments)]
-        events += _told("soft", before.soft, now.soft, instruments)
+        now = breaker.state.open
+        events = [*_told("resets", before.resets, now.resets, dependencies)]
+        events += _told("soft", before.soft, now.soft, dependencies)
         if events:
             with suppress(LedgerFailure):  # the log line is written all the same
-                await instruments.ledger.commit(Change(events=tuple(events)))
-            instruments.journal.tell(events)
+                await dependencies.ledger.commit(Change(events=tuple(events)))
+            dependencies.journal.tell(events)
         before = now
-        await instruments.clock.sleep(every)
+        await dependencies.clock.sleep(every)
 
 
-def _told(what: str, before: str, now: str, instruments: Instruments) -> Iterator[Event]:
+def _told(what: str, before: str, now: str, dependencies: Dependencies) -> Iterator[Event]:
     if bool(before) is not bool(now):
         name = "breaker.opened" if now else "breaker.closed"
-        yield Event(name, instruments.clock.wall(), fields={"what": what, "sentence": now or None})
+        yield Event(name, dependencies.clock.wall(), fields={"what": what, "sentence": now or None})

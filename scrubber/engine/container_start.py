@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from scrubber.domain.assignment import Pod, started_container
 from scrubber.domain.errors import ScrubberError
-from scrubber.engine.instruments import Instruments
+from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.keeper import Keeper
 
 __all__ = ["AwaitedStart", "await_start", "follow_start"]
@@ -39,18 +39,18 @@ class AwaitedStart:
     before: Mapping[str, int]
 
 
-def await_start(pod: Pod, *, instruments: Instruments) -> AwaitedStart | None:
+def await_start(pod: Pod, *, dependencies: Dependencies) -> AwaitedStart | None:
     """Watch ``pod`` from now on; None where the start of a container could not be told. To be called before the grant."""
-    before = instruments.pods.starts(pod)
-    created = None if before is None else instruments.pods.first_container(pod)
+    before = dependencies.pods.starts(pod)
+    created = None if before is None else dependencies.pods.first_container(pod)
     return None if before is None or created is None else AwaitedStart(pod, created, before)
 
 
-async def follow_start(start: AwaitedStart, keepers: Sequence[Keeper], *, instruments: Instruments) -> None:
+async def follow_start(start: AwaitedStart, keepers: Sequence[Keeper], *, dependencies: Dependencies) -> None:
     """Wait for the container that starts on the last grant of ``keepers``, and put it on record."""
     granted = [(keeper, last) for keeper in keepers if (last := keeper.record.last_grant) is not None]
     try:
-        async with instruments.clock.timeout(_LONGEST):
+        async with dependencies.clock.timeout(_LONGEST):
             await asyncio.wait({start.created})
     except TimeoutError:
         return
@@ -58,23 +58,23 @@ async def follow_start(start: AwaitedStart, keepers: Sequence[Keeper], *, instru
         start.created.cancel()
     if start.created.cancelled():
         return
-    at = instruments.clock.wall()
-    container = await _name(start, instruments)
+    at = dependencies.clock.wall()
+    container = await _name(start, dependencies)
     for keeper, grant in granted:
-        named = instruments.pods.reading.naming(keeper.device.id)
+        named = dependencies.pods.reading.naming(keeper.device.id)
         if container is None or not any((each.pod, each.container) == (start.pod, container) for each in named):
             continue
-        instruments.pods.container_created(start.pod, at)
+        dependencies.pods.container_created(start.pod, at)
         changed = grant.assignment is not None and container != grant.assignment.container
         # Without it the next start of the pod looks at holders only.
         with suppress(ScrubberError):
             await keeper.note_started(grant.sequence, start.created.result(), container if changed else None)
 
 
-async def _name(start: AwaitedStart, instruments: Instruments) -> str | None:
+async def _name(start: AwaitedStart, dependencies: Dependencies) -> str | None:
     for pause in _LOG_PAUSES:
-        await instruments.clock.sleep(pause)
-        starts = instruments.pods.starts(start.pod)
+        await dependencies.clock.sleep(pause)
+        starts = dependencies.pods.starts(start.pod)
         container = None if starts is None else started_container(start.before, starts)
         if container is not None:
             return container

@@ -14,9 +14,9 @@ from scrubber.domain.device import Device
 from scrubber.domain.errors import InvalidRequest, LedgerFailure
 from scrubber.domain.policy import Enforcement, Policy
 from scrubber.domain.record import DeviceRecord, Glass
+from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.disturbance import Disturbances
 from scrubber.engine.finish import to_the_end
-from scrubber.engine.instruments import Instruments
 from scrubber.engine.lookout import Lookout
 from scrubber.engine.neighbourhood import Neighbourhood
 from scrubber.ports.record import Change
@@ -32,16 +32,16 @@ class Custody:
     """
 
     def __init__(
-        self, device: Device, record: DeviceRecord, *, instruments: Instruments, around: Neighbourhood
+        self, device: Device, record: DeviceRecord, *, dependencies: Dependencies, around: Neighbourhood
     ) -> None:
         self.device = device
         self._record = record
-        self._instruments = instruments
+        self._dependencies = dependencies
         self._around = around
         self._changed = around.changed
         self._lock = asyncio.Lock()
-        self._lookout = Lookout(instruments.clock)
-        self._disturbances = Disturbances(instruments.clock)
+        self._lookout = Lookout(dependencies.clock)
+        self._disturbances = Disturbances(dependencies.clock)
         # Not durable: after a restart nobody knows whether the kubelet allocated the device meanwhile.
         self._allocations, self._allocations_granted = 1, 0
         self._waiting: Pod | None = None
@@ -56,7 +56,7 @@ class Custody:
     @property
     def policy(self) -> Policy:
         """The policy of this device, as it is now. One whose glass is broken is observed."""
-        policy = self._instruments.policy()
+        policy = self._dependencies.policy()
         if policy.overrides:
             policy = policy.of(self.device.model, self._around.resources(self.device.id))
         if self._record.glass is not None and self._is_broken(self._record.glass, policy):
@@ -65,7 +65,7 @@ class Custody:
 
     def _is_broken(self, glass: Glass, policy: Policy) -> bool:
         """Whether its time is not over. A clock that was set back does not make it longer than the policy allows."""
-        return 0 < glass.until - self._instruments.clock.wall() <= policy.limits.break_glass
+        return 0 < glass.until - self._dependencies.clock.wall() <= policy.limits.break_glass
 
     def described(self, device: Device) -> None:
         """The device, as it is described now; it is where it was."""
@@ -97,7 +97,7 @@ class Custody:
 
     def starting(self, pod: Pod | None) -> Pod | None:
         """``pod``, as long as the kubelet gives it the device: one that was deleted meanwhile starts no more."""
-        pods = self._instruments.pods
+        pods = self._dependencies.pods
         given = pod is not None and any(each.pod == pod for each in pods.reading.naming(self.device.id))
         return pod if pod is not None and given and not pods.absent(pod) else None
 
@@ -121,7 +121,7 @@ class Custody:
         """Take over a record that is in the ledger. Only while :meth:`deciding`."""
         assert self._lock.locked()
         self._record = record
-        self._around.fuse.moved()
+        self._around.breaker.moved()
         self.wake.set()
         self._changed()
 
@@ -145,12 +145,12 @@ class Custody:
             # Only the audit trail is bounded: log and metrics are told of everything.
             rows = self._disturbances.coalesced(change.events)
             try:
-                await self._instruments.ledger.commit(replace(change, events=rows) | Change(records=(record,)))
+                await self._dependencies.ledger.commit(replace(change, events=rows) | Change(records=(record,)))
             except LedgerFailure:
                 self._changed()
                 raise
             self._disturbances.stored(change.events, rows)
             self.believe(record)
-            self._instruments.journal.tell(change.events)
+            self._dependencies.journal.tell(change.events)
 
         await to_the_end(store_and_believe())

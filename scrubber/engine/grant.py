@@ -14,10 +14,10 @@ from scrubber.domain.codes import ErrorCode
 from scrubber.domain.errors import DeviceFault, NotReady, Unreadable
 from scrubber.domain.evidence import Path
 from scrubber.domain.record import DeviceRecord, Grant
-from scrubber.engine import narrate
+from scrubber.engine import events
 from scrubber.engine.container_start import AwaitedStart, await_start, follow_start
+from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.finish import to_the_end
-from scrubber.engine.instruments import Instruments
 from scrubber.engine.keeper import Keeper
 from scrubber.engine.prepare import Preparation, Prepared, Requested
 from scrubber.engine.sealing import sealed
@@ -48,19 +48,19 @@ class GrantRequest:
         requested: Sequence[Requested],
         *,
         resource: str,
-        instruments: Instruments,
+        dependencies: Dependencies,
         earlier: Callable[[], Iterable[Grant]],
         own: Callable[[], frozenset[str]],
         deadline: float,
     ) -> None:
         self._keepers = [each.keeper for each in requested]
         self._devices = [
-            Preparation(each, resource=resource, instruments=instruments, own=own, deadline=deadline)
+            Preparation(each, resource=resource, dependencies=dependencies, own=own, deadline=deadline)
             for each in requested
         ]
-        self._instruments = instruments
+        self._dependencies = dependencies
         self._earlier = earlier
-        self._began = instruments.clock.monotonic()
+        self._began = dependencies.clock.monotonic()
         self._deadline = deadline
         self._held: tuple[Keeper, DeviceRecord] | None = None
         self.granted: tuple[Granted, ...] | None = None
@@ -75,7 +75,7 @@ class GrantRequest:
         while True:
             prepared = await self._together([each.reached() for each in self._devices])
             try:
-                with self._instruments.tracer.span("grant"):
+                with self._dependencies.tracer.span("grant"):
                     granted = await self._grant(prepared)
             except DeviceFault:
                 granted = None  # the next round meets it again, and takes the device out of service
@@ -85,12 +85,12 @@ class GrantRequest:
                 keeper, seen = self._held
                 self._held = None
                 await keeper.touched(seen)  # whoever it was may be gone by the next look
-            if self._instruments.clock.monotonic() >= self._deadline:
+            if self._dependencies.clock.monotonic() >= self._deadline:
                 raise NotReady(
                     "A device changed while it was being granted, until the time was up.",
                     public="A device changed while it was being granted. The start is tried again.",
                 )
-            await self._instruments.clock.sleep(_PAUSE)
+            await self._dependencies.clock.sleep(_PAUSE)
 
     async def _together(self, waits: Sequence[Awaitable[Prepared]]) -> list[Prepared]:
         """All results, or the first refusal: it ends the waiting of the others, not the scrubs they wait for."""
@@ -111,7 +111,7 @@ class GrantRequest:
             for keeper in self._keepers:
                 await locks.enter_async_context(keeper.deciding())
             for keeper, each in zip(self._keepers, prepared, strict=True):
-                aged = self._instruments.clock.monotonic() - each.checked_at > _CHECK_AGE
+                aged = self._dependencies.clock.monotonic() - each.checked_at > _CHECK_AGE
                 if aged or keeper.record.version != each.version or keeper.job is not None:
                     return None
                 if keeper.retired or keeper.allocations != each.allocations:
@@ -133,14 +133,14 @@ class GrantRequest:
 
             async def store_and_believe() -> None:
                 # What was left out of the audit trail is in the log already, and is counted.
-                await self._instruments.ledger.commit(left_out | change)
+                await self._dependencies.ledger.commit(left_out | change)
                 for keeper, record, each in zip(self._keepers, change.records, prepared, strict=True):
                     keeper.believe_granted(record, each.allocations)
                 self.granted = tuple(granted)
                 self.versions = tuple(record.version for record in change.records)
-                self._instruments.journal.tell(change.events)
+                self._dependencies.journal.tell(change.events)
                 for check in change.scrubs:
-                    self._instruments.journal.scrubbed(check)
+                    self._dependencies.journal.scrubbed(check)
 
             # Watched from before the answer: the kubelet starts the container as soon as it has that.
             created = self._watch_pods(prepared)
@@ -152,7 +152,7 @@ class GrantRequest:
 
     def _watch_pods(self, prepared: Sequence[Prepared]) -> list[AwaitedStart]:
         pods = {each.assignment.pod for each in prepared if each.assignment is not None}
-        return [start for pod in pods if (start := await_start(pod, instruments=self._instruments)) is not None]
+        return [start for pod in pods if (start := await_start(pod, dependencies=self._dependencies)) is not None]
 
     def _follow(self, awaited: Sequence[AwaitedStart]) -> None:
         """Note the containers that start on what was granted; nothing starts where nothing was granted."""
@@ -161,14 +161,14 @@ class GrantRequest:
                 start.created.cancel()
                 continue
             keepers = [each for each in self._keepers if (last := each.record.last_grant) and last.pod == start.pod]
-            follow = follow_start(start, keepers, instruments=self._instruments)
-            self._instruments.spawn(follow, f"start {start.pod.uid}")
+            follow = follow_start(start, keepers, dependencies=self._dependencies)
+            self._dependencies.spawn(follow, f"start {start.pod.uid}")
 
     async def _baseline(self, prepared: Prepared) -> tuple[Process, ...]:
-        boot = self._instruments.identity.boot
+        boot = self._dependencies.identity.boot
         earlier = [grant for grant in self._earlier() if grant.boot == boot]
         try:
-            return await self._instruments.pods.baseline(prepared.assignment, earlier)
+            return await self._dependencies.pods.baseline(prepared.assignment, earlier)
         except Unreadable as unreadable:
             if prepared.decision.basis in UNJUDGED:
                 return ()
@@ -181,7 +181,7 @@ class GrantRequest:
     def _one(self, keeper: Keeper, prepared: Prepared, baseline: tuple[Process, ...]) -> tuple[Change, Granted]:
         """The change that grants one device, and its part of the answer."""
         record = keeper.record
-        instruments, now = self._instruments, self._instruments.clock.wall()
+        dependencies, now = self._dependencies, self._dependencies.clock.wall()
         sequence = record.grants + 1
         basis = prepared.decision.basis
         assert basis is not None  # whatever is prepared may go
@@ -190,23 +190,23 @@ class GrantRequest:
             prepared.check,
             prepared.check.steps,
             record,
-            identity=instruments.identity,
+            identity=dependencies.identity,
             policy=prepared.policy,
-            certificate_id=instruments.new_id("cert"),
+            certificate_id=dependencies.new_id("cert"),
             now=now,
             rests_on=record.rests_on,
             basis=basis,
         )
-        fast = replace(sealed(fast, instruments.signer), next_grant=sequence)
+        fast = replace(sealed(fast, dependencies.signer), next_grant=sequence)
         check = replace(prepared.check, certificate=fast.id)
         assignment = None if prepared.assignment is None else replace(prepared.assignment, shares=prepared.shares)
         own = record.grants_of(None if assignment is None else assignment.pod)
         cgroups = own[-1].cgroups if own else ()
         grant = Grant(
-            sequence, assignment, prepared.kind, now, instruments.identity.boot, fast.id, basis, baseline, cgroups
+            sequence, assignment, prepared.kind, now, dependencies.identity.boot, fast.id, basis, baseline, cgroups
         )
         spent = (fast,) if used is None else (replace(used, next_grant=sequence), fast)
-        seconds = instruments.clock.monotonic() - self._began
+        seconds = dependencies.clock.monotonic() - self._began
         after = record.granted(grant, fast, certain=prepared.certain)
         after = joined(after, prepared.over) if prepared.joins else after
         if prepared.kind in (HandOver.OTHER_TENANT, HandOver.UNKNOWN):
@@ -217,6 +217,6 @@ class GrantRequest:
             grants=((record.device, grant),),
             certificates=spent,
             scrubs=(check,),
-            events=(narrate.granted(grant, fast, path.value, seconds),),
+            events=(events.granted(grant, fast, path.value, seconds),),
         )
         return change, Granted(record.device, sequence, prepared.kind, path, fast.id, basis)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from scrubber.domain.evidence import Certificate, Outcome, Path, ScrubRecord, Step
-from scrubber.engine import narrate
+from scrubber.engine import events
 from scrubber.engine.views import ScrubNews
 from scrubber.ports.device import Progress
 
@@ -65,7 +65,7 @@ class ScrubJob:
         self.record = record
         self.certificate = certificate
         self._ended.set()
-        unexplained = narrate.unexplained(record, self.proved)
+        unexplained = events.unexplained(record, self.proved)
         self._tell(ScrubNews(self.id, record.device, finished=record, certificate=certificate, unexplained=unexplained))
 
     def _tell(self, news: ScrubNews) -> None:

@@ -25,11 +25,12 @@ from scrubber.domain.record import DeviceRecord
 from scrubber.domain.recovery import after_scrub, spent
 from scrubber.domain.tally import Attempt
 from scrubber.domain.tending import Act, next_need
-from scrubber.engine import narrate, scrub
+from scrubber.engine import events as narrate
+from scrubber.engine import scrub
+from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.disturbance import was_disturbed
 from scrubber.engine.finish import to_the_end
 from scrubber.engine.holdup import HoldUp
-from scrubber.engine.instruments import Instruments
 from scrubber.engine.job import ScrubJob
 from scrubber.engine.neighbourhood import Neighbourhood
 from scrubber.engine.possession import Possession
@@ -52,9 +53,9 @@ class Keeper(Possession):
     """
 
     def __init__(
-        self, device: Device, record: DeviceRecord, *, instruments: Instruments, around: Neighbourhood
+        self, device: Device, record: DeviceRecord, *, dependencies: Dependencies, around: Neighbourhood
     ) -> None:
-        super().__init__(device, record, instruments=instruments, around=around)
+        super().__init__(device, record, dependencies=dependencies, around=around)
         # The last scrub, when the ledger failed at its end.
         self._unrecorded: ScrubRecord | None = None
         self._hold_up: HoldUp | None = None
@@ -67,7 +68,7 @@ class Keeper(Possession):
         scrub = None if self._job is None else self._job.id
         record = self._record
         owed = record.health in (Health.QUARANTINED, Health.PROBATION) and record.must_reset
-        waits = self._around.fuse.state.resets if owed and self._reset_stopped_until is not None else ""
+        waits = self._around.breaker.state.resets if owed and self._reset_stopped_until is not None else ""
         return DeviceView(
             self.device,
             record,
@@ -95,7 +96,7 @@ class Keeper(Possession):
 
     def _is_still_given(self) -> bool:
         """Whether the kubelet has given the device to a pod of its grants, as far as can be told: else it offers it anew."""
-        reading = self._instruments.pods.reading
+        reading = self._dependencies.pods.reading
         having = {each.pod for each in reading.naming(self.device.id)}
         unsure = reading.trust is not Trust.TRUSTED
         return any(grant.pod is not None and (unsure or grant.pod in having) for grant in self._record.open_grants)
@@ -108,7 +109,7 @@ class Keeper(Possession):
     @property
     def _reset_stopped_until(self) -> float | None:
         plan = self.policy.plan(Path.SLOW, Occasion.RECOVERY, recovering=True, must_reset=self._record.must_reset)
-        return self._around.fuse.stopped_until() if Step.RESET in plan.steps and not self._no_reset else None
+        return self._around.breaker.stopped_until() if Step.RESET in plan.steps and not self._no_reset else None
 
     async def reset_stopped_until(self) -> float | None:
         """Wall-clock seconds before which the breaker lets no recovery reset this device; None where nothing is stopped.
@@ -119,7 +120,7 @@ class Keeper(Possession):
         self._no_reset = False
         until = self._reset_stopped_until
         if until is not None:
-            self._no_reset = (await self._instruments.resetter.plan(self.device)).unavailable is not None
+            self._no_reset = (await self._dependencies.resetter.plan(self.device)).unavailable is not None
         return None if self._no_reset else until
 
     @property
@@ -155,7 +156,7 @@ class Keeper(Possession):
         own = await self.held_by_own_pod(asking) if held and self._job is None else None
         if own is not None:
             return own
-        now = self._instruments.clock.monotonic()
+        now = self._dependencies.clock.monotonic()
         if self._hold_up is not None and not self._hold_up.over(now, held=held):
             return self._hold_up.refusal
         return None
@@ -194,8 +195,8 @@ class Keeper(Possession):
                     f"Device {self.device.id} is {self._record.state} and cannot be scrubbed at this moment.",
                     public=f"Device {self.device.id} is {self._record.state}. The start is tried again.",
                 )
-            instruments, policy = self._instruments, self.policy
-            now = instruments.clock.wall()
+            dependencies, policy = self._dependencies, self.policy
+            now = dependencies.clock.wall()
             record = self._record
             proved = record.certificate if record.hygiene is Hygiene.CLEAN else None
             # A person's release does not forgive a reset that is owed.
@@ -215,18 +216,18 @@ class Keeper(Possession):
                     await self._be_worth_an_attempt(now)
                 record = record.recovery_started(Attempt(now, resets, ordered=bool(ordered)))
             after = replace(record.scrub_started(), version=self._record.version + 1)
-            started = ScrubRecord(instruments.new_id("scrub"), self.device.id, Path.SLOW, occasion, now, actor=actor)
+            started = ScrubRecord(dependencies.new_id("scrub"), self.device.id, Path.SLOW, occasion, now, actor=actor)
             orders = [Event("operator.reset", now, self.device.id, started.id, actor, {"reason": ordered})]
             told = (*(orders if ordered else ()), narrate.scrub_started(started, record.tenant))
             events = (*self._health_events(self._record, after, now), *told)
 
             async def store_and_begin() -> ScrubJob:
-                with self._around.fuse.reset(self.device.id) if resets and not ordered else nullcontext():
+                with self._around.breaker.reset(self.device.id) if resets and not ordered else nullcontext():
                     await self._commit(Change(scrubs=(started,), events=events), after)
                 job = ScrubJob(started, ordered=bool(ordered), proved=proved)
                 work = self._work(job, plan=plan, record=after, asking=asking)
                 self._job = job
-                job.task = instruments.spawn(self._perform(job, work), f"scrub {started.id}")
+                job.task = dependencies.spawn(self._perform(job, work), f"scrub {started.id}")
                 self._changed()
                 return job
 
@@ -249,7 +250,7 @@ class Keeper(Possession):
         if self._retired or self._record.hygiene not in (Hygiene.DIRTY, Hygiene.CLEAN):
             return False
         # A person's quarantine may have come while the caller waited: that one no machine lifts.
-        need = next_need(self._record, self.policy, self._instruments.identity)
+        need = next_need(self._record, self.policy, self._dependencies.identity)
         return not recover or need.act is Act.RECOVER
 
     def _work(self, job: ScrubJob, *, plan: Plan, record: DeviceRecord, asking: Pod | None) -> Work:
@@ -259,7 +260,7 @@ class Keeper(Possession):
             record=record,
             plan=plan,
             policy=self.policy,
-            instruments=self._instruments,
+            dependencies=self._dependencies,
             standings=lambda: self.standings(self.starting(asking)),
             urgent=lambda: job.urgent,
             progress=job.progress,
@@ -271,7 +272,7 @@ class Keeper(Possession):
         """Run the plan and commit what it proved. However this ends, joined callers are told."""
         result = ScrubResult(Outcome.ABANDONED, ())
         finished, certificate = job.record, None
-        began = self._instruments.clock.monotonic()
+        began = self._dependencies.clock.monotonic()
         with self._span("scrub", job.record, work.record.tenant) as span:
             try:
                 try:
@@ -280,7 +281,7 @@ class Keeper(Possession):
                     finished, certificate = await to_the_end(self._conclude(job, work, result, began))
             except LedgerFailure:
                 # The record still says "scrubbing": tending settles it once the ledger can be written again.
-                finished = replace(job.record, ended=self._instruments.clock.wall(), outcome=Outcome.ABANDONED)
+                finished = replace(job.record, ended=self._dependencies.clock.wall(), outcome=Outcome.ABANDONED)
                 self._unrecorded = finished
             finally:
                 self._job = None
@@ -290,7 +291,7 @@ class Keeper(Possession):
                 self._changed()
 
     def _span(self, name: str, scrub: ScrubRecord, tenant: str | None) -> AbstractContextManager[Span]:
-        return self._instruments.tracer.span(
+        return self._dependencies.tracer.span(
             name,
             device=self.device.id,
             scrub_id=scrub.id,
@@ -306,8 +307,8 @@ class Keeper(Possession):
             if result.outcome is Outcome.PASSED and self._lookout.absent_since(began):
                 # Nobody knows what came after the eraser: it may have been gone for as long as the service stood still.
                 result = ScrubResult(Outcome.HELD_UP, result.steps)
-            looked = self._instruments.clock.monotonic()
-            instruments, policy, now = self._instruments, work.policy, self._instruments.clock.wall()
+            looked = self._dependencies.clock.monotonic()
+            dependencies, policy, now = self._dependencies, work.policy, self._dependencies.clock.wall()
             finished = replace(job.record, ended=now, outcome=result.outcome, steps=result.steps)
             certificate: Certificate | None = None
             if result.outcome is Outcome.PASSED:
@@ -315,12 +316,12 @@ class Keeper(Possession):
                     finished,
                     result.steps,
                     self._record,
-                    identity=instruments.identity,
+                    identity=dependencies.identity,
                     policy=policy,
-                    certificate_id=instruments.new_id("cert"),
+                    certificate_id=dependencies.new_id("cert"),
                     now=now,
                 )
-                certificate = sealed(issued, instruments.signer)
+                certificate = sealed(issued, dependencies.signer)
                 finished = replace(finished, certificate=certificate.id)
                 hygiene = self._record.scrub_passed(certificate, was_reset=result.was_reset, starting=work.asking)
             else:
@@ -328,7 +329,7 @@ class Keeper(Possession):
             if any(step.step is Step.HOLDERS for step in finished.steps):
                 lasting = (each for each in finished.findings if each.code == FindingCode.WALK_UNFINISHED)
                 self._uninspected = tuple(each.sentence for each in lasting if "news" in each.evidence)
-            self._hold_up = HoldUp.after(finished, self._hold_up, instruments.clock.monotonic())
+            self._hold_up = HoldUp.after(finished, self._hold_up, dependencies.clock.monotonic())
             if was_disturbed(finished):
                 self._disturbances.note(self.allocations)
             hygiene = hygiene.listing_xids(()) if result.was_reset else hygiene
@@ -343,15 +344,15 @@ class Keeper(Possession):
             )
             certificates = () if certificate is None else (certificate,)
             await self._commit(Change(scrubs=(finished,), certificates=certificates, events=events), after)
-            instruments.journal.scrubbed(finished)
+            dependencies.journal.scrubbed(finished)
             self._lookout.begin(looked)
             return finished, certificate
 
     async def check(self, occasion: Occasion, actor: str = "service") -> tuple[ScrubRecord, ScrubResult]:
         """The fast path: checks only. It changes nothing about the device, and records nothing."""
-        instruments, policy = self._instruments, self.policy
+        dependencies, policy = self._dependencies, self.policy
         record = ScrubRecord(
-            instruments.new_id("check"), self.device.id, Path.FAST, occasion, instruments.clock.wall(), actor=actor
+            dependencies.new_id("check"), self.device.id, Path.FAST, occasion, dependencies.clock.wall(), actor=actor
         )
         job = ScrubJob(record)
         work = self._work(job, plan=policy.plan(Path.FAST, occasion), record=self._record, asking=None)
@@ -360,16 +361,16 @@ class Keeper(Possession):
             span.note(outcome=result.outcome.value)
         if result.steps and any(finding.code == FindingCode.HELD for finding in result.steps[0].findings):
             self._lookout.saw(held=True)
-        now = instruments.clock.wall()
+        now = dependencies.clock.wall()
         return replace(record, ended=now, outcome=result.outcome, steps=result.steps), result
 
     async def note_check(self, record: ScrubRecord) -> None:
         """Put a check that somebody asked for on record."""
         async with self._lock:
             change = Change(scrubs=(record,), events=narrate.scrub_finished(record, None, self._record.tenant))
-            await to_the_end(self._instruments.ledger.commit(change))
-            self._instruments.journal.tell(change.events)
-            self._instruments.journal.scrubbed(record)
+            await to_the_end(self._dependencies.ledger.commit(change))
+            self._dependencies.journal.tell(change.events)
+            self._dependencies.journal.scrubbed(record)
 
     async def settle(self) -> None:
         """A scrub or recovery is on record that nobody runs (the ledger failed at its end): put the record right."""
@@ -377,7 +378,7 @@ class Keeper(Possession):
             if self._job is not None:
                 return
             after = self._record
-            now = self._instruments.clock.wall()
+            now = self._dependencies.clock.wall()
             if after.hygiene is Hygiene.SCRUBBING:
                 after = after.scrub_ended()
             if after.health is Health.RECOVERING:
@@ -391,7 +392,7 @@ class Keeper(Possession):
                 after = replace(after, version=self._record.version + 1)
                 await self._commit(Change(scrubs=scrubs, events=events), after)
                 for each in scrubs:
-                    self._instruments.journal.scrubbed(each)
+                    self._dependencies.journal.scrubbed(each)
                 self._unrecorded = None
 
     async def abandon(self) -> None:

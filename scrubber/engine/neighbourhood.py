@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
 from scrubber.domain.record import DeviceRecord
-from scrubber.engine.breaker import Fuse
+from scrubber.engine.breaker import CircuitBreaker
 
 __all__ = ["Neighbourhood"]
 
@@ -22,7 +22,7 @@ class Neighbourhood:
         still: keeps other devices out of use while it is open (:meth:`scrubber.engine.node.Node.still`).
         resources: the kubelet's resources under which a device is handed out, as far as anybody has said.
         records: those of all devices.
-        fuse: what recoveries may still do.
+        breaker: what recoveries may still do.
         maintenance: held by the one device that is scrubbed for maintenance.
     """
 
@@ -30,5 +30,5 @@ class Neighbourhood:
     still: Callable[[Iterable[str]], AbstractAsyncContextManager[None]]
     resources: Callable[[str], frozenset[str]]
     records: Callable[[], Collection[DeviceRecord]]
-    fuse: Fuse
+    breaker: CircuitBreaker
     maintenance: asyncio.Lock = field(default_factory=asyncio.Lock)

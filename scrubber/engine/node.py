@@ -30,9 +30,9 @@ from scrubber.domain.policy import Envvar
 from scrubber.domain.record import DeviceRecord, Grant
 from scrubber.domain.resources import LONGEST_NAME, MOST_RESOURCES, Announced, Meaning
 from scrubber.engine.board import Board
-from scrubber.engine.breaker import Fuse
+from scrubber.engine.breaker import CircuitBreaker
+from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.grant import GrantRequest
-from scrubber.engine.instruments import Instruments
 from scrubber.engine.keeper import Keeper
 from scrubber.engine.neighbourhood import Neighbourhood
 from scrubber.engine.notices import Refusals, out_of_service
@@ -60,8 +60,8 @@ class Node(Orders):
         kubelet_restarts: those that were noticed.
     """
 
-    def __init__(self, *, instruments: Instruments, info: Callable[[], ServiceView], epoch: str) -> None:
-        super().__init__(instruments)
+    def __init__(self, *, dependencies: Dependencies, info: Callable[[], ServiceView], epoch: str) -> None:
+        super().__init__(dependencies)
         self._info = info
         self._board = Board(epoch)
         self._ordered: list[Keeper] = []
@@ -72,13 +72,13 @@ class Node(Orders):
         self._announced = Announced()
         self._named: dict[str, set[str]] = {}
         self._resources: dict[str, frozenset[str]] | None = None
-        self._refusals = Refusals(instruments.clock)
+        self._refusals = Refusals(dependencies.clock)
         self._around = Neighbourhood(
             changed=self._show,
             still=self.still,
             resources=self.resources_of,
             records=self._records,
-            fuse=Fuse(self._records, instruments),
+            breaker=CircuitBreaker(self._records, dependencies),
         )
         self.gone: dict[str, DeviceRecord] = {}
         self.waiting = 0
@@ -133,9 +133,9 @@ class Node(Orders):
         return {device: frozenset(resources) for device, resources in found.items()}
 
     @property
-    def fuse(self) -> Fuse:
+    def breaker(self) -> CircuitBreaker:
         """The breaker."""
-        return self._around.fuse
+        return self._around.breaker
 
     def _records(self) -> list[DeviceRecord]:
         return [keeper.record for keeper in self._keepers.values()]
@@ -147,13 +147,13 @@ class Node(Orders):
     def keeper(self, device: Device, record: DeviceRecord) -> Keeper:
         """Make the keeper of ``device``, whose ``record`` is as the ledger has it. Nobody else sees it before :meth:`add`."""
         self._expected.add(device.id)
-        return Keeper(device, record, instruments=self._instruments, around=self._around)
+        return Keeper(device, record, dependencies=self._dependencies, around=self._around)
 
     def add(self, keeper: Keeper) -> None:
         """Hand the device out, scrub it and show it from now on."""
         self._expected.discard(keeper.device.id)
         self._keepers[keeper.device.id] = keeper
-        self.fuse.moved()
+        self.breaker.moved()
         self._ordered = sorted(self._keepers.values(), key=lambda each: _index(each.device))
         self._show()
 
@@ -166,7 +166,7 @@ class Node(Orders):
         keeper = self._keepers[device]
         self.gone[device] = await keeper.retire()
         del self._keepers[device]
-        self.fuse.moved()
+        self.breaker.moved()
         self._ordered.remove(keeper)
         self._show()
 
@@ -221,7 +221,7 @@ class Node(Orders):
     def track(self) -> None:
         """Tell the pod watch which pods matter."""
         grants = [grant for keeper in self._keepers.values() for grant in keeper.record.open_grants]
-        self._instruments.pods.track(grant.pod for grant in grants if grant.pod is not None)
+        self._dependencies.pods.track(grant.pod for grant in grants if grant.pod is not None)
 
     # -- being asked -----------------------------------------------------------------------------------------------
 
@@ -233,11 +233,11 @@ class Node(Orders):
 
     def info(self) -> ServiceView:
         return replace(
-            self._info(), breaker=self.fuse.state.felt, kubelet=_of_the_kubelet(self._instruments.pods.reading)
+            self._info(), breaker=self.breaker.state.open, kubelet=_of_the_kubelet(self._dependencies.pods.reading)
         )
 
     async def certificate(self, id: str) -> CertificateView:
-        found = await self._instruments.certificates.certificate(id)
+        found = await self._dependencies.certificates.certificate(id)
         if found is None:
             raise InvalidRequest(f"The ledger has no certificate {id!r}; it forgets old ones with its audit trail.")
         if found.next_grant is not None:
@@ -246,19 +246,19 @@ class Node(Orders):
         return CertificateView(found, Standing.UNUSED if id in current else Standing.VOID)
 
     def audit(self, after: int) -> AsyncIterator[TrailPage]:
-        return self._instruments.trail.pages(after)
+        return self._dependencies.trail.pages(after)
 
     async def history(self, query: HistoryQuery) -> Sequence[HistoryEntry]:
-        return await self._instruments.ledger.history(query)
+        return await self._dependencies.ledger.history(query)
 
     async def announce(self, resource: str, offers: Mapping[str, str]) -> None:
         self._announced = self._announced.announce(resource, offers, self.known)
         self._resources = None
-        if self._instruments.policy().overrides:
+        if self._dependencies.policy().overrides:
             self.policy_changed()
 
     async def reserve(self, devices: Sequence[str], resource: str = "") -> tuple[str, ...]:
-        with self._instruments.tracer.span("reserve", resource=resource, devices=len(devices)):
+        with self._dependencies.tracer.span("reserve", resource=resource, devices=len(devices)):
             self._board.view.be_ready()
             keepers = [each.keeper for each in self._resolve(resource, devices)]
             for keeper in keepers:
@@ -270,16 +270,16 @@ class Node(Orders):
             return tuple(keeper.job.id for keeper in keepers if keeper.job is not None)
 
     async def hand_over(self, call: HandOverCall) -> tuple[Granted, ...]:
-        with self._instruments.tracer.span("hand-over", resource=call.resource, devices=len(call.devices)) as span:
+        with self._dependencies.tracer.span("hand-over", resource=call.resource, devices=len(call.devices)) as span:
             granted = await self._hand_over(call, span)
             for name in ("kind", "path"):
                 span.note(**{name: " ".join(sorted({getattr(each, name).value for each in granted}))})
             return granted
 
     async def _hand_over(self, call: HandOverCall, span: Span) -> tuple[Granted, ...]:
-        instruments = self._instruments
-        began = instruments.clock.monotonic()
-        limit = instruments.policy().limits.hand_over
+        dependencies = self._dependencies
+        began = dependencies.clock.monotonic()
+        limit = dependencies.policy().limits.hand_over
         wait = limit if call.wait_seconds is None else max(0.0, min(limit, call.wait_seconds))
         only = call.devices[0] if len(call.devices) == 1 else None
         self.waiting += 1
@@ -298,7 +298,7 @@ class Node(Orders):
             handing = GrantRequest(
                 wanted,
                 resource=call.resource,
-                instruments=instruments,
+                dependencies=dependencies,
                 earlier=self.open_grants,
                 own=lambda: self.own_resources | ({call.resource} - {""}),
                 deadline=began + wait,
@@ -321,13 +321,13 @@ class Node(Orders):
         except ScrubberError as refusal:
             span.note(refused=refusal.code)
             self._show()
-            seconds = round(instruments.clock.monotonic() - began, 6)
+            seconds = round(dependencies.clock.monotonic() - began, 6)
             fields: dict[str, str | int | float | bool | None] = {
                 "code": refusal.code,
                 "sentence": str(refusal),
                 "seconds": seconds,
             }
-            instruments.journal.tell([Event("handover.refused", instruments.clock.wall(), only, fields=fields)])
+            dependencies.journal.tell([Event("handover.refused", dependencies.clock.wall(), only, fields=fields)])
             raise
         finally:
             self.waiting -= 1
@@ -338,7 +338,7 @@ class Node(Orders):
 
     def _asking(self, wanted: Sequence[Requested], resource: str) -> set[Pod]:
         """The pod that a start is of, if the kubelet's list says so for certain."""
-        reading = self._instruments.pods.reading
+        reading = self._dependencies.pods.reading
         assignments = [reading.assignment_of(each.device, each.shares, resource=resource) for each in wanted]
         pods = {None if each is None else each.pod for each in assignments}
         return {pod for pod in pods if pod is not None and pod.uid is not None} if len(pods) == 1 else set()
@@ -352,7 +352,7 @@ class Node(Orders):
         if unheard is None or any(granted.basis in UNJUDGED for granted in unheard.answer):
             return None
         answer = unheard.answer
-        reading: Reading = await self._instruments.pods.refresh()
+        reading: Reading = await self._dependencies.pods.refresh()
         for each in wanted:
             await each.keeper.void_if_unwatched()
         for each, granted, version in zip(wanted, answer, unheard.versions, strict=True):
@@ -365,7 +365,7 @@ class Node(Orders):
             following = reading.assignment_of(each.device, each.shares) or reading.hint_of(each.device, each.shares)
             if last is None or not current or keeper.allocated_since or last.assignment is None or following is None:
                 return None
-            following = self._instruments.pods.as_it_starts(following, each.device)
+            following = self._dependencies.pods.as_it_starts(following, each.device)
             if following != last.assignment or following.pod.uid is None or await _used_since(keeper, last):
                 return None
         return answer

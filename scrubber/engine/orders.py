@@ -16,7 +16,7 @@ from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.leftover import PodState
 from scrubber.domain.policy import ResetUse
 from scrubber.domain.reset import ResetPlan
-from scrubber.engine.instruments import Instruments
+from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.keeper import Keeper
 from scrubber.engine.views import DeviceView, ScrubNews
 
@@ -29,8 +29,8 @@ _MOST_NAMED = 5
 class Orders:
     """A person's part of :class:`scrubber.engine.views.Service`."""
 
-    def __init__(self, instruments: Instruments) -> None:
-        self._instruments = instruments
+    def __init__(self, dependencies: Dependencies) -> None:
+        self._dependencies = dependencies
         self._keepers: dict[str, Keeper] = {}
 
     async def scrub(self, device: str, path: Path, actor: str) -> AsyncIterator[ScrubNews]:
@@ -59,7 +59,7 @@ class Orders:
                 f"The policy {keeper.policy.name} says that device {keeper.device.id} is never reset (reset: never)."
             )
         await self._be_free(keeper)
-        plan = await self._instruments.resetter.plan(keeper.device)
+        plan = await self._dependencies.resetter.plan(keeper.device)
         if plan.unavailable is not None:
             raise Refused(f"Device {keeper.device.id} cannot be reset here: {plan.unavailable}")
         used = self._in_use(plan)
@@ -72,7 +72,7 @@ class Orders:
 
     async def reset_plan(self, device: str) -> ResetPlan:
         keeper = self._find(device)
-        plan = await self._instruments.resetter.plan(keeper.device)
+        plan = await self._dependencies.resetter.plan(keeper.device)
         strange = plan.blockers and keeper.job is None and keeper.record.hygiene is not Hygiene.IN_USE
         holding = await self._holding(keeper) if strange else ""
         held = (f"Device {keeper.device.index} is{holding.removeprefix(',')}.",) if holding else ()
@@ -100,7 +100,7 @@ class Orders:
     async def _holding(self, keeper: Keeper) -> str:
         """Which processes have the device open, for a sentence; nothing where that cannot be told."""
         try:
-            found = await self._instruments.holders.users(keeper.device)
+            found = await self._dependencies.holders.users(keeper.device)
         except ScrubberError:
             return ""
         named = [f"{each.pid} ({each.command})" if each.command else str(each.pid) for each in found if each.pid]
@@ -138,7 +138,7 @@ class Orders:
     ) -> DeviceView:
         _be_given(reason, "Accepting a baseline")
         # What somebody wrote a moment ago is what he accepts, and not what was there when it was last looked at.
-        for each in await self._instruments.inventory.devices():
+        for each in await self._dependencies.inventory.devices():
             known = self._keepers.get(each.id)
             if known is not None and each.is_where(known.device):
                 known.described(each)

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from scrubber.domain.errors import BadConfiguration, LedgerFailure
 from scrubber.domain.policy import Policy
-from scrubber.engine.instruments import Instruments
+from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.node import Node
 from scrubber.ports.record import Change, Event
 from scrubber.ports.runtime import Policies
@@ -19,7 +19,7 @@ _EVERY = 2.0
 
 
 async def follow_policy(
-    node: Node, *, policies: Policies, asked: asyncio.Event, instruments: Instruments, every: float = _EVERY
+    node: Node, *, policies: Policies, asked: asyncio.Event, dependencies: Dependencies, every: float = _EVERY
 ) -> None:
     """Until cancelled. A certificate names its policy's digest, so devices that were proved under another one are scrubbed.
 
@@ -28,7 +28,7 @@ async def follow_policy(
     """
     while True:
         with suppress(TimeoutError):
-            async with instruments.clock.timeout(every):
+            async with dependencies.clock.timeout(every):
                 await asked.wait()
         if not asked.is_set() and not policies.touched:
             continue
@@ -38,7 +38,9 @@ async def follow_policy(
             changed = policies.reload()
         except BadConfiguration as error:
             sentence = f"{error} The policy {before.name} stays in force."
-            await _tell(Event("policy.rejected", instruments.clock.wall(), fields={"sentence": sentence}), instruments)
+            await _tell(
+                Event("policy.rejected", dependencies.clock.wall(), fields={"sentence": sentence}), dependencies
+            )
             continue
         now = policies.policy
         fields: dict[str, str | int | float | bool | None] = {
@@ -47,7 +49,7 @@ async def follow_policy(
             "changed": changed,
         }
         fields["sentence"] = _static(before, now)
-        await _tell(Event("policy.accepted", instruments.clock.wall(), fields=fields), instruments)
+        await _tell(Event("policy.accepted", dependencies.clock.wall(), fields=fields), dependencies)
         if changed:
             node.policy_changed()
 
@@ -62,8 +64,8 @@ def _static(before: Policy, now: Policy) -> str | None:
     return f"{' and '.join(names)} count from the next start of the service." if names else None
 
 
-async def _tell(event: Event, instruments: Instruments) -> None:
+async def _tell(event: Event, dependencies: Dependencies) -> None:
     """A full ledger does not keep a policy from being followed; the log line is written all the same."""
     with suppress(LedgerFailure):
-        await instruments.ledger.commit(Change(events=(event,)))
-    instruments.journal.tell([event])
+        await dependencies.ledger.commit(Change(events=(event,)))
+    dependencies.journal.tell([event])

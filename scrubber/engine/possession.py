@@ -17,7 +17,7 @@ from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.leftover import Standing
 from scrubber.domain.record import DeviceRecord, Grant
 from scrubber.domain.telemetry import HolderKind
-from scrubber.engine.instruments import Instruments
+from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.job import ScrubJob
 from scrubber.engine.lookout import GAP
 from scrubber.engine.neighbourhood import Neighbourhood
@@ -32,9 +32,9 @@ class Possession(Vitals):
     """One device's."""
 
     def __init__(
-        self, device: Device, record: DeviceRecord, *, instruments: Instruments, around: Neighbourhood
+        self, device: Device, record: DeviceRecord, *, dependencies: Dependencies, around: Neighbourhood
     ) -> None:
-        super().__init__(device, record, instruments=instruments, around=around)
+        super().__init__(device, record, dependencies=dependencies, around=around)
         self._job: ScrubJob | None = None
         self._nobodys_since: float | None = None
         self._strangers: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class Possession(Vitals):
         if self._job is not None:
             return True
         self._lookout.look()
-        held = await self._instruments.holders.held(self.device)
+        held = await self._dependencies.holders.held(self.device)
         self._lookout.saw(held=held)
         self._nobodys_since = self._nobodys_since if held else None
         return held
@@ -65,8 +65,8 @@ class Possession(Vitals):
 
     async def nobodys(self) -> bool:
         """Whether what holds the device has had no process for the settle time: nobody will ever let it go."""
-        now = self._instruments.clock.monotonic()
-        if await self._instruments.holders.users(self.device):
+        now = self._dependencies.clock.monotonic()
+        if await self._dependencies.holders.users(self.device):
             self._nobodys_since = None
             return False
         self._nobodys_since = now if self._nobodys_since is None else self._nobodys_since
@@ -76,8 +76,8 @@ class Possession(Vitals):
         """The refusal that names a process of ``asking``, which was granted the device before, that holds it now."""
         if asking is None or not any(grant.pod == asking for grant in self._record.open_grants):
             return None
-        containers = self._instruments.containers
-        for user in await self._instruments.holders.users(self.device):
+        containers = self._dependencies.containers
+        for user in await self._dependencies.holders.users(self.device):
             known = bool(user.pid) and user.kind is not HolderKind.INFRASTRUCTURE
             if known and await containers.pod_uid_of(user.pid) == asking.uid:
                 try:
@@ -97,16 +97,16 @@ class Possession(Vitals):
             asking, shares: as :meth:`scrubber.engine.pods.PodWatch.standing`.
             leaving_out: a pod that is not asked about: looking at a pod's processes can mean walking over all there are.
         """
-        instruments, limits = self._instruments, self.policy.limits
+        dependencies, limits = self._dependencies, self.policy.limits
         found = []
         for grant in self._record.open_grants:
             if leaving_out is not None and grant.pod == leaving_out:
                 continue
-            where = await instruments.pods.standing(
+            where = await dependencies.pods.standing(
                 grant,
                 limits=limits,
-                boot=instruments.identity.boot,
-                wall=instruments.clock.wall(),
+                boot=dependencies.identity.boot,
+                wall=dependencies.clock.wall(),
                 free_for=self._lookout.free_for,
                 asking=asking,
                 shares=shares,
@@ -124,7 +124,7 @@ class Possession(Vitals):
             standing = self._record.hygiene is Hygiene.CLEAN and self._record.certificate == seen.certificate
             if not standing or self._job is not None:
                 return False
-            event = Event("device.touched", self._instruments.clock.wall(), self.device.id)
+            event = Event("device.touched", self._dependencies.clock.wall(), self.device.id)
             self._disturbances.note(self.allocations)
             await self._commit_seen(Change(events=(event,)), self._record.touched())
             return True
@@ -180,7 +180,7 @@ class Possession(Vitals):
             f"Nobody looked for over {GAP:g} s, or what was seen could not be recorded; somebody may have used it."
         )
         fields = {"reason": "gap", "sentence": sentence}
-        event = Event("certificate.voided", self._instruments.clock.wall(), self.device.id, fields=fields)
+        event = Event("certificate.voided", self._dependencies.clock.wall(), self.device.id, fields=fields)
         await self.intruded(event, seen=False)
         self._lookout.begin()
         return True
@@ -196,7 +196,7 @@ class Possession(Vitals):
             if self._record.hygiene is Hygiene.IN_USE or self._job is not None:
                 raise Held(f"Device {self.device.id}, which would be reset with it, is {self._record.hygiene.value}.")
             if self._record.hygiene is Hygiene.CLEAN:
-                event = Event("device.touched", self._instruments.clock.wall(), self.device.id)
+                event = Event("device.touched", self._dependencies.clock.wall(), self.device.id)
                 await self._commit(Change(events=(event,)), self._record.touched())
             yield
 
@@ -209,7 +209,7 @@ class Possession(Vitals):
         async with self._lock:
             if self._record.hygiene is Hygiene.IN_USE and self._record.grants == seen.grants:
                 fields = {"tenant_namespace": self._record.tenant}
-                event = Event("device.released", self._instruments.clock.wall(), self.device.id, fields=fields)
+                event = Event("device.released", self._dependencies.clock.wall(), self.device.id, fields=fields)
                 await self._commit(Change(events=(event,)), self._record.released())
 
     async def adopt(self, grant: Grant | None) -> None:
@@ -228,7 +228,7 @@ class Possession(Vitals):
                 grant = replace(grant, sequence=record.grants + 1)
             pod = grant.pod if grant is not None else record.open_grants[-1].pod
             fields = {} if pod is None else {"tenant_namespace": pod.namespace, "pod": pod.name}
-            event = Event("device.adopted", self._instruments.clock.wall(), self.device.id, fields=fields)
+            event = Event("device.adopted", self._dependencies.clock.wall(), self.device.id, fields=fields)
             grants = () if grant is None else ((self.device.id, grant),)
             await self._commit(Change(grants=grants, events=(event,)), self._record.adopted(grant))
 
@@ -246,7 +246,7 @@ class Possession(Vitals):
             if last.pod is not None:
                 fields |= {"tenant_namespace": last.pod.namespace, "pod": last.pod.name}
             event = Event(
-                "grant.named", self._instruments.clock.wall(), self.device.id, fields=fields | {"container": container}
+                "grant.named", self._dependencies.clock.wall(), self.device.id, fields=fields | {"container": container}
             )
             events = () if container is None else (event,)
             await self._commit(Change(events=events), self._record.started(cgroup, container))
@@ -259,5 +259,5 @@ class Possession(Vitals):
             pod = assignment.pod
             fields: dict[str, str | int | float | bool | None] = {"grant": sequence}
             fields |= {"tenant_namespace": pod.namespace, "pod": pod.name}
-            event = Event("grant.named", self._instruments.clock.wall(), self.device.id, fields=fields)
+            event = Event("grant.named", self._dependencies.clock.wall(), self.device.id, fields=fields)
             await self._commit(Change(events=(event,)), self._record.named(assignment, baseline))

@@ -18,7 +18,7 @@ from scrubber.domain.record import DeviceRecord, Grant
 from scrubber.domain.signals import fault_finding
 from scrubber.domain.using import Use
 from scrubber.engine import refusals
-from scrubber.engine.instruments import Instruments
+from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.keeper import Keeper
 from scrubber.engine.shared_start import check_beside, neighbour, others_on
 from scrubber.ports.record import Event
@@ -97,20 +97,20 @@ class Preparation:
         requested: Requested,
         *,
         resource: str,
-        instruments: Instruments,
+        dependencies: Dependencies,
         own: Callable[[], frozenset[str]],
         deadline: float,
     ) -> None:
         self._requested = requested
         self._resource = resource
-        self._instruments = instruments
+        self._dependencies = dependencies
         self._own = own
         self._deadline = deadline
         self._asked_for: tuple[Assignment | None, ...] = ()
         self._allocations = requested.keeper.allocations
 
     def _left(self) -> float:
-        return self._deadline - self._instruments.clock.monotonic()
+        return self._deadline - self._dependencies.clock.monotonic()
 
     async def reached(self) -> Prepared:
         """The device, prepared, as soon as it is.
@@ -118,7 +118,7 @@ class Preparation:
         Raises:
             Quarantined, NotReady, LedgerFailure: it is not, and the time is up; or it will not be.
         """
-        with self._instruments.tracer.span("device", device=self._requested.device, tenant=None) as span:
+        with self._dependencies.tracer.span("device", device=self._requested.device, tenant=None) as span:
             ready = await self._reached(span)
             span.note(kind=ready.kind.value, exception=ready.decision.basis and ready.decision.basis.exception)
             return ready
@@ -126,7 +126,7 @@ class Preparation:
     async def _reached(self, span: Span) -> Prepared:
         pause, keeper = _POLL_FIRST, self._requested.keeper
         while True:
-            reading = await self._instruments.pods.refresh()
+            reading = await self._dependencies.pods.refresh()
             await keeper.void_if_unwatched()
             outcome = await self._round(reading, span)
             if isinstance(outcome, Prepared):
@@ -135,7 +135,7 @@ class Preparation:
             if left <= 0:
                 raise outcome or _being_scrubbed(keeper)
             if outcome is not None:
-                await self._instruments.clock.sleep(min(pause, left))
+                await self._dependencies.clock.sleep(min(pause, left))
                 pause = min(_POLL_LAST, pause * 2)
 
     async def _round(self, reading: Reading, span: Span) -> Prepared | ScrubberError | None:
@@ -148,7 +148,7 @@ class Preparation:
 
     async def _decided(self, reading: Reading, span: Span) -> Prepared | ScrubberError | None:
         """One round: prepared, the refusal to give if time is up now, or None when something moved: look again at once."""
-        requested, instruments = self._requested, self._instruments
+        requested, dependencies = self._requested, self._dependencies
         keeper, record, share = requested.keeper, requested.keeper.record, requested.shares
         start = self._start_by(reading)
         span.note(tenant=None if start.following is None else start.following.pod.tenant)
@@ -163,8 +163,8 @@ class Preparation:
                 init_containers_known=reading.init_containers_known,
             ),
             policy=keeper.policy,
-            identity=instruments.identity,
-            ran=record.last_grant is not None and instruments.pods.ran(record.last_grant),
+            identity=dependencies.identity,
+            ran=record.last_grant is not None and dependencies.pods.ran(record.last_grant),
             trouble=self._trouble(reading, start),
             share=requested.share,
             asking=start.own,
@@ -191,12 +191,12 @@ class Preparation:
         over = (grant.sequence for grant, where in others if self._is_closed(grant, where))
         return Prepared(
             record.version,
-            None if start.following is None else instruments.pods.as_it_starts(start.following, requested.device),
+            None if start.following is None else dependencies.pods.as_it_starts(start.following, requested.device),
             start.certain is not None,
             facts.kind,
             decision,
             check,
-            instruments.clock.monotonic(),
+            dependencies.clock.monotonic(),
             allocations,
             facts.policy,
             shares=share,
@@ -235,7 +235,7 @@ class Preparation:
     async def _checks(self, decision: Decision) -> tuple[ScrubRecord, Checks]:
         keeper = self._requested.keeper
         if decision.basis is Basis.SHARED:
-            check, result = await check_beside(keeper, decision.pods, self._instruments)
+            check, result = await check_beside(keeper, decision.pods, self._dependencies)
         else:
             check, result = await keeper.check(Occasion.START)
         return check, Checks(result.outcome is Outcome.PASSED, tuple(result.findings))
@@ -253,7 +253,7 @@ class Preparation:
             case Verdict.SCRUB, _:
                 return await self._scrub(keeper, facts.record, start.own)
             case Verdict.WAIT, ErrorCode.FOREIGN_ASSIGNMENT:
-                other = self._second_owner(self._instruments.pods.reading, start)
+                other = self._second_owner(self._dependencies.pods.reading, start)
                 return None if other is None else refusals.foreign_assignment(device, other, self._own())
             case Verdict.WAIT, ErrorCode.SHARING:
                 await self._note_unauthorized(keeper, findings)
@@ -272,7 +272,7 @@ class Preparation:
 
     def _is_closed(self, grant: Grant, where: Standing) -> bool:
         """Whether the pod of ``grant`` is over and proved to be the kubelet's no longer: there is nothing left to wait for."""
-        return where.state is PodState.OVER and grant.pod is not None and self._instruments.pods.absent(grant.pod)
+        return where.state is PodState.OVER and grant.pod is not None and self._dependencies.pods.absent(grant.pod)
 
     async def _let_it_recover(self, keeper: Keeper, record: DeviceRecord, asking: Pod | None) -> None:
         """Let the device heal under the pod that waits for it, if nothing else of an earlier grant lives."""
@@ -297,7 +297,7 @@ class Preparation:
         stranger = next((finding for finding in findings if finding.code == FindingCode.UNKNOWN_HOLDER), None)
         if stranger is not None and not keeper.record.tainted:
             fields = {"use": Use.STRANGER.value, "sentence": stranger.sentence}
-            now = self._instruments.clock.wall()
+            now = self._dependencies.clock.wall()
             await keeper.intruded(Event("use.ungranted", now, keeper.device.id, fields=fields))
 
     async def _join(self, keeper: Keeper, asking: Pod | None) -> ScrubberError | None:
@@ -306,8 +306,8 @@ class Preparation:
         if job is None or left <= 0:
             return _being_scrubbed(keeper)
         try:
-            async with self._instruments.clock.timeout(left):
-                with self._instruments.tracer.span("wait", scrub_id=job.id):
+            async with self._dependencies.clock.timeout(left):
+                with self._dependencies.tracer.span("wait", scrub_id=job.id):
                     finished = await job.wait()
         except TimeoutError:
             return _being_scrubbed(keeper)

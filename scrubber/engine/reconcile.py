@@ -16,7 +16,7 @@ from scrubber.domain.leftover import PodState
 from scrubber.domain.record import DeviceRecord, Grant
 from scrubber.domain.signals import fault_finding
 from scrubber.engine.adoption import adopt
-from scrubber.engine.instruments import Instruments
+from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.keeper import Keeper
 from scrubber.engine.node import Node
 from scrubber.ports.record import Change, Event, LedgerState
@@ -24,44 +24,44 @@ from scrubber.ports.record import Change, Event, LedgerState
 __all__ = ["reconcile", "welcome"]
 
 
-async def reconcile(node: Node, devices: Iterable[Device], state: LedgerState, *, instruments: Instruments) -> None:
+async def reconcile(node: Node, devices: Iterable[Device], state: LedgerState, *, dependencies: Dependencies) -> None:
     """Bring ledger, kubelet and devices to one story; nothing is handed over before this is done.
 
     Raises:
         LedgerFailure: the new start cannot be recorded.
     """
-    now = instruments.clock.wall()
-    boot = instruments.identity.boot
+    now = dependencies.clock.wall()
+    boot = dependencies.identity.boot
     known = {device.id: state.records.get(device.id, DeviceRecord(device.id)) for device in devices}
     started = {device.id: _started(device, known[device.id], boot, now) for device in devices}
     abandoned = tuple(_abandoned(scrub, now) for scrub in state.unfinished)
     event = Event(
         "service.started",
         now,
-        fields={"devices": len(started), "abandoned_scrubs": len(abandoned), "key_id": instruments.signer.key_id},
+        fields={"devices": len(started), "abandoned_scrubs": len(abandoned), "key_id": dependencies.signer.key_id},
     )
     learnt = [_learnt(known[device.id], started[device.id], now) for device in devices]
     events = (event, *(each for one in learnt for each in one))
-    await instruments.ledger.commit(Change(records=tuple(started.values()), scrubs=abandoned, events=events))
-    instruments.journal.tell(events)
+    await dependencies.ledger.commit(Change(records=tuple(started.values()), scrubs=abandoned, events=events))
+    dependencies.journal.tell(events)
     keepers = [node.keeper(device, started[device.id]) for device in devices]
     grants = [grant for keeper in keepers for grant in keeper.record.open_grants]
-    await _look_at_all(keepers, grants, instruments)
+    await _look_at_all(keepers, grants, dependencies)
     for keeper in keepers:
         node.add(keeper)
     node.ready()
 
 
-async def welcome(node: Node, device: Device, state: LedgerState, *, instruments: Instruments) -> None:
+async def welcome(node: Node, device: Device, state: LedgerState, *, dependencies: Dependencies) -> None:
     """A device that appeared while the service runs: known from the ledger or new, and dirty either way."""
     known = node.gone.get(device.id) or state.records.get(device.id) or DeviceRecord(device.id)
-    now = instruments.clock.wall()
-    record = _started(device, known, instruments.identity.boot, now)
+    now = dependencies.clock.wall()
+    record = _started(device, known, dependencies.identity.boot, now)
     events = (Event("device.appeared", now, device.id), *_learnt(known, record, now))
-    await instruments.ledger.commit(Change(records=(record,), events=events))
-    instruments.journal.tell(events)
+    await dependencies.ledger.commit(Change(records=(record,), events=events))
+    dependencies.journal.tell(events)
     keeper = node.keeper(device, record)
-    await _look_at_all([keeper], [*node.open_grants(), *record.open_grants], instruments)
+    await _look_at_all([keeper], [*node.open_grants(), *record.open_grants], dependencies)
     node.add(keeper)
 
 
@@ -83,22 +83,22 @@ def _abandoned(scrub: ScrubRecord, now: float) -> ScrubRecord:
     return replace(scrub, ended=now, outcome=Outcome.ABANDONED)
 
 
-async def _look_at_all(keepers: Iterable[Keeper], grants: Iterable[Grant], instruments: Instruments) -> None:
+async def _look_at_all(keepers: Iterable[Keeper], grants: Iterable[Grant], dependencies: Dependencies) -> None:
     """Find out who has these devices, before anybody else may do anything with them.
 
     Args:
         grants: all that the ledger still calls open, of any device.
     """
     asked = frozenset(grant.pod for grant in grants if grant.pod is not None)
-    instruments.pods.track_more(asked)
-    await instruments.pods.refresh()
-    await asyncio.gather(*(_look_at(keeper, asked, instruments) for keeper in keepers))
+    dependencies.pods.track_more(asked)
+    await dependencies.pods.refresh()
+    await asyncio.gather(*(_look_at(keeper, asked, dependencies) for keeper in keepers))
 
 
-async def _look_at(keeper: Keeper, asked: frozenset[Pod], instruments: Instruments) -> None:
+async def _look_at(keeper: Keeper, asked: frozenset[Pod], dependencies: Dependencies) -> None:
     """A device that cannot be looked at is out of service, stays with the pods it was granted to, and stops nothing."""
     try:
-        await _adopt_if_used(keeper, asked, instruments)
+        await _adopt_if_used(keeper, asked, dependencies)
     except (DeviceFault, Away) as error:
         fault = error if isinstance(error, DeviceFault) else Unreadable(str(error))
         if keeper.record.open_grants and keeper.record.hygiene is Hygiene.DIRTY:
@@ -106,19 +106,19 @@ async def _look_at(keeper: Keeper, asked: frozenset[Pod], instruments: Instrumen
         await keeper.report([fault_finding(Step.HOLDERS, fault)])
 
 
-async def _adopt_if_used(keeper: Keeper, asked: frozenset[Pod], instruments: Instruments) -> None:
+async def _adopt_if_used(keeper: Keeper, asked: frozenset[Pod], dependencies: Dependencies) -> None:
     """Leave a device with the pod that has it; otherwise it stays dirty, and tending scrubs it.
 
     An orphaned eraser holds its device too: it is ended first, or left for the scrub to deal with.
     """
     limits = keeper.policy.limits
-    orphan = await instruments.eraser.orphan(keeper.device)
+    orphan = await dependencies.eraser.orphan(keeper.device)
     if orphan is not None:
-        ended = await instruments.eraser.end_orphan(keeper.device, limits.question * 5)
+        ended = await dependencies.eraser.end_orphan(keeper.device, limits.question * 5)
         fields = {"pid": orphan, "ended": ended}
-        event = Event("eraser.orphan", instruments.clock.wall(), keeper.device.id, fields=fields)
-        await instruments.ledger.commit(Change(events=(event,)))
-        instruments.journal.tell([event])
+        event = Event("eraser.orphan", dependencies.clock.wall(), keeper.device.id, fields=fields)
+        await dependencies.ledger.commit(Change(events=(event,)))
+        dependencies.journal.tell([event])
         if not ended:
             return
     held = await keeper.held()
@@ -126,27 +126,27 @@ async def _adopt_if_used(keeper: Keeper, asked: frozenset[Pod], instruments: Ins
         if where.state is PodState.LIVING:
             await keeper.adopt(None)
             return
-    await _adopt_strangers(keeper, asked, instruments, held=held)
+    await _adopt_strangers(keeper, asked, dependencies, held=held)
 
 
-async def _adopt_strangers(keeper: Keeper, asked: frozenset[Pod], instruments: Instruments, *, held: bool) -> None:
+async def _adopt_strangers(keeper: Keeper, asked: frozenset[Pod], dependencies: Dependencies, *, held: bool) -> None:
     """Pods that were there before this ledger: adopted if they run, not if they only wait for their start.
 
     Args:
         asked: pods whose starts were asked about: of such a one, that another container of it runs says nothing of a device
             that it was never granted.
     """
-    named = instruments.pods.reading.naming(keeper.device.id)
+    named = dependencies.pods.reading.naming(keeper.device.id)
     by_pod = {each.pod: each for each in reversed(named) if each.pod.uid is not None}
     for pod, assignment in by_pod.items():
         try:
-            processes = await instruments.containers.processes(pod)
+            processes = await dependencies.containers.processes(pod)
             sandbox = presumed_sandbox(processes, held=held)
         except Unreadable:
             sandbox, running = (), True
         else:
             # A sandbox may have several processes; a pod none of whose containers was ever started has nothing else.
-            running = bool(remaining(processes, sandbox)) and instruments.pods.starts(pod) != {}
+            running = bool(remaining(processes, sandbox)) and dependencies.pods.starts(pod) != {}
         # Of several pods that share it, that somebody holds it says nothing of this one.
         if (running and pod not in asked) or (held and len(by_pod) == 1):
-            await adopt(keeper, assignment, sandbox, instruments=instruments)
+            await adopt(keeper, assignment, sandbox, dependencies=dependencies)

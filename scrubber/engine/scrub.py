@@ -72,12 +72,12 @@ async def run(work: Work, begin: Callable[[Step], None]) -> ScrubResult:
     the wait for an eraser slot, which both need, has none.
     """
     functions = _FAST if work.plan.path is Path.FAST else _SLOW
-    clock = work.instruments.clock
+    clock = work.dependencies.clock
     results: list[StepResult] = []
     left = work.plan.deadline
     for step in work.plan.steps:
         begin(step)
-        with work.instruments.tracer.span(f"step {step.value}") as span:
+        with work.dependencies.tracer.span(f"step {step.value}") as span:
             start = clock.monotonic()
             try:
                 if step in _TIMED_BY_THEMSELVES:

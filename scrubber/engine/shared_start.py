@@ -30,7 +30,7 @@ from scrubber.domain.sharing import Neighbour
 from scrubber.domain.telemetry import Holder, HolderKind
 from scrubber.domain.using import Use, judge_use
 from scrubber.engine import scrub
-from scrubber.engine.instruments import Instruments
+from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.keeper import Keeper
 from scrubber.engine.scrub import ScrubResult
 from scrubber.engine.steps.work import Work
@@ -59,11 +59,11 @@ def neighbour(grant: Grant, where: Standing) -> Neighbour:
     return Neighbour(grant.pod, where.state, share, grant.basis not in UNPROVED)
 
 
-async def check_beside(keeper: Keeper, pods: int, instruments: Instruments) -> tuple[ScrubRecord, ScrubResult]:
+async def check_beside(keeper: Keeper, pods: int, dependencies: Dependencies) -> tuple[ScrubRecord, ScrubResult]:
     """The fast path's checks of a device that ``pods`` pods are on by grants. It changes and records nothing."""
     policy = keeper.policy
-    check = instruments.new_id("check")
-    record = ScrubRecord(check, keeper.device.id, Path.FAST, Occasion.START, instruments.clock.wall())
+    check = dependencies.new_id("check")
+    record = ScrubRecord(check, keeper.device.id, Path.FAST, Occasion.START, dependencies.clock.wall())
     plan = policy.plan(Path.FAST, Occasion.START)
     work = Work(
         scrub=check,
@@ -71,7 +71,7 @@ async def check_beside(keeper: Keeper, pods: int, instruments: Instruments) -> t
         record=keeper.record,
         plan=replace(plan, steps=tuple(step for step in plan.steps if step is not Step.HOLDERS)),
         policy=policy,
-        instruments=instruments,
+        dependencies=dependencies,
         standings=keeper.standings,
         urgent=lambda: True,
         progress=lambda _: None,
@@ -81,16 +81,16 @@ async def check_beside(keeper: Keeper, pods: int, instruments: Instruments) -> t
     result = await scrub.run(work, lambda _: None)
     failed = users.verdict is Verdict.FAILED and result.outcome is Outcome.PASSED
     result = ScrubResult(Outcome.HELD_UP if failed else result.outcome, (users, *result.steps))
-    return replace(record, ended=instruments.clock.wall(), outcome=result.outcome, steps=result.steps), result
+    return replace(record, ended=dependencies.clock.wall(), outcome=result.outcome, steps=result.steps), result
 
 
 async def _check_users(work: Work, pods: int) -> StepResult:
     """Whether everybody who is seen to use the device has it by a grant. Claims nothing: a walk is not made."""
-    instruments, start = work.instruments, work.instruments.clock.monotonic()
+    dependencies, start = work.dependencies, work.dependencies.clock.monotonic()
     found: list[Finding] = []
     try:
         if before := await _ungranted(work):
-            await instruments.clock.sleep(_LOOK_AGAIN)
+            await dependencies.clock.sleep(_LOOK_AGAIN)
             for owner, user in (await _ungranted(work)).items():
                 if owner in before:
                     who = f"PID {user.pid} ({user.command or 'unknown'})"
@@ -99,7 +99,7 @@ async def _check_users(work: Work, pods: int) -> StepResult:
                     )
     except Retry as away:
         found.append(work.dirty(Step.HOLDERS, away.code, str(away)))
-    seconds = instruments.clock.monotonic() - start
+    seconds = dependencies.clock.monotonic() - start
     said = f"holders: shared with {pods} pod{'' if pods == 1 else 's'}, whose processes have it by grants of their own"
     verdict = Verdict.FAILED if found else Verdict.NOT_COVERED
     return StepResult(Step.HOLDERS, verdict, seconds, tuple(found), {"pods": pods}, (said,))
@@ -107,13 +107,13 @@ async def _check_users(work: Work, pods: int) -> StepResult:
 
 async def _ungranted(work: Work) -> dict[object, Holder]:
     """Who uses the device now and was not granted it: one of each pod, by its UID, and each process of no pod."""
-    instruments = work.instruments
+    dependencies = work.dependencies
     found: dict[object, Holder] = {}
-    for user in await instruments.holders.users(work.device):
+    for user in await dependencies.holders.users(work.device):
         if user.kind is HolderKind.INFRASTRUCTURE:
             continue
-        uid = await instruments.containers.pod_uid_of(user.pid) if user.pid else None
-        if judge_use(uid, work.device.id, work.record.open_grants, instruments.pods.reading) is not Use.GRANTED:
+        uid = await dependencies.containers.pod_uid_of(user.pid) if user.pid else None
+        if judge_use(uid, work.device.id, work.record.open_grants, dependencies.pods.reading) is not Use.GRANTED:
             found[uid or user.identity] = user
     return found
 

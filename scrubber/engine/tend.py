@@ -13,7 +13,7 @@ from scrubber.domain.policy import Policy
 from scrubber.domain.recovery import stands
 from scrubber.domain.tally import DAY
 from scrubber.domain.tending import Act, next_need
-from scrubber.engine.instruments import Instruments
+from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.keeper import Keeper
 from scrubber.engine.node import Node
 from scrubber.engine.watch import quarantine_unreadable
@@ -25,7 +25,7 @@ _BREAKER_EVERY = 60.0
 """Seconds between two looks at whether the breaker lets a reset through: a policy may allow more meanwhile."""
 
 
-async def tend_all(node: Node, *, instruments: Instruments) -> None:
+async def tend_all(node: Node, *, dependencies: Dependencies) -> None:
     """Tend every device that the node has, also those that come later. Nothing happens before the node is ready."""
     loops: dict[str, tuple[Keeper, asyncio.Task[None]]] = {}
     version = 0
@@ -41,11 +41,11 @@ async def tend_all(node: Node, *, instruments: Instruments) -> None:
                     del loops[device]
             for device, keeper in node.keepers.items():
                 if device not in loops:
-                    loop = tend(keeper, instruments=instruments, occasion=Occasion.SERVICE_START)
+                    loop = tend(keeper, dependencies=dependencies, occasion=Occasion.SERVICE_START)
                     loops[device] = (keeper, group.create_task(loop, name=f"tend {device}"))
 
 
-async def tend(keeper: Keeper, *, instruments: Instruments, occasion: Occasion) -> None:
+async def tend(keeper: Keeper, *, dependencies: Dependencies, occasion: Occasion) -> None:
     """Until cancelled: scrub what is dirty and free, recover, prove.
 
     Args:
@@ -58,20 +58,20 @@ async def tend(keeper: Keeper, *, instruments: Instruments, occasion: Occasion) 
         if job is not None:
             await job.over()
             continue
-        now = instruments.clock.wall()
-        need = next_need(keeper.record, keeper.policy, instruments.identity, now=now)
+        now = dependencies.clock.wall()
+        need = next_need(keeper.record, keeper.policy, dependencies.identity, now=now)
         if need.act is Act.NOTHING:
             await keeper.wake.wait()
             pause = _PAUSE_FIRST
             continue
         if need.due is not None and 0 < need.due - now <= _longest(keeper.policy):
-            await _sleep(keeper, instruments, need.due - now)
+            await _sleep(keeper, dependencies, need.due - now)
             continue
         if need.act is Act.SCRUB and keeper.scrub_put_off > 0:
-            await _sleep(keeper, instruments, keeper.scrub_put_off)
+            await _sleep(keeper, dependencies, keeper.scrub_put_off)
             continue
         if need.act is Act.VERIFY and keeper.maintenance.locked():
-            await _sleep(keeper, instruments, _PAUSE_LAST)
+            await _sleep(keeper, dependencies, _PAUSE_LAST)
             continue
         try:
             if need.act is Act.SETTLE:
@@ -80,12 +80,12 @@ async def tend(keeper: Keeper, *, instruments: Instruments, occasion: Occasion) 
             owes = need.act is Act.RECOVER or (need.act is Act.PROVE and keeper.record.must_reset)
             until = await keeper.reset_stopped_until() if owes else None
             if until is not None and until > now:
-                await _sleep(keeper, instruments, min(until - now, _BREAKER_EVERY))
+                await _sleep(keeper, dependencies, min(until - now, _BREAKER_EVERY))
                 continue
-            await instruments.pods.refresh()
+            await dependencies.pods.refresh()
             if not await _held_up(keeper, need.act) and not await _condition_stands(keeper, need.act):
                 async with keeper.maintenance if need.act is Act.VERIFY else nullcontext():
-                    if need.act is Act.VERIFY and not _still_due(keeper, instruments):
+                    if need.act is Act.VERIFY and not _still_due(keeper, dependencies):
                         continue
                     recover = need.act is Act.RECOVER
                     void = Occasion.VOID if keeper.record.hygiene is Hygiene.CLEAN else occasion
@@ -103,21 +103,21 @@ async def tend(keeper: Keeper, *, instruments: Instruments, occasion: Occasion) 
                 await quarantine_unreadable(keeper, error)
         # What this attempt itself changed is no reason to try again at once.
         keeper.wake.clear()
-        await _sleep(keeper, instruments, pause)
+        await _sleep(keeper, dependencies, pause)
         pause = min(_PAUSE_LAST, pause * 2)
 
 
-def _still_due(keeper: Keeper, instruments: Instruments) -> bool:
+def _still_due(keeper: Keeper, dependencies: Dependencies) -> bool:
     """Whether a device that waited for its turn is still to be verified: the hours may be over, or it needs something else."""
-    now = instruments.clock.wall()
-    need = next_need(keeper.record, keeper.policy, instruments.identity, now=now)
+    now = dependencies.clock.wall()
+    need = next_need(keeper.record, keeper.policy, dependencies.identity, now=now)
     return need.act is Act.VERIFY and need.due is not None and need.due <= now
 
 
-async def _sleep(keeper: Keeper, instruments: Instruments, seconds: float) -> None:
+async def _sleep(keeper: Keeper, dependencies: Dependencies, seconds: float) -> None:
     """Sleep, unless something about the device changes."""
     try:
-        async with instruments.clock.timeout(seconds):
+        async with dependencies.clock.timeout(seconds):
             await keeper.wake.wait()
     except TimeoutError:
         return

@@ -19,7 +19,7 @@ from scrubber.domain.policy import Enforcement, Policy, Ungranted
 from scrubber.domain.telemetry import Holder, HolderKind
 from scrubber.domain.using import Use, judge_use
 from scrubber.engine.adoption import adopt
-from scrubber.engine.instruments import Instruments
+from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.keeper import Keeper
 from scrubber.engine.node import Node
 from scrubber.engine.watch import quietly
@@ -57,7 +57,7 @@ class _User:
         return f"PID {self.holder.pid} ({self.holder.command or 'unknown'}) of {who} uses it without a grant."
 
 
-async def watch_use(node: Node, *, instruments: Instruments, interval: float, draw: Callable[[], float]) -> None:
+async def watch_use(node: Node, *, dependencies: Dependencies, interval: float, draw: Callable[[], float]) -> None:
     """Look at who uses each device, at random moments at most ``interval`` seconds apart. It waits for no kubelet.
 
     At regular moments a process could use a device between two looks for as long as it wants and never be seen.
@@ -73,12 +73,12 @@ async def watch_use(node: Node, *, instruments: Instruments, interval: float, dr
             for device, keeper in node.keepers.items():
                 keeper.attend()
                 if device not in looking:
-                    look = quietly(keeper, partial(look_at_use, keeper, instruments=instruments))
+                    look = quietly(keeper, partial(look_at_use, keeper, dependencies=dependencies))
                     looking[device] = group.create_task(look, name=f"use {device}")
-            await instruments.clock.sleep(interval * (_SHORTEST + (1.0 - _SHORTEST) * draw()))
+            await dependencies.clock.sleep(interval * (_SHORTEST + (1.0 - _SHORTEST) * draw()))
 
 
-async def look_at_use(keeper: Keeper, *, instruments: Instruments) -> None:
+async def look_at_use(keeper: Keeper, *, dependencies: Dependencies) -> None:
     """One look at one device. While it is scrubbed nobody is asked: the question breaks an eraser's fence."""
     if keeper.job is not None:
         return
@@ -90,20 +90,20 @@ async def look_at_use(keeper: Keeper, *, instruments: Instruments) -> None:
         return
     if keeper.record.hygiene is Hygiene.CLEAN:
         await keeper.touched(seen)
-    suspects = await _suspects(keeper, instruments)
+    suspects = await _suspects(keeper, dependencies)
     if not suspects:
         keeper.note_strangers(())
         return
-    await instruments.clock.sleep(_LOOK_AGAIN)
-    again = await _suspects(keeper, instruments)
+    await dependencies.clock.sleep(_LOOK_AGAIN)
+    again = await _suspects(keeper, dependencies)
     found = [each for identity, each in again.items() if _confirmed(identity, each, suspects)]
     keeper.note_strangers(tuple(sorted(each.sentence for each in found if each.use is Use.STRANGER))[:_MOST_SHOWN])
     for use in (Use.UNANNOUNCED, Use.STRANGER):
         such = [each for each in found if each.use is use]
         if use is Use.UNANNOUNCED:
-            await _unannounced(keeper, such, instruments)
+            await _unannounced(keeper, such, dependencies)
         else:
-            await _strangers(keeper, such, instruments)
+            await _strangers(keeper, such, dependencies)
 
 
 def _confirmed(identity: Identity, user: _User, suspects: Mapping[Identity, _User]) -> bool:
@@ -113,62 +113,62 @@ def _confirmed(identity: Identity, user: _User, suspects: Mapping[Identity, _Use
     return any((each.pod, each.use) == (user.pod, user.use) for each in suspects.values())
 
 
-async def _suspects(keeper: Keeper, instruments: Instruments) -> dict[Identity, _User]:
+async def _suspects(keeper: Keeper, dependencies: Dependencies) -> dict[Identity, _User]:
     """Who uses the device now and was granted nothing."""
     if keeper.job is not None:
         return {}
-    asked = instruments.clock.wall()
-    users = await instruments.holders.users(keeper.device)
+    asked = dependencies.clock.wall()
+    users = await dependencies.holders.users(keeper.device)
     pods = {
-        user: await instruments.containers.pod_uid_of(user.pid)
+        user: await dependencies.containers.pod_uid_of(user.pid)
         for user in users
         if user.pid and user.kind is not HolderKind.INFRASTRUCTURE
     }
     # The grants of this moment: one that came while the processes were asked for is theirs, if it is.
-    record, reading = keeper.record, instruments.pods.reading
+    record, reading = keeper.record, dependencies.pods.reading
     found = {}
     for user, uid in pods.items():
         use = judge_use(uid, record.device, record.open_grants, reading)
         if use is Use.GRANTED and uid is not None:
-            instruments.pods.used(record.device, uid, asked)
+            dependencies.pods.used(record.device, uid, asked)
         if use in (Use.STRANGER, Use.UNANNOUNCED):
             found[user.identity] = _User(user, uid, use)
     return found
 
 
-async def _unannounced(keeper: Keeper, users: Iterable[_User], instruments: Instruments) -> None:
+async def _unannounced(keeper: Keeper, users: Iterable[_User], dependencies: Dependencies) -> None:
     """The kubelet started a container without asking, as it does between its own start and our registration."""
     for user in users:
-        named = instruments.pods.reading.naming(keeper.device.id)
+        named = dependencies.pods.reading.naming(keeper.device.id)
         assignment = next((each for each in named if each.pod.uid == user.pod), None)
         if assignment is None or any(grant.pod == assignment.pod for grant in keeper.record.open_grants):
             continue
         if keeper.job is not None or keeper.record.hygiene not in (Hygiene.DIRTY, Hygiene.IN_USE):
             continue
         try:
-            baseline = presumed_sandbox(await instruments.containers.processes(assignment.pod), held=True)
+            baseline = presumed_sandbox(await dependencies.containers.processes(assignment.pod), held=True)
         except Unreadable:
             baseline = ()
         sentence = (
             f"The kubelet started {assignment.pod.namespace}/{assignment.pod.name} on it without asking; it may have read "
             "what an earlier tenant left. The device is scrubbed when the pod is over."
         )
-        await keeper.intruded(_event(keeper, user, sentence, instruments))
-        await adopt(keeper, assignment, baseline, instruments=instruments)
+        await keeper.intruded(_event(keeper, user, sentence, dependencies))
+        await adopt(keeper, assignment, baseline, dependencies=dependencies)
 
 
-async def _strangers(keeper: Keeper, users: Iterable[_User], instruments: Instruments) -> None:
+async def _strangers(keeper: Keeper, users: Iterable[_User], dependencies: Dependencies) -> None:
     policy = keeper.policy
     for user in users:
-        device, findings = keeper.device.id, _faults(user, policy, instruments.pods.reading)
+        device, findings = keeper.device.id, _faults(user, policy, dependencies.pods.reading)
         # What was proved is void at once, whether or not the like of it was told within the minute.
-        news = instruments.strangers.is_news(device, user.owner)
+        news = dependencies.strangers.is_news(device, user.owner)
         if news or not keeper.record.tainted or (findings and keeper.record.advertised):
-            await keeper.intruded(_event(keeper, user, user.sentence, instruments), findings)
-        grants, reading = keeper.record.open_grants, instruments.pods.reading
-        if await instruments.strangers.meet(device, user.holder, user.pod, grants, reading=reading, policy=policy):
+            await keeper.intruded(_event(keeper, user, user.sentence, dependencies), findings)
+        grants, reading = keeper.record.open_grants, dependencies.pods.reading
+        if await dependencies.strangers.meet(device, user.holder, user.pod, grants, reading=reading, policy=policy):
             fields = {"pid": user.holder.pid, "pod_uid": user.pod}
-            await keeper.intruded(Event("stranger.ended", instruments.clock.wall(), device, fields=fields))
+            await keeper.intruded(Event("stranger.ended", dependencies.clock.wall(), device, fields=fields))
 
 
 def _faults(user: _User, policy: Policy, reading: Reading) -> tuple[Finding, ...]:
@@ -181,7 +181,7 @@ def _faults(user: _User, policy: Policy, reading: Reading) -> tuple[Finding, ...
     return (Finding(Step.HOLDERS, FindingCode.UNGRANTED_USE, Severity.FAULT, sentence),)
 
 
-def _event(keeper: Keeper, user: _User, sentence: str, instruments: Instruments) -> Event:
+def _event(keeper: Keeper, user: _User, sentence: str, dependencies: Dependencies) -> Event:
     fields: dict[str, str | int | float | bool | None] = {
         "use": user.use.value,
         "pid": user.holder.pid,
@@ -190,4 +190,4 @@ def _event(keeper: Keeper, user: _User, sentence: str, instruments: Instruments)
         "state": keeper.record.state,
         "sentence": sentence,
     }
-    return Event("use.ungranted", instruments.clock.wall(), keeper.device.id, fields=fields)
+    return Event("use.ungranted", dependencies.clock.wall(), keeper.device.id, fields=fields)

@@ -22,9 +22,9 @@ from scrubber.domain.record import DeviceRecord, Glass
 from scrubber.domain.recovery import after_findings
 from scrubber.domain.signals import baseline_findings, fault_finding, lifetime_findings, snapshot_findings, xid_of
 from scrubber.domain.tally import blamed
-from scrubber.engine import narrate
+from scrubber.engine import events as narrate
 from scrubber.engine.custody import Custody
-from scrubber.engine.instruments import Instruments
+from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.neighbourhood import Neighbourhood
 from scrubber.ports.record import Change, Event
 
@@ -44,9 +44,9 @@ class Vitals(Custody):
     """One device's."""
 
     def __init__(
-        self, device: Device, record: DeviceRecord, *, instruments: Instruments, around: Neighbourhood
+        self, device: Device, record: DeviceRecord, *, dependencies: Dependencies, around: Neighbourhood
     ) -> None:
-        super().__init__(device, record, instruments=instruments, around=around)
+        super().__init__(device, record, dependencies=dependencies, around=around)
         self._silent_since: float | None = None
         self._warned: dict[str, float] = {}
         self._told: dict[str, float] = {}
@@ -56,7 +56,7 @@ class Vitals(Custody):
     async def look(self) -> tuple[Finding, ...]:
         """Ask the driver about the device and let its answer count."""
         try:
-            snapshot = await self._instruments.telemetry.snapshot(self.device)
+            snapshot = await self._dependencies.telemetry.snapshot(self.device)
             await self._forget_xids(snapshot.xids)
             known, baseline = dict(self._record.lifetime), self._record.baseline
             findings = (
@@ -90,7 +90,7 @@ class Vitals(Custody):
         if isinstance(away, BeingReset):
             self._silent_since = None
             raise away
-        now = self._instruments.clock.monotonic()
+        now = self._dependencies.clock.monotonic()
         self._silent_since = now if self._silent_since is None else self._silent_since
         if now - self._silent_since < _SILENCE:
             raise away
@@ -100,7 +100,7 @@ class Vitals(Custody):
         """Let what a look at the device's health found count."""
         everything = tuple(findings)
         async with self._lock:
-            before, now = self._record, self._instruments.clock.wall()
+            before, now = self._record, self._dependencies.clock.wall()
             after = self._judged(before, everything, now)
             news = self._news(everything)
             signals = [narrate.signal(finding, before.tenant, self.device.id, now) for finding in news]
@@ -114,16 +114,16 @@ class Vitals(Custody):
             with self._leaving(before, after):
                 await self._commit(Change(events=events), after)
             for finding in news:
-                self._told[finding.code] = self._instruments.clock.monotonic()
+                self._told[finding.code] = self._dependencies.clock.monotonic()
 
     def _leaving(self, before: DeviceRecord, after: DeviceRecord) -> AbstractContextManager[None]:
         """To be entered before anything else happens: of many devices that turn hot together each would think it is the first."""
         out = out_for_soft_signals(after) and not out_for_soft_signals(before)
-        return self._around.fuse.leaving(self.device.id) if out else nullcontext()
+        return self._around.breaker.leaving(self.device.id) if out else nullcontext()
 
     def _judged(self, record: DeviceRecord, findings: tuple[Finding, ...], now: float) -> DeviceRecord:
         """What ``findings`` make of ``record``. Only while deciding: it remembers which warnings were seen."""
-        policy, moment = self.policy, self._instruments.clock.monotonic()
+        policy, moment = self.policy, self._dependencies.clock.monotonic()
         self._warned.update({finding.code: moment for finding in findings if finding.severity is Severity.WARNING})
         standing = {each.code for each in record.lasting}
         # One that an earlier service saw counts as seen when this one began.
@@ -131,14 +131,14 @@ class Vitals(Custody):
         ended = {code for code in standing if moment - self._warned[code] >= policy.health.calm}
         soft = any(each.severity is Severity.WARNING and each.code in policy.health.sustained for each in findings)
         # One that is out already costs the breaker nothing: it must not keep itself in service.
-        stopped = soft and not out_for_soft_signals(record) and self._around.fuse.soft_stopped
+        stopped = soft and not out_for_soft_signals(record) and self._around.breaker.soft_stopped
         after = after_findings(record, findings, policy, now, ended=ended, soft_stopped=stopped)
         self._warned = {each.code: self._warned[each.code] for each in after.lasting}
         return after
 
     def _news(self, findings: Iterable[Finding]) -> list[Finding]:
         """XIDs that came since they were last told of, of codes that may be told of now."""
-        now = self._instruments.clock.monotonic()
+        now = self._dependencies.clock.monotonic()
         self._told = {code: at for code, at in self._told.items() if now - at < _TOLD_AGAIN}
         news = [each for each in findings if each.evidence.get("new") and each.code not in self._told]
         return news[: _MOST_CODES - len(self._told)]
@@ -153,7 +153,7 @@ class Vitals(Custody):
             return events
         others = [each for each in self._around.records() if each.device != after.device]
         strikes = [strike for record in (*others, after) for strike in record.strikes]
-        count, least = blamed(strikes, now)[tenant], self._instruments.policy().health.blame
+        count, least = blamed(strikes, now)[tenant], self._dependencies.policy().health.blame
         if count < least or count % least:
             return events
         sentence = (
@@ -168,7 +168,7 @@ class Vitals(Custody):
 
     async def quarantine(self, reason: str, actor: str) -> None:
         async with self._lock:
-            now = self._instruments.clock.wall()
+            now = self._dependencies.clock.wall()
             before = self._record.cause if self._record.ordered_out_by_person else None
             said = reason if before is None else f"{reason} (and before, by {before.actor}: {before.sentence})"
             cause = Cause(OPERATOR, said[:_LONGEST_REASON], WayBack.PERSON, now, actor)
@@ -183,7 +183,7 @@ class Vitals(Custody):
             if self._record.health not in (Health.QUARANTINED, Health.CONDEMNED):
                 now_is = {Health.PROBATION: "on probation"}.get(self._record.health, self._record.health.value)
                 raise Refused(f"Device {self.device.id} is {now_is}, not quarantined.")
-            now = self._instruments.clock.wall()
+            now = self._dependencies.clock.wall()
             event = Event("operator.released", now, self.device.id, actor=actor, fields={"reason": reason})
             await self._commit(Change(events=(event,)), self._record.released_by_person(retry_at=now))
 
@@ -196,9 +196,9 @@ class Vitals(Custody):
         Raises:
             DeviceFault, Away: it cannot be said what the warnings rest on.
         """
-        snapshot = await self._instruments.telemetry.snapshot(self.device)
+        snapshot = await self._dependencies.telemetry.snapshot(self.device)
         async with self._lock:
-            now, before = self._instruments.clock.wall(), self._record.baseline
+            now, before = self._dependencies.clock.wall(), self._record.baseline
             known = {} if before is None else dict(before.conditions)
             seen = ACCEPTABLE & ({each.code for each in self._record.lasting} | known.keys())
             normal = tuple(sorted((code, read) for code, read in snapshot.conditions.items() if code in seen))
@@ -220,7 +220,7 @@ class Vitals(Custody):
             Refused: a time that the policy does not allow, nothing to end, or a device that a person took out.
         """
         async with self._lock:
-            now, record = self._instruments.clock.wall(), self._record
+            now, record = self._dependencies.clock.wall(), self._record
             if seconds == 0:
                 if record.glass is None:
                     raise InvalidRequest(f"Device {self.device.id} has no broken glass to mend.")
@@ -250,7 +250,7 @@ class Vitals(Custody):
             return
         async with self._lock:
             if self._record.glass == glass:
-                now = self._instruments.clock.wall()
+                now = self._dependencies.clock.wall()
                 event = self._mended(f"The time that {glass.actor} asked for is over.", now, "service")
                 await self._commit(Change(events=(event,)), self._record.glass_mended())
 

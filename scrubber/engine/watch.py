@@ -14,7 +14,7 @@ from scrubber.domain.evidence import Step
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.leftover import PodState
 from scrubber.domain.signals import fault_finding
-from scrubber.engine.instruments import Instruments
+from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.keeper import Keeper
 from scrubber.engine.node import Node
 from scrubber.ports.device import Inventory
@@ -29,7 +29,7 @@ _INVENTORY_EVERY = 60.0
 """Seconds after which devices are described anew although nobody said that anything changed: firmware changes silently."""
 
 
-async def follow_signals(node: Node, *, instruments: Instruments) -> None:
+async def follow_signals(node: Node, *, dependencies: Dependencies) -> None:
     """Look at a device as soon as the driver says that something happened to it; one look at a time per device."""
     looking: set[str] = set()
     again: set[str] = set()
@@ -42,12 +42,12 @@ async def follow_signals(node: Node, *, instruments: Instruments) -> None:
                 again.discard(device)
                 await quietly(keeper, keeper.look)
                 # A driver that does not stop reporting must not have us do nothing else.
-                await instruments.clock.sleep(_LOOKS_APART)
+                await dependencies.clock.sleep(_LOOKS_APART)
         finally:
             looking.discard(device)
 
     async with asyncio.TaskGroup() as group:
-        async for signal in instruments.telemetry.signals():
+        async for signal in dependencies.telemetry.signals():
             if signal.device is None:
                 node.inventory_changed.set()
             for keeper in _concerned(node, signal.device):
@@ -65,7 +65,7 @@ def _concerned(node: Node, device: str | None) -> list[Keeper]:
     return [node.keepers[device]] if device in node.keepers else []
 
 
-async def watch_health(node: Node, *, instruments: Instruments, interval: float) -> None:
+async def watch_health(node: Node, *, dependencies: Dependencies, interval: float) -> None:
     """Compare snapshots on a period: signals are edges and can be missed. A hung device delays no other."""
     looking: dict[str, asyncio.Task[None]] = {}
     async with asyncio.TaskGroup() as group:
@@ -75,10 +75,10 @@ async def watch_health(node: Node, *, instruments: Instruments, interval: float)
             for device, keeper in node.keepers.items():
                 if device not in looking:
                     looking[device] = group.create_task(quietly(keeper, keeper.look), name=f"health {device}")
-            await instruments.clock.sleep(interval)
+            await dependencies.clock.sleep(interval)
 
 
-async def watch_pods(node: Node, *, instruments: Instruments, interval: float) -> None:
+async def watch_pods(node: Node, *, dependencies: Dependencies, interval: float) -> None:
     """Notice releases, restarts of the kubelet and assignments that were made without us, every ``interval`` seconds and
     whenever the node wants it sooner.
     """
@@ -87,30 +87,30 @@ async def watch_pods(node: Node, *, instruments: Instruments, interval: float) -
     while True:
         node.notice.clear()
         node.track()
-        reading = await instruments.pods.refresh()
+        reading = await dependencies.pods.refresh()
         keepers = list(node.keepers.values())
         if reading.kubelet and kubelet and reading.kubelet != kubelet:
             node.kubelet_restarts += 1
             await asyncio.gather(
                 *(
-                    quietly(keeper, partial(_void_after_restart, keeper, before, reading, instruments))
+                    quietly(keeper, partial(_void_after_restart, keeper, before, reading, dependencies))
                     for keeper in keepers
                 )
             )
         kubelet, before = reading.kubelet or kubelet, reading if reading.kubelet else before
         if reading.trust is not Trust.UNREADABLE:
-            told = await _tell_foreign(node, reading, told, instruments)
-        looks = [quietly(keeper, partial(_look_at_pods, keeper, reading, instruments)) for keeper in keepers]
+            told = await _tell_foreign(node, reading, told, dependencies)
+        looks = [quietly(keeper, partial(_look_at_pods, keeper, reading, dependencies)) for keeper in keepers]
         await asyncio.gather(*looks)
         node.settle_notices(reading)
         try:
-            async with instruments.clock.timeout(interval):
+            async with dependencies.clock.timeout(interval):
                 await node.notice.wait()
         except TimeoutError:
             continue
 
 
-async def _void_after_restart(keeper: Keeper, before: Reading, after: Reading, instruments: Instruments) -> None:
+async def _void_after_restart(keeper: Keeper, before: Reading, after: Reading, dependencies: Dependencies) -> None:
     """Until the plugin has registered again a restarted kubelet starts containers without asking. One that was over
     before anybody looked would leave its bytes under a certificate, or, where a pod waited for a device that others
     have, under an exception or for who joins them.
@@ -125,12 +125,12 @@ async def _void_after_restart(keeper: Keeper, before: Reading, after: Reading, i
     if keeper.job is None and (record.hygiene is Hygiene.CLEAN or (record.hygiene is Hygiene.IN_USE and waiting)):
         sentence = "The kubelet was restarted, and starts containers without asking until the plugin has registered."
         fields = {"reason": "kubelet-restart", "sentence": sentence}
-        event = Event("certificate.voided", instruments.clock.wall(), keeper.device.id, fields=fields)
+        event = Event("certificate.voided", dependencies.clock.wall(), keeper.device.id, fields=fields)
         await keeper.intruded(event, seen=record.hygiene is Hygiene.IN_USE and bool(others))
 
 
 async def _tell_foreign(
-    node: Node, reading: Reading, told: frozenset[tuple[str, Pod]], instruments: Instruments
+    node: Node, reading: Reading, told: frozenset[tuple[str, Pod]], dependencies: Dependencies
 ) -> frozenset[tuple[str, Pod]]:
     """Assignments of our devices by another plugin or a DRA driver; each is told once for as long as it lasts."""
     own = node.own_resources
@@ -143,7 +143,7 @@ async def _tell_foreign(
             f"{', '.join(sorted(own))}. Only one of them may: stop the other plugin or DRA driver, or exclude the device."
         )
         fields = {"use": "foreign-assignment", "resource": assignment.resource, "sentence": sentence}
-        event = Event("use.ungranted", instruments.clock.wall(), device, fields=fields)
+        event = Event("use.ungranted", dependencies.clock.wall(), device, fields=fields)
         try:
             await node.keepers[device].intruded(event)
         except ScrubberError:
@@ -151,15 +151,15 @@ async def _tell_foreign(
     return frozenset(foreign)
 
 
-async def _look_at_pods(keeper: Keeper, reading: Reading, instruments: Instruments) -> None:
+async def _look_at_pods(keeper: Keeper, reading: Reading, dependencies: Dependencies) -> None:
     await keeper.mend_glass()
-    await _name_last_grant(keeper, reading, instruments)
+    await _name_last_grant(keeper, reading, dependencies)
     record = keeper.record
-    if record.hygiene is Hygiene.IN_USE and await _given_back(keeper, instruments):
+    if record.hygiene is Hygiene.IN_USE and await _given_back(keeper, dependencies):
         await keeper.release(record)
 
 
-async def _name_last_grant(keeper: Keeper, reading: Reading, instruments: Instruments) -> None:
+async def _name_last_grant(keeper: Keeper, reading: Reading, dependencies: Dependencies) -> None:
     """A grant that was made while no witness could name its pod gets its name once one can.
 
     The kubelet has not allocated the device anew since, so whoever has it now is whom it was granted to.
@@ -177,27 +177,27 @@ async def _name_last_grant(keeper: Keeper, reading: Reading, instruments: Instru
     if reading.trust is not Trust.TRUSTED or assignment is None or assignment.pod.uid is None or keeper.allocated_since:
         return
     try:
-        baseline = presumed_sandbox(await instruments.containers.processes(assignment.pod), held=True)
+        baseline = presumed_sandbox(await dependencies.containers.processes(assignment.pod), held=True)
     except Unreadable:
         return
     await keeper.name_grant(last.sequence, assignment, baseline)
 
 
-async def _given_back(keeper: Keeper, instruments: Instruments) -> bool:
+async def _given_back(keeper: Keeper, dependencies: Dependencies) -> bool:
     """Whether every pod that was granted the device is gone for the kubelet, and over or a proved leftover.
 
     A pod that no witness names may be anywhere: only the next hand-over asks for its device, except when the device is
     out of service and nobody was seen to hold it for the settle time. It could never come back otherwise.
     """
     for grant in keeper.record.open_grants:
-        await instruments.pods.sample(grant)
+        await dependencies.pods.sample(grant)
     standings = await keeper.standings()
     for grant, where in standings:
         if where.state is PodState.LIVING:
             return False
         if grant.pod is None and keeper.record.advertised:
             return False
-        if grant.pod is not None and not instruments.pods.absent(grant.pod):
+        if grant.pod is not None and not dependencies.pods.absent(grant.pod):
             return False
     if not standings:
         return False
@@ -215,7 +215,7 @@ async def _given_back(keeper: Keeper, instruments: Instruments) -> bool:
 
 
 async def watch_inventory(
-    node: Node, *, inventory: Inventory, instruments: Instruments, welcome: Callable[[Device], Awaitable[None]]
+    node: Node, *, inventory: Inventory, dependencies: Dependencies, welcome: Callable[[Device], Awaitable[None]]
 ) -> None:
     """Follow devices that come and go, those that are somewhere else now (they went, and came), and what each says it is.
 
@@ -224,7 +224,7 @@ async def watch_inventory(
     """
     while True:
         with suppress(TimeoutError):
-            async with instruments.clock.timeout(_INVENTORY_EVERY):
+            async with dependencies.clock.timeout(_INVENTORY_EVERY):
                 await node.inventory_changed.wait()
         node.inventory_changed.clear()
         failed = False
@@ -241,7 +241,7 @@ async def watch_inventory(
             failed |= await _fails(partial(welcome, there[new]))
         if failed:
             # Neither a driver that is away nor a ledger that is full may lose a change, nor one device another's.
-            await instruments.clock.sleep(1.0)
+            await dependencies.clock.sleep(1.0)
             node.inventory_changed.set()
 
 

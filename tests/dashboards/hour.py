@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 
 from scrubber.domain.assignment import Trust
 from scrubber.domain.evidence import ScrubRecord
-from scrubber.engine.instruments import Instruments
+from scrubber.engine.dependencies import Dependencies
 from scrubber.observability.journal import StructlogJournal
 from scrubber.observability.logging import line_logger
 from scrubber.observability.metrics.facts import Facts, Shown
@@ -91,8 +91,8 @@ class _Metered(World):
 
     shown: StructlogJournal
 
-    def _instruments(self, life: Life) -> Instruments:
-        tools = super()._instruments(life)
+    def _dependencies(self, life: Life) -> Dependencies:
+        tools = super()._dependencies(life)
         logger = line_logger("json", "error", io.StringIO(), component="service")
         self.shown = StructlogJournal(registry=CollectorRegistry(), logger=logger)
         self.shown.metrics.ask = self._facts

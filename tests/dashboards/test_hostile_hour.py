@@ -318,7 +318,7 @@ async def test_a_process_that_cannot_be_ended_beside_an_xid_condemns_nobody_and_
         world.kubelet.delete(tenant)
         await world.run(6 * HOUR)
         assert world.gpu().resets == 0
-        assert not world.node.fuse.state.resets, "what resets nothing opens the breaker for others"
+        assert not world.node.breaker.state.resets, "what resets nothing opens the breaker for others"
         left.killable = True
         await world.until(lambda: world.record().health is Health.HEALTHY, within=DAY + HOUR)
         assert Health.CONDEMNED not in {each.health for _, each in world.laws.health.past}

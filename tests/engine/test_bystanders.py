@@ -37,7 +37,7 @@ async def test_a_daemon_that_the_administrator_named_uses_every_device_and_is_no
     async with a_world(devices=1, policy=end) as world:
         await started(world)
         assert world.service is not None
-        holders = world.service.instruments.holders
+        holders = world.service.dependencies.holders
         exporter = Holder(4242, 1, HolderKind.INFRASTRUCTURE, "dcgm-exporter")
         asked = holders.users
 
@@ -59,7 +59,7 @@ async def test_a_tenants_process_that_shows_no_pod_at_one_look_is_no_stranger() 
         assert world.service is not None
         assert tenant.first is not None
         mine, looks = tenant.first.pid, count(1)
-        containers = world.service.instruments.containers
+        containers = world.service.dependencies.containers
         uid_of = containers.pod_uid_of
 
         async def now_and_then(pid: int) -> str | None:
@@ -99,7 +99,7 @@ async def test_nobody_looks_at_a_device_while_it_is_cleared() -> None:
     """The question opens it: an eraser that is disturbed by it begins anew, and would never end."""
     async with a_world(devices=1) as world:
         assert world.service is not None
-        holders = world.service.instruments.holders
+        holders = world.service.dependencies.holders
         disturbed: list[str] = []
 
         held_by, used_by = holders.held, holders.users

@@ -17,7 +17,7 @@ from scrubber.domain.evidence import (
     Verdict,
 )
 from scrubber.domain.hygiene import Hygiene
-from scrubber.engine import narrate
+from scrubber.engine import events
 from scrubber.ports.record import Event
 from tests.world.asking import admitted, answered, ask, started
 from tests.world.timeline import in_virtual_time
@@ -85,13 +85,13 @@ def of_steps(*steps: StepResult) -> ScrubRecord:
 
 @pytest.mark.parametrize("writer", [Step.RESET, Step.DIAGNOSTICS])
 def test_residue_after_a_step_that_writes_itself_is_explained(writer: Step) -> None:
-    assert narrate.residue_unexplained(of_steps(StepResult(writer, Verdict.PASSED, 1.0), RESIDUE), CERTIFICATE) == ()
+    assert events.residue_unexplained(of_steps(StepResult(writer, Verdict.PASSED, 1.0), RESIDUE), CERTIFICATE) == ()
     untouched = StepResult(writer, Verdict.NOT_COVERED, 1.0)
-    assert len(narrate.residue_unexplained(of_steps(untouched, RESIDUE), CERTIFICATE)) == 1
+    assert len(events.residue_unexplained(of_steps(untouched, RESIDUE), CERTIFICATE)) == 1
 
 
 def test_residue_on_a_device_without_a_certificate_is_explained() -> None:
-    assert narrate.residue_unexplained(of_steps(RESIDUE), None) == ()
+    assert events.residue_unexplained(of_steps(RESIDUE), None) == ()
 
 
 # -- records -----------------------------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ async def test_restarts_of_the_kubelet_are_counted() -> None:
 @in_virtual_time
 async def test_slots_say_how_many_are_busy_and_who_waits() -> None:
     async with a_world(4) as world:
-        slots = world.keeper()._instruments.slots
+        slots = world.keeper()._dependencies.eraser_pool
         size = slots.free
         assert (slots.busy, slots.waiting) == (0, 0)
         for each in world.matter.gpus.values():
@@ -167,7 +167,7 @@ async def test_slots_say_how_many_are_busy_and_who_waits() -> None:
 def test_whom_a_scrub_ended_as_a_stranger_is_not_told_as_the_tenants_who_had_the_device() -> None:
     stranger = Finding(Step.HOLDERS, "stranger-ended", Severity.NOTE, "It was ended.", {"pid": 7, "pod_uid": "uid-2"})
     record = of_steps(StepResult(Step.HOLDERS, Verdict.PASSED, 1.0, (stranger,)))
-    ended, finished = narrate.scrub_finished(record, None, "acme")
+    ended, finished = events.scrub_finished(record, None, "acme")
     assert (ended.name, ended.fields) == (
         "stranger.ended",
         {"pid": 7, "pod_uid": "uid-2", "tenant_namespace": None},

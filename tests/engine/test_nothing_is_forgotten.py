@@ -270,7 +270,7 @@ async def test_however_many_devices_wait_for_a_reset_the_breaker_is_worked_out_o
             return worked_out(*args, **facts)  # type: ignore[arg-type]
 
         monkeypatch.setattr("scrubber.engine.breaker.breaker_of", counted)
-        world.node.fuse.moved()
+        world.node.breaker.moved()
         assert all(keeper.view.waits for keeper in world.node.keepers.values())
         assert count == 1
 

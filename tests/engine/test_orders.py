@@ -309,7 +309,7 @@ def node_with(world: World, resetter: Resetter) -> Node:
     """A node with the keepers of ``world``, whose resets are planned by ``resetter``."""
     assert world.service is not None
     node = Node(
-        instruments=replace(world.service.instruments, resetter=resetter), info=world.node.info, epoch="epoch-1"
+        dependencies=replace(world.service.dependencies, resetter=resetter), info=world.node.info, epoch="epoch-1"
     )
     for keeper in world.node.keepers.values():
         node.add(keeper)

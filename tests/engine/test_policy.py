@@ -44,7 +44,7 @@ class File:
 async def followed(world: World) -> AsyncIterator[tuple[File, asyncio.Event]]:
     assert world.service is not None
     file, asked = File(world), asyncio.Event()
-    following = follow_policy(world.node, policies=file, asked=asked, instruments=world.service.instruments)
+    following = follow_policy(world.node, policies=file, asked=asked, dependencies=world.service.dependencies)
     task = asyncio.create_task(following)
     try:
         yield file, asked

@@ -31,8 +31,8 @@ class Planning:
 def node_of(world: World, resetter: Planning) -> Node:
     """A node with the keepers of ``world``, whose resets are planned by ``resetter``."""
     assert world.service is not None
-    instruments = replace(world.service.instruments, resetter=resetter)
-    node = Node(instruments=instruments, info=world.node.info, epoch="epoch-1")
+    dependencies = replace(world.service.dependencies, resetter=resetter)
+    node = Node(dependencies=dependencies, info=world.node.info, epoch="epoch-1")
     for keeper in world.node.keepers.values():
         node.add(keeper)
     return node

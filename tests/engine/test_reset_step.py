@@ -62,7 +62,7 @@ def resetting(world: World, answering: Resetter, *, required: bool = True) -> Wo
         record=keeper.record,
         plan=replace(plan, steps=(Step.HOLDERS, Step.RESET, Step.HEALTH)),
         policy=policy,
-        instruments=replace(world.service.instruments, resetter=answering),
+        dependencies=replace(world.service.dependencies, resetter=answering),
         standings=keeper.standings,
         urgent=lambda: False,
         progress=lambda _: None,

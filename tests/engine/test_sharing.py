@@ -278,7 +278,7 @@ async def test_nobody_joins_once_a_pod_had_the_device_without_asking() -> None:
         second = await world.admit_shares("acme", "train-1", world.share(1), starts=False)
         unasked = Assignment(second.pod, "main", frozenset({world.gpu().id}), RESOURCE)
         assert world.service is not None
-        await adopt(world.keeper(), unasked, (), instruments=world.service.instruments)
+        await adopt(world.keeper(), unasked, (), dependencies=world.service.dependencies)
         third = await world.admit_shares("acme", "train-2", world.share(2), starts=False)
         refusal = await world.refused(third)
         assert refusal.code == "sharing"
@@ -332,7 +332,7 @@ async def test_a_tenants_process_that_ends_while_it_is_asked_about_is_no_strange
         assert world.service is not None
         assert first.first is not None
         brief = world.matter.fork(first.first)
-        containers = world.service.instruments.containers
+        containers = world.service.dependencies.containers
         uid_of = containers.pod_uid_of
 
         async def after_its_end(pid: int) -> str | None:

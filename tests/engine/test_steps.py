@@ -59,7 +59,7 @@ def work(world: World, answer: EraseReport | Exception, *, seconds: float = 0.0,
         record=keeper.record,
         plan=policy.plan(Path.SLOW, Occasion.START),
         policy=policy,
-        instruments=replace(world.service.instruments, eraser=Answering(world, answer, seconds)),
+        dependencies=replace(world.service.dependencies, eraser=Answering(world, answer, seconds)),
         standings=keeper.standings,
         urgent=lambda: False,
         progress=lambda _: None,
@@ -191,7 +191,7 @@ def test_diagnostics_are_judged_by_errors_and_floors(
                     context,
                     plan=replace(context.plan, diagnostics=Level.QUICK),
                     policy=replace(context.policy, diagnostics=rule),
-                    instruments=replace(context.instruments, diagnostics=Diagnosing(answer)),
+                    dependencies=replace(context.dependencies, diagnostics=Diagnosing(answer)),
                 )
             )
 
@@ -283,11 +283,11 @@ class Slow:
 async def test_a_service_that_stood_still_in_the_midst_of_a_step_blames_no_device(standstill: float) -> None:
     async with a_world(devices=1) as world:
         context = work(world, WHOLE, slow_path=0.5)
-        slow = Slow(world, context.instruments.telemetry)
-        instruments = replace(
-            context.instruments, eraser=Interrupted(world, WHOLE, standstill=standstill), telemetry=slow
+        slow = Slow(world, context.dependencies.telemetry)
+        dependencies = replace(
+            context.dependencies, eraser=Interrupted(world, WHOLE, standstill=standstill), telemetry=slow
         )
-        result = await scrub.run(replace(context, instruments=instruments), lambda _: None)
+        result = await scrub.run(replace(context, dependencies=dependencies), lambda _: None)
         assert [finding.code for finding in result.findings] == []
         assert result.outcome is Outcome.PASSED
 
@@ -303,7 +303,7 @@ async def test_clearing_has_a_deadline_of_its_own_beside_the_plans() -> None:
 async def test_time_spent_waiting_for_a_slot_is_not_the_scrubs() -> None:
     async with a_world(devices=3) as world:
         assert world.service is not None
-        slots = world.service.instruments.slots
+        slots = world.service.dependencies.eraser_pool
         async with slots.slot(lambda: True), slots.slot(lambda: True):
             waiting = world.service.life.start(scrub.run(work(world, WHOLE, slow_path=10.0), lambda _: None), "scrub")
             await world.run(60.0)
@@ -336,10 +336,10 @@ async def test_who_holds_the_device_is_not_asked_again_when_it_was_told_with_its
             await world.keeper().held()
         for held, outcome in ((False, Outcome.PASSED), (True, Outcome.HELD_UP)):
             context = work(world, WHOLE)
-            telemetry = Snapshots(context.instruments.telemetry, held)
+            telemetry = Snapshots(context.dependencies.telemetry, held)
             context = replace(
                 context,
                 plan=world.policy.plan(Path.FAST, Occasion.START),
-                instruments=replace(context.instruments, telemetry=telemetry),
+                dependencies=replace(context.dependencies, telemetry=telemetry),
             )
             assert (await scrub.run(context, lambda _: None)).outcome is outcome

@@ -106,7 +106,7 @@ def test_a_use_that_was_seen_on_the_way_to_a_grant_voids_the_certificate_althoug
     async def use_it() -> None:
         async with a_world(devices=1) as world:
             assert world.service is not None
-            holders, looks = world.service.instruments.holders, count(1)
+            holders, looks = world.service.dependencies.holders, count(1)
             tenant = await admitted(world)
             await world.run(1.2 - world.clock.monotonic() % 1.0)  # the watch has just looked
             asked = holders.held
@@ -216,7 +216,7 @@ async def test_a_pod_is_not_adopted_in_the_middle_of_a_scrub_and_the_service_liv
             world.keeper(),
             Assignment(pod, "main", frozenset({world.gpu().id})),
             (),
-            instruments=world.service.instruments,
+            dependencies=world.service.dependencies,
         )
         assert world.record().hygiene is Hygiene.SCRUBBING
         assert world.record().open_grants == ()
@@ -247,7 +247,7 @@ def test_and_is_not_ended_on_one_that_somebody_was() -> None:
 async def test_nobody_is_ended_by_a_list_that_was_read_before_he_was_first_seen() -> None:
     async with a_world(policy=END) as world:
         assert world.service is not None
-        pods = world.service.instruments.pods
+        pods = world.service.dependencies.pods
         other = await started(world, "acme", "train-1", 1)
         old = pods.reading
         proc = intruder(world, other.uid)

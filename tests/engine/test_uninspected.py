@@ -30,8 +30,8 @@ class Walks:
         assert world.service is not None
         self.had: list[Collection[str]] = []
         self.ended: list[int] = []
-        instruments = world.service.instruments
-        really, uid_of = instruments.holders.holders, instruments.containers.pod_uid_of
+        dependencies = world.service.dependencies
+        really, uid_of = dependencies.holders.holders, dependencies.containers.pod_uid_of
         pids = {each.pid for each in left}
 
         async def holders(device: Device, had: Collection[str] = (), scrub: str | None = None) -> HolderReport:
@@ -48,9 +48,9 @@ class Walks:
             self.ended += [each.pid for each in leftovers]
             return ()
 
-        instruments.holders.holders = holders  # type: ignore[method-assign]
-        instruments.containers.pod_uid_of = pod_uid_of  # type: ignore[method-assign]
-        instruments.containers.end = end  # type: ignore[method-assign]
+        dependencies.holders.holders = holders  # type: ignore[method-assign]
+        dependencies.containers.pod_uid_of = pod_uid_of  # type: ignore[method-assign]
+        dependencies.containers.end = end  # type: ignore[method-assign]
 
 
 async def scrubbed(world: World) -> ScrubRecord:
@@ -120,7 +120,7 @@ async def test_a_process_of_the_pod_that_has_the_device_may_hold_it_unseen() -> 
         grants = world.record().open_grants
         assert grants[0].pod is not None
         assert world.service is not None
-        reading = world.service.instruments.pods.reading
+        reading = world.service.dependencies.pods.reading
         assert may_hold_unseen(tenant.uid, world.gpu().id, grants, reading, confined=True)
         assert not may_hold_unseen(POD, world.gpu().id, grants, reading, confined=True)
 
@@ -150,7 +150,7 @@ async def test_a_reading_that_is_not_trusted_frees_no_pod_from_suspicion() -> No
     async with a_world(devices=1) as world:
         await world.run(5.0)
         assert world.service is not None
-        reading = world.service.instruments.pods.reading
+        reading = world.service.dependencies.pods.reading
         asked: Callable[..., bool] = may_hold_unseen
         assert not asked(POD, world.gpu().id, (), reading, confined=True)
         assert asked(POD, world.gpu().id, (), replace(reading, trust=Trust.UNREADABLE), confined=True)
@@ -168,7 +168,7 @@ async def test_hundreds_of_holders_are_counted_and_some_of_each_kind_are_named()
         async def holders(device: Device, had: Collection[str] = (), scrub: str | None = None) -> HolderReport:
             return HolderReport((*many, worst), more=49)
 
-        world.service.instruments.holders.holders = holders  # type: ignore[method-assign]
+        world.service.dependencies.holders.holders = holders  # type: ignore[method-assign]
         finished = await scrubbed(world)
         assert len(finished.findings) == _MOST_NAMED + 1
         assert any("9999" in each.sentence for each in finished.findings)

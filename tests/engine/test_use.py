@@ -481,17 +481,17 @@ class Blinkered:
 async def test_a_fast_certificate_claims_only_what_the_driver_was_asked() -> None:
     async with a_world() as world:
         assert world.service is not None
-        tools = world.service.instruments
+        tools = world.service.dependencies
         keeper = Keeper(
             world.gpu().device,
             world.record(),
-            instruments=replace(tools, holders=Blinkered(tools.holders)),
+            dependencies=replace(tools, holders=Blinkered(tools.holders)),
             around=Neighbourhood(
                 changed=lambda: None,
                 still=world.node.still,
                 resources=world.node.resources_of,
                 records=lambda: [world.record()],
-                fuse=world.node.fuse,
+                breaker=world.node.breaker,
             ),
         )
         check, result = await keeper.check(Occasion.START)

@@ -11,7 +11,7 @@ from scrubber.domain.device import Device
 from scrubber.domain.errors import LedgerFailure
 from scrubber.domain.evidence import Path
 from scrubber.engine.breaker import watch_breaker
-from scrubber.engine.instruments import Instruments
+from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.node import Node
 from scrubber.engine.reconcile import reconcile, welcome
 from scrubber.engine.tend import tend_all
@@ -58,7 +58,7 @@ class Service:
     def __init__(
         self,
         life: Life,
-        tools: Instruments,
+        tools: Dependencies,
         inventory: Inventory,
         *,
         ledger_health: Callable[[], str],
@@ -67,7 +67,7 @@ class Service:
     ) -> None:
         self.life = life
         self._pace = pace or Pace()
-        self.instruments = tools
+        self.dependencies = tools
         self._inventory = inventory
         self._failed = failed
         identity, policy = tools.identity, tools.policy
@@ -75,7 +75,7 @@ class Service:
         def info() -> ServiceView:
             return ServiceView("0", "world", identity, policy(), ledger_health(), str(life.number))
 
-        self.node = Node(instruments=tools, info=info, epoch=str(life.number))
+        self.node = Node(dependencies=tools, info=info, epoch=str(life.number))
         self.ready = asyncio.Event()
         self._running = life.start(self._guarded(), f"service {life.number}")
 
@@ -102,24 +102,24 @@ class Service:
         self.life.end()
 
     async def _run(self) -> None:
-        tools, pace = self.instruments, self._pace
+        tools, pace = self.dependencies, self._pace
         state = await tools.ledger.load()
         devices = await self._inventory.devices()
-        await reconcile(self.node, devices, state, instruments=tools)
+        await reconcile(self.node, devices, state, dependencies=tools)
         self.ready.set()
 
         async def greet(device: Device) -> None:
-            await welcome(self.node, device, state, instruments=tools)
+            await welcome(self.node, device, state, dependencies=tools)
 
         async with asyncio.TaskGroup() as group:
-            group.create_task(tend_all(self.node, instruments=tools), name="tending")
-            group.create_task(watch_pods(self.node, instruments=tools, interval=pace.watch), name="pods")
-            group.create_task(watch_use(self.node, instruments=tools, interval=pace.watch, draw=pace.draw), name="use")
-            group.create_task(watch_health(self.node, instruments=tools, interval=pace.health), name="health")
-            group.create_task(follow_signals(self.node, instruments=tools), name="signals")
-            group.create_task(watch_breaker(self.node.fuse, instruments=tools), name="breaker")
+            group.create_task(tend_all(self.node, dependencies=tools), name="tending")
+            group.create_task(watch_pods(self.node, dependencies=tools, interval=pace.watch), name="pods")
+            group.create_task(watch_use(self.node, dependencies=tools, interval=pace.watch, draw=pace.draw), name="use")
+            group.create_task(watch_health(self.node, dependencies=tools, interval=pace.health), name="health")
+            group.create_task(follow_signals(self.node, dependencies=tools), name="signals")
+            group.create_task(watch_breaker(self.node.breaker, dependencies=tools), name="breaker")
             group.create_task(
-                watch_inventory(self.node, inventory=self._inventory, instruments=tools, welcome=greet),
+                watch_inventory(self.node, inventory=self._inventory, dependencies=tools, welcome=greet),
                 name="inventory",
             )
 

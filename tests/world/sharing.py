@@ -13,7 +13,7 @@ from scrubber.domain.assignment import Assignment, Reading, Share, Trust
 from scrubber.domain.basis import Basis
 from scrubber.domain.errors import ScrubberError
 from scrubber.domain.policy import Policy
-from scrubber.engine.instruments import Instruments
+from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.pods import PodWatch
 from scrubber.engine.views import Granted, HandOverCall
 from tests.world.kubelet import Gone, Tenant
@@ -84,8 +84,8 @@ class SharedWorld(World):
             late=lambda: 2 * self.pace.health,
         )
 
-    def _instruments(self, life: Life) -> Instruments:
-        tools = super()._instruments(life)
+    def _dependencies(self, life: Life) -> Dependencies:
+        tools = super()._dependencies(life)
         assignments = AssignmentsOfShares(life, self)
         return replace(tools, pods=PodWatch(assignments=assignments, containers=tools.containers, clock=tools.clock))
 

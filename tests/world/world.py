@@ -20,11 +20,11 @@ from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Policy, XidClass
 from scrubber.domain.record import DeviceRecord
 from scrubber.domain.telemetry import Signal
-from scrubber.engine.instruments import Instruments
+from scrubber.engine.dependencies import Dependencies
+from scrubber.engine.eraser_pool import EraserPool
 from scrubber.engine.keeper import Keeper
 from scrubber.engine.node import Node
 from scrubber.engine.pods import PodWatch
-from scrubber.engine.slots import Slots
 from scrubber.engine.strangers import Strangers
 from scrubber.engine.views import HandOverCall
 from scrubber.ports.record import Change
@@ -115,7 +115,7 @@ class World:
         self.laws.service_starts()
         self.lives += 1
         life = Life(self.lives)
-        tools = self._instruments(life)
+        tools = self._dependencies(life)
         inventory = InventoryOfLife(life, self.matter, self.identity)
         self.service = Service(
             life,
@@ -128,7 +128,7 @@ class World:
         await self.service.started()
         return self.service
 
-    def _instruments(self, life: Life) -> Instruments:
+    def _dependencies(self, life: Life) -> Dependencies:
         """The engine's, with ids that count up: ``scrub-2.7`` is the seventh id of the second service."""
         numbers = count(1)
         clock = ClockOfLife(life, self.clock)
@@ -136,7 +136,7 @@ class World:
         self.telemetry = TelemetryOfLife(life, self.matter)
         self.journal = JournalOfLife(life)
         ledger = self.vault.next_service(life)
-        return Instruments(
+        return Dependencies(
             clock=clock,
             inventory=InventoryOfLife(life, self.matter, self.identity),
             holders=HoldersOfLife(life, self.matter, self.erasers, self.unreadable),
@@ -153,7 +153,7 @@ class World:
             journal=self.journal,
             pods=PodWatch(assignments=AssignmentsOfLife(life, self.kubelet), containers=containers, clock=clock),
             strangers=Strangers(containers=containers, clock=clock),
-            slots=Slots(self.policy.limits.eraser_slots),
+            eraser_pool=EraserPool(self.policy.limits.eraser_slots),
             identity=self.identity,
             policy=lambda: self.policy,
             new_id=lambda kind: f"{kind}-{life.number}.{next(numbers)}",

@@ -15,13 +15,13 @@ _SLACK = 15.0
 
 
 async def diagnose(work: Work) -> StepResult:
-    instruments, level = work.instruments, work.plan.diagnostics
-    start = instruments.clock.monotonic()
+    dependencies, level = work.dependencies, work.plan.diagnostics
+    start = dependencies.clock.monotonic()
     measured: dict[str, str | int | float | bool | None] = {"level": level.value}
     findings: tuple[Finding, ...]
     try:
-        async with instruments.slots.slot(work.urgent):
-            checks = await instruments.diagnostics.diagnose(work.device, level, level.seconds + _SLACK)
+        async with dependencies.eraser_pool.slot(work.urgent):
+            checks = await dependencies.diagnostics.diagnose(work.device, level, level.seconds + _SLACK)
     except Held as held:
         findings = (work.dirty(Step.DIAGNOSTICS, FindingCode.HELD, str(held)),)
     except Lost as lost:
@@ -37,4 +37,4 @@ async def diagnose(work: Work) -> StepResult:
         for check in checks:
             measured.update({f"{check.name} {name}": value for name, value in check.measured.items()})
     verdict = Verdict.FAILED if findings else Verdict.PASSED
-    return StepResult(Step.DIAGNOSTICS, verdict, instruments.clock.monotonic() - start, findings, measured)
+    return StepResult(Step.DIAGNOSTICS, verdict, dependencies.clock.monotonic() - start, findings, measured)

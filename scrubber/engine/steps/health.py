@@ -11,9 +11,9 @@ __all__ = ["check_health"]
 
 async def check_health(work: Work) -> StepResult:
     """On the slow path a fresh snapshot: what the other steps did to the device counts."""
-    start = work.instruments.clock.monotonic()
+    start = work.dependencies.clock.monotonic()
     fresh = work.plan.path is Path.SLOW
-    snapshot = await (work.instruments.telemetry.snapshot(work.device) if fresh else work.one_snapshot())
+    snapshot = await (work.dependencies.telemetry.snapshot(work.device) if fresh else work.one_snapshot())
     known = dict(work.record.lifetime)
     findings = (
         *snapshot_findings(snapshot, work.policy, known, work.record.baseline),
@@ -23,5 +23,5 @@ async def check_health(work: Work) -> StepResult:
     bad = any(finding.severity is Severity.FAULT for finding in findings)
     verdict = Verdict.FAILED if bad else Verdict.PASSED
     return StepResult(
-        Step.HEALTH, verdict, work.instruments.clock.monotonic() - start, findings, {"findings": len(findings)}
+        Step.HEALTH, verdict, work.dependencies.clock.monotonic() - start, findings, {"findings": len(findings)}
     )

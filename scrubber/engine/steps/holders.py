@@ -25,33 +25,33 @@ _MOST_NAMED = 32
 
 async def check_holders(work: Work) -> StepResult:
     """The fast path's question: does anybody at all hold the device? No walk, nobody is ended."""
-    start = work.instruments.clock.monotonic()
+    start = work.dependencies.clock.monotonic()
     held = (await work.one_snapshot()).held
     if held is None:
-        held = await work.instruments.holders.held(work.device)
+        held = await work.dependencies.holders.held(work.device)
     findings = (work.dirty(Step.HOLDERS, FindingCode.HELD, "Somebody holds the device."),) if held else ()
     verdict = Verdict.FAILED if held else Verdict.PASSED
     return StepResult(
         Step.HOLDERS,
         verdict,
-        work.instruments.clock.monotonic() - start,
+        work.dependencies.clock.monotonic() - start,
         findings,
         {"holders": int(held)},
-        work.instruments.holders.not_asked(work.device),
+        work.dependencies.holders.not_asked(work.device),
     )
 
 
 async def clear_holders(work: Work) -> StepResult:
     """The slow path's act: orphaned erasers first, then earlier pods and their leftovers, then whoever is left."""
-    instruments, clock = work.instruments, work.instruments.clock
+    dependencies, clock = work.dependencies, work.dependencies.clock
     start = clock.monotonic()
     findings: list[Finding] = []
     uncovered: list[str] = []
     ended = 0
 
-    orphan = await instruments.eraser.orphan(work.device)
+    orphan = await dependencies.eraser.orphan(work.device)
     if orphan is not None:
-        gone = await instruments.eraser.end_orphan(work.device, work.policy.limits.question * 5)
+        gone = await dependencies.eraser.end_orphan(work.device, work.policy.limits.question * 5)
         if gone:
             findings.append(
                 Finding(
@@ -88,13 +88,13 @@ async def clear_holders(work: Work) -> StepResult:
         clock.monotonic() - start,
         tuple(findings),
         {"leftovers_ended": ended, "earlier_pods": len(work.record.open_grants)},
-        (*instruments.containers.not_covered(), *uncovered),
+        (*dependencies.containers.not_covered(), *uncovered),
     )
 
 
 async def _end_leftovers(work: Work, uncovered: list[str]) -> tuple[list[Finding], int]:
     """Findings about earlier grants' pods, and how many processes were ended."""
-    instruments, limits = work.instruments, work.policy.limits
+    dependencies, limits = work.dependencies, work.policy.limits
     findings: list[Finding] = []
     ended = 0
     for grant, where in await work.standings():
@@ -115,7 +115,7 @@ async def _end_leftovers(work: Work, uncovered: list[str]) -> tuple[list[Finding
             findings.append(await _end_unread(work, grant.pod, where.proof))
             continue
         try:
-            survivors = await instruments.containers.end(grant.pod, where.processes, limits.question * 5)
+            survivors = await dependencies.containers.end(grant.pod, where.processes, limits.question * 5)
         except Unreadable as unreadable:
             findings.append(work.dirty(Step.HOLDERS, FindingCode.LEFTOVERS_UNREADABLE, str(unreadable)))
             continue
@@ -145,7 +145,7 @@ async def _end_leftovers(work: Work, uncovered: list[str]) -> tuple[list[Finding
 
 
 async def _end_unread(work: Work, pod: Pod, proof: str) -> Finding:
-    containers = work.instruments.containers
+    containers = work.dependencies.containers
     try:
         ended = await containers.end_unread(pod, work.policy.limits.question * 5)
     except Unreadable as unreadable:
@@ -193,7 +193,7 @@ async def _holders_left(work: Work, uncovered: list[str]) -> list[Finding]:
             "itself, which shows nothing about descriptors that they hold and nodes that they hid"
         )
     if not any(holder.kind is not HolderKind.INFRASTRUCTURE for holder in report.holders) and (
-        await work.instruments.holders.held(work.device)
+        await work.dependencies.holders.held(work.device)
     ):
         found.append(
             work.dirty(Step.HOLDERS, FindingCode.HELD, "Somebody has just opened the device; it is looked at again.")
@@ -207,19 +207,19 @@ Owner = tuple[str | None, bool]
 
 async def _walks(work: Work) -> tuple[HolderReport, dict[Owner, list[Uninspected]]]:
     """Walk until all have been looked through that may have the device by themselves, or several walks were not enough."""
-    instruments, device = work.instruments, work.device
+    dependencies, device = work.dependencies, work.device
     grants = work.record.open_grants
     had = {grant.pod.uid for grant in grants if grant.pod is not None and grant.pod.uid is not None}
-    had |= {each.pod.uid for each in instruments.pods.reading.naming(device.id) if each.pod.uid is not None}
-    had |= instruments.strangers.of(device.id)
+    had |= {each.pod.uid for each in dependencies.pods.reading.naming(device.id) if each.pod.uid is not None}
+    had |= dependencies.strangers.of(device.id)
     walks = 0
     while True:
-        report = await instruments.holders.holders(device, had, work.scrub)
+        report = await dependencies.holders.holders(device, had, work.scrub)
         owners: dict[Owner, list[Uninspected]] = {}
         for each in report.unfinished:
             uid = await _pod_of(work, each)
             blocks = uid in had or may_hold_unseen(
-                uid, device.id, grants, instruments.pods.reading, confined=each.confined
+                uid, device.id, grants, dependencies.pods.reading, confined=each.confined
             )
             owners.setdefault((uid, blocks), []).append(each)
         walks += 1
@@ -231,7 +231,7 @@ async def _pod_of(work: Work, each: Uninspected) -> str | None:
     if not each.pid:
         return each.pod
     try:
-        return await work.instruments.containers.pod_uid_of(each.pid)
+        return await work.dependencies.containers.pod_uid_of(each.pid)
     except Unreadable:
         return None
 
@@ -259,10 +259,10 @@ async def _about(work: Work, holder: Holder) -> Finding:
     if holder.kind is HolderKind.UNKILLABLE:
         sentence = f"PID {holder.pid} holds the device and cannot be ended (uninterruptible)."
         return Finding(Step.HOLDERS, FindingCode.UNKILLABLE, Severity.FAULT, sentence, {"pid": holder.pid})
-    uid = await work.instruments.containers.pod_uid_of(holder.pid)
+    uid = await work.dependencies.containers.pod_uid_of(holder.pid)
     who = _who(holder, uid)
-    grants, reading = work.record.open_grants, work.instruments.pods.reading
-    strangers = work.instruments.strangers
+    grants, reading = work.record.open_grants, work.dependencies.pods.reading
+    strangers = work.dependencies.strangers
     if await strangers.meet(work.device.id, holder, uid, grants, reading=reading, policy=work.policy):
         sentence = f"{who} held the device without a grant for over {work.policy.limits.dying_grace:g} s and was ended."
         return Finding(
@@ -291,7 +291,7 @@ async def _unfinished(work: Work, owner: Owner, processes: Sequence[Uninspected]
         "blocks": blocks,
     }
     if lasts:
-        evidence["news"] = work.instruments.strangers.is_news(work.device.id, f"uninspected {uid or 'node'}")
+        evidence["news"] = work.dependencies.strangers.is_news(work.device.id, f"uninspected {uid or 'node'}")
     found = [
         Finding(Step.HOLDERS, FindingCode.WALK_UNFINISHED, Severity.DIRTY, sentence, evidence)
         if blocks
@@ -304,16 +304,16 @@ async def _unfinished(work: Work, owner: Owner, processes: Sequence[Uninspected]
 
 async def _ended(work: Work, uid: str, each: Uninspected) -> Finding | None:
     """End a process of a pod that several walks did not get through, where the policy says so; None when it was not."""
-    policy, instruments = work.policy, work.instruments
+    policy, dependencies = work.policy, work.dependencies
     if policy.uninspectable is not Uninspectable.END or policy.enforcement is not Enforcement.ENFORCE or not each.pid:
         return None
     if each.walks < _SEVERAL:
         return None
-    if not may_be_ended(uid, work.device.id, work.record.open_grants, instruments.pods.reading):
+    if not may_be_ended(uid, work.device.id, work.record.open_grants, dependencies.pods.reading):
         return None
     process = Process(each.pid, each.started)
     try:
-        if await instruments.containers.end(Pod("", "", uid), (process,), policy.limits.question * 5):
+        if await dependencies.containers.end(Pod("", "", uid), (process,), policy.limits.question * 5):
             return None
     except Unreadable:
         return None  # whether it is still the same process cannot be told

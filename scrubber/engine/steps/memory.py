@@ -12,25 +12,25 @@ __all__ = ["clear_memory"]
 
 async def clear_memory(work: Work) -> StepResult:
     """Clear all of it. The seconds count from the order to the eraser: a node that starts it slowly takes none of them."""
-    instruments = work.instruments
+    dependencies = work.dependencies
     limit = work.policy.limits.memory_deadline(work.device.memory_bytes)
     rule = work.policy.memory
     request = EraseRequest(
         work.scrub, audit=rule.audit, pattern=rule.pattern, deadline=limit, on_chip=Step.ON_CHIP in work.plan.steps
     )
-    async with instruments.slots.slot(work.urgent):
-        start = instruments.clock.monotonic()
+    async with dependencies.eraser_pool.slot(work.urgent):
+        start = dependencies.clock.monotonic()
         try:
-            report = await instruments.eraser.erase(work.device, request, work.progress)
+            report = await dependencies.eraser.erase(work.device, request, work.progress)
         except Held as held:
             finding = work.dirty(Step.MEMORY, FindingCode.HELD, str(held))
-            return StepResult(Step.MEMORY, Verdict.FAILED, instruments.clock.monotonic() - start, (finding,))
+            return StepResult(Step.MEMORY, Verdict.FAILED, dependencies.clock.monotonic() - start, (finding,))
         except Stuck as stuck:
             sentence = f"The memory was not cleared within {limit:.0f} s: {stuck}"
             finding = Finding(Step.MEMORY, FindingCode.ERASE_TIMEOUT, Severity.FAULT, sentence)
-            return StepResult(Step.MEMORY, Verdict.FAILED, instruments.clock.monotonic() - start, (finding,))
+            return StepResult(Step.MEMORY, Verdict.FAILED, dependencies.clock.monotonic() - start, (finding,))
         work.erased.append(report)
-        return _judge(work, report, instruments.clock.monotonic() - start)
+        return _judge(work, report, dependencies.clock.monotonic() - start)
 
 
 def _unaccounted(report: EraseReport, max_uncovered: int) -> bool:

@@ -14,13 +14,13 @@ __all__ = ["reset_device"]
 
 
 async def reset_device(work: Work) -> StepResult:
-    instruments = work.instruments
-    start = instruments.clock.monotonic()
+    dependencies = work.dependencies
+    start = dependencies.clock.monotonic()
 
-    plan = await instruments.resetter.plan(work.device)
+    plan = await dependencies.resetter.plan(work.device)
 
     def done(verdict: Verdict, *findings: Finding, not_covered: tuple[str, ...] = ()) -> StepResult:
-        seconds = instruments.clock.monotonic() - start
+        seconds = dependencies.clock.monotonic() - start
         return StepResult(Step.RESET, verdict, seconds, findings, {"method": plan.method}, not_covered)
 
     if plan.unavailable is not None:
@@ -34,7 +34,7 @@ async def reset_device(work: Work) -> StepResult:
         return done(Verdict.FAILED, work.dirty(Step.RESET, FindingCode.HELD, " ".join(plan.blockers)))
     try:
         async with work.still(plan.together):
-            await instruments.resetter.reset(work.device, work.policy.limits.reset)
+            await dependencies.resetter.reset(work.device, work.policy.limits.reset)
     except Held as held:  # a ghost, say, that is a descriptor in flight: no reset ends it, and the device is well
         return done(Verdict.FAILED, work.dirty(Step.RESET, FindingCode.HELD, str(held)))
     except DeviceFault as fault:

@@ -11,24 +11,24 @@ __all__ = ["check_settings", "restore_settings"]
 
 async def check_settings(work: Work) -> StepResult:
     """Whether the settings are as wanted; changes nothing."""
-    start = work.instruments.clock.monotonic()
+    start = work.dependencies.clock.monotonic()
     off = settings_off(await work.one_snapshot(), work.policy)
     findings = tuple(
         work.dirty(Step.SETTINGS, FindingCode.SETTINGS_OFF, f"{name} is {found}, not {wanted}.")
         for name, (found, wanted) in sorted(off.items())
     )
     verdict = Verdict.FAILED if off else Verdict.PASSED
-    return StepResult(Step.SETTINGS, verdict, work.instruments.clock.monotonic() - start, findings, {"off": len(off)})
+    return StepResult(Step.SETTINGS, verdict, work.dependencies.clock.monotonic() - start, findings, {"off": len(off)})
 
 
 async def restore_settings(work: Work) -> StepResult:
     """Bring all of them back, also those that cannot be read. One that does not come back is the device's fault."""
-    instruments = work.instruments
-    start = instruments.clock.monotonic()
-    snapshot = await instruments.telemetry.snapshot(work.device)
+    dependencies = work.dependencies
+    start = dependencies.clock.monotonic()
+    snapshot = await dependencies.telemetry.snapshot(work.device)
     off = settings_off(snapshot, work.policy)
     wanted = wanted_settings(snapshot, work.policy)
-    after = await instruments.settings.restore(work.device, wanted)
+    after = await dependencies.settings.restore(work.device, wanted)
     findings = [
         Finding(
             Step.SETTINGS,
@@ -45,7 +45,7 @@ async def restore_settings(work: Work) -> StepResult:
     return StepResult(
         Step.SETTINGS,
         Verdict.FAILED if bad else Verdict.PASSED,
-        instruments.clock.monotonic() - start,
+        dependencies.clock.monotonic() - start,
         tuple(findings),
         {"checked": len(snapshot.settings), "restored": 0 if bad else len(off)},
     )

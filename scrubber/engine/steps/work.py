@@ -1,4 +1,4 @@
-"""What a step gets: the device, its record as of the start, the rules, the instruments, and where progress goes."""
+"""What a step gets: the device, its record as of the start, the rules, the engine's dependencies, and where progress goes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scrubber.domain.leftover import Standing
 from scrubber.domain.policy import Plan, Policy
 from scrubber.domain.record import DeviceRecord, Grant
 from scrubber.domain.telemetry import Snapshot
-from scrubber.engine.instruments import Instruments
+from scrubber.engine.dependencies import Dependencies
 from scrubber.ports.device import EraseReport, Progress
 
 __all__ = ["Work"]
@@ -37,7 +37,7 @@ class Work:
     record: DeviceRecord
     plan: Plan
     policy: Policy
-    instruments: Instruments
+    dependencies: Dependencies
     standings: Callable[[], Awaitable[list[tuple[Grant, Standing]]]]
     urgent: Callable[[], bool]
     progress: Callable[[Progress], None]
@@ -49,7 +49,7 @@ class Work:
     async def one_snapshot(self) -> Snapshot:
         """The same batch of answers for every check of a fast path; raises what the telemetry port raises."""
         if self.device.id not in self.answers:
-            self.answers[self.device.id] = await self.instruments.telemetry.snapshot(self.device)
+            self.answers[self.device.id] = await self.dependencies.telemetry.snapshot(self.device)
         return self.answers[self.device.id]
 
     def dirty(self, step: Step, code: str, sentence: str) -> Finding:

@@ -1,4 +1,4 @@
-"""Eraser slots: how many erasers work at once on the node, and who goes first."""
+"""The eraser pool: how many erasers work at once on the node, and which scrub goes first."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import count
 
-__all__ = ["Slots"]
+__all__ = ["EraserPool"]
 
 
-class Slots:
-    """A bounded number of slots. When one is free, it goes to a scrub that somebody waits for, else to the oldest."""
+class EraserPool:
+    """A bounded number of slots. A free slot goes to a scrub that a start waits for, else to the oldest."""
 
     def __init__(self, size: int) -> None:
         self._size = self._free = size

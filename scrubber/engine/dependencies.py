@@ -1,4 +1,4 @@
-"""Everything the engine works with, passed by keyword from the composition root: ports, policy, identity, ids."""
+"""What the engine depends on, passed by keyword from the composition root: ports, settings, identity, ids."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 
 from scrubber.domain.device import NodeIdentity
 from scrubber.domain.policy import Policy
+from scrubber.engine.eraser_pool import EraserPool
 from scrubber.engine.pods import PodWatch
-from scrubber.engine.slots import Slots
 from scrubber.engine.strangers import Strangers
 from scrubber.ports.device import Diagnostics, Eraser, Holders, Inventory, Resetter, Settings, Telemetry
 from scrubber.ports.node import Containers
 from scrubber.ports.record import AuditTrail, Certificates, Journal, Ledger, Signer
 from scrubber.ports.runtime import UNTRACED, Clock, Tracer
 
-__all__ = ["Instruments"]
+__all__ = ["Dependencies"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Instruments:
+class Dependencies:
     """One set for the whole node.
 
     Attributes:
@@ -46,7 +46,7 @@ class Instruments:
     journal: Journal
     pods: PodWatch
     strangers: Strangers
-    slots: Slots
+    eraser_pool: EraserPool
     identity: NodeIdentity
     policy: Callable[[], Policy]
     new_id: Callable[[str], str]

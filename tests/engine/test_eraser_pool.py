@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from scrubber.engine.slots import Slots
+from scrubber.engine.eraser_pool import EraserPool
 from tests.world.timeline import in_virtual_time
 
 
@@ -14,7 +14,7 @@ class Line:
     """Tasks that want a slot, and the order in which they got one."""
 
     def __init__(self, size: int) -> None:
-        self.slots = Slots(size)
+        self.slots = EraserPool(size)
         self.order: list[str] = []
         self.inside = 0
         self.most = 0
@@ -118,14 +118,14 @@ async def test_a_slot_given_to_somebody_who_stops_at_that_moment_is_passed_on() 
 
 @in_virtual_time
 async def test_a_slot_is_free_again_after_an_error_inside_and_after_all_waiters_have_left() -> None:
-    slots = Slots(1)
+    slots = EraserPool(1)
     with pytest.raises(RuntimeError, match="the eraser died"):
         await _die_while_another_waits(slots)
     async with asyncio.timeout(1.0), slots.slot(lambda: False):
         pass
 
 
-async def _die_while_another_waits(slots: Slots) -> None:
+async def _die_while_another_waits(slots: EraserPool) -> None:
     async with slots.slot(lambda: False):
         waiter = asyncio.create_task(_hold(slots))
         await asyncio.sleep(0.01)
@@ -133,6 +133,6 @@ async def _die_while_another_waits(slots: Slots) -> None:
         raise RuntimeError("the eraser died")
 
 
-async def _hold(slots: Slots) -> None:
+async def _hold(slots: EraserPool) -> None:
     async with slots.slot(lambda: False):
         await asyncio.sleep(100)

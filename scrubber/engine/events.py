@@ -1,4 +1,4 @@
-"""From decisions to events: what the audit, the log and the metrics will say about a change. Pure."""
+"""Events: what the audit log, the log and the metrics say about a change. Pure."""
 
 from __future__ import annotations
 
