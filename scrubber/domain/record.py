@@ -1,7 +1,7 @@
 """The durable record of one device, and the only functions that change it.
 
-Every change is a new record with a higher version. The keeper of the device computes it, the ledger stores it in one
-transaction with its audit rows, and only then the keeper believes it.
+Every change is a new record with a higher version. The controller of the device computes it, the ledger stores it in one
+transaction with its audit rows, and only then it is applied in memory.
 """
 
 from __future__ import annotations

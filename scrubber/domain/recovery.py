@@ -1,4 +1,4 @@
-"""Quarantine and the way back: from findings and scrubs to the next record. Pure; the keeper commits the result."""
+"""Quarantine and the way back: from findings and scrubs to the next record. Pure; the controller commits the result."""
 
 from __future__ import annotations
 

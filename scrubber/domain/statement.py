@@ -7,14 +7,17 @@ type of the payload, so that no other document of the node's key can be passed o
 
 from __future__ import annotations
 
+import base64
 import json
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from scrubber.domain.errors import InvalidRequest
 from scrubber.domain.evidence import Certificate, Path
 
-__all__ = ["FORMAT", "PAYLOAD_TYPE", "UNSIGNED", "claim", "pae", "statement"]
+__all__ = ["FORMAT", "PAYLOAD_TYPE", "UNSIGNED", "claim", "pae", "sealed", "statement"]
 
 FORMAT = 1
 PAYLOAD_TYPE = "application/vnd.scrubber.certificate+json"
@@ -52,6 +55,12 @@ def statement(certificate: Certificate) -> bytes:
         "rests_on": certificate.rests_on,
     }
     return _CANONICAL.encode(values).encode("ascii")
+
+
+def sealed(certificate: Certificate, key_id: str, sign: Callable[[bytes], bytes]) -> Certificate:
+    """Return ``certificate`` with the node's signature. That it is used up later is not part of what is signed."""
+    signature = base64.b64encode(sign(statement(certificate))).decode("ascii")
+    return replace(certificate, key_id=key_id, signature=signature)
 
 
 def claim(payload: bytes) -> Certificate:

@@ -24,7 +24,7 @@ class CircuitBreaker:
     """What recoveries of one node may still do.
 
     Args:
-        records: those of all devices, as they are believed.
+        records: returns the current records of all devices.
     """
 
     def __init__(self, records: Callable[[], Collection[DeviceRecord]], dependencies: Dependencies) -> None:
@@ -49,7 +49,7 @@ class CircuitBreaker:
 
     def _computed(self, policy: Policy, now: float) -> Breaker:
         records = self._records()
-        # A device whose change was just believed is on record already.
+        # A device whose change was just applied is on record already.
         begun = {record.device for record in records if record.health is Health.RECOVERING}
         out = {record.device for record in records if out_for_soft_signals(record)}
         starting, leaving = len(self._starting - begun), len(self._leaving - out)

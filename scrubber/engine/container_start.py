@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from scrubber.domain.assignment import Pod, started_container
 from scrubber.domain.errors import ScrubberError
 from scrubber.engine.dependencies import Dependencies
-from scrubber.engine.keeper import Keeper
+from scrubber.engine.device.controller import DeviceController
 
 __all__ = ["AwaitedStart", "await_start", "follow_start"]
 
@@ -46,9 +46,13 @@ def await_start(pod: Pod, *, dependencies: Dependencies) -> AwaitedStart | None:
     return None if before is None or created is None else AwaitedStart(pod, created, before)
 
 
-async def follow_start(start: AwaitedStart, keepers: Sequence[Keeper], *, dependencies: Dependencies) -> None:
-    """Wait for the container that starts on the last grant of ``keepers``, and put it on record."""
-    granted = [(keeper, last) for keeper in keepers if (last := keeper.record.last_grant) is not None]
+async def follow_start(
+    start: AwaitedStart, controllers: Sequence[DeviceController], *, dependencies: Dependencies
+) -> None:
+    """Wait for the container that starts on the last grant of ``controllers``, and put it on record."""
+    granted = [
+        (controller, last) for controller in controllers if (last := controller.state.record.last_grant) is not None
+    ]
     try:
         async with dependencies.clock.timeout(_LONGEST):
             await asyncio.wait({start.created})
@@ -60,15 +64,17 @@ async def follow_start(start: AwaitedStart, keepers: Sequence[Keeper], *, depend
         return
     at = dependencies.clock.wall()
     container = await _name(start, dependencies)
-    for keeper, grant in granted:
-        named = dependencies.pods.reading.naming(keeper.device.id)
+    for controller, grant in granted:
+        named = dependencies.pods.reading.naming(controller.id)
         if container is None or not any((each.pod, each.container) == (start.pod, container) for each in named):
             continue
         dependencies.pods.container_created(start.pod, at)
         changed = grant.assignment is not None and container != grant.assignment.container
         # Without it the next start of the pod looks at holders only.
         with suppress(ScrubberError):
-            await keeper.note_started(grant.sequence, start.created.result(), container if changed else None)
+            await controller.occupancy.note_started(
+                grant.sequence, start.created.result(), container if changed else None
+            )
 
 
 async def _name(start: AwaitedStart, dependencies: Dependencies) -> str | None:

@@ -14,16 +14,16 @@ from scrubber.domain.codes import ErrorCode
 from scrubber.domain.errors import DeviceFault, NotReady, Unreadable
 from scrubber.domain.evidence import Path
 from scrubber.domain.record import DeviceRecord, Grant
+from scrubber.domain.statement import sealed
 from scrubber.engine import events
 from scrubber.engine.container_start import AwaitedStart, await_start, follow_start
 from scrubber.engine.dependencies import Dependencies
-from scrubber.engine.finish import to_the_end
-from scrubber.engine.keeper import Keeper
+from scrubber.engine.device.controller import DeviceController
+from scrubber.engine.device.state import to_the_end
 from scrubber.engine.prepare import Preparation, Prepared, Requested
-from scrubber.engine.sealing import sealed
 from scrubber.engine.shared_start import joined
 from scrubber.engine.views import Granted
-from scrubber.ports.record import Change
+from scrubber.ports.record import Change, Event
 
 __all__ = ["GrantRequest"]
 
@@ -53,7 +53,7 @@ class GrantRequest:
         own: Callable[[], frozenset[str]],
         deadline: float,
     ) -> None:
-        self._keepers = [each.keeper for each in requested]
+        self._controllers = [each.controller for each in requested]
         self._devices = [
             Preparation(each, resource=resource, dependencies=dependencies, own=own, deadline=deadline)
             for each in requested
@@ -62,7 +62,7 @@ class GrantRequest:
         self._earlier = earlier
         self._began = dependencies.clock.monotonic()
         self._deadline = deadline
-        self._held: tuple[Keeper, DeviceRecord] | None = None
+        self._held: tuple[DeviceController, DeviceRecord] | None = None
         self.granted: tuple[Granted, ...] | None = None
         self.versions: tuple[int, ...] = ()
 
@@ -82,9 +82,9 @@ class GrantRequest:
             if granted is not None:
                 return granted
             if self._held is not None:
-                keeper, seen = self._held
+                controller, seen = self._held
                 self._held = None
-                await keeper.touched(seen)  # whoever it was may be gone by the next look
+                await controller.occupancy.void_certificate(seen)  # whoever it was may be gone by the next look
             if self._dependencies.clock.monotonic() >= self._deadline:
                 raise NotReady(
                     "A device changed while it was being granted, until the time was up.",
@@ -108,34 +108,38 @@ class GrantRequest:
         """Grant everything in one transaction, or answer None because something has moved since it was prepared."""
         baselines = [await self._baseline(each) for each in prepared]
         async with AsyncExitStack() as locks:
-            for keeper in self._keepers:
-                await locks.enter_async_context(keeper.deciding())
-            for keeper, each in zip(self._keepers, prepared, strict=True):
+            for controller in self._controllers:
+                await locks.enter_async_context(controller.state.lock)
+            for controller, each in zip(self._controllers, prepared, strict=True):
                 aged = self._dependencies.clock.monotonic() - each.checked_at > _CHECK_AGE
-                if aged or keeper.record.version != each.version or keeper.job is not None:
+                if aged or controller.state.record.version != each.version or controller.state.job is not None:
                     return None
-                if keeper.retired or keeper.allocations != each.allocations:
+                if controller.state.retired or controller.state.allocations != each.allocations:
                     return None
                 # Of a device that is joined, that somebody holds it says nothing.
-                if each.decision.basis not in (*UNJUDGED, Basis.SHARED) and await keeper.held():
-                    self._held = (keeper, keeper.record)
+                if each.decision.basis not in (*UNJUDGED, Basis.SHARED) and await controller.occupancy.held():
+                    self._held = (controller, controller.state.record)
                     return None
-                if each.decision.basis not in UNJUDGED and keeper.unwatched:
+                if each.decision.basis not in UNJUDGED and controller.occupancy.coverage.gap:
                     return None
-            if any(keeper.policy != each.policy for keeper, each in zip(self._keepers, prepared, strict=True)):
+            if any(
+                controller.state.policy != each.policy
+                for controller, each in zip(self._controllers, prepared, strict=True)
+            ):
                 return None  # it was judged by rules that are in force no more, or a glass was mended meanwhile
-            change, granted, left_out = Change(), [], Change()
-            for keeper, each, baseline in zip(self._keepers, prepared, baselines, strict=True):
-                part, answer = self._one(keeper, each, baseline)
+            change, granted = Change(), []
+            left_out: list[Event] = []
+            for controller, each, baseline in zip(self._controllers, prepared, baselines, strict=True):
+                part, answer = self._one(controller, each, baseline)
                 change |= part
                 granted.append(answer)
-                left_out |= keeper.left_out()
+                left_out += controller.state.disturbances.left_out()
 
-            async def store_and_believe() -> None:
+            async def store_and_apply() -> None:
                 # What was left out of the audit trail is in the log already, and is counted.
-                await self._dependencies.ledger.commit(left_out | change)
-                for keeper, record, each in zip(self._keepers, change.records, prepared, strict=True):
-                    keeper.believe_granted(record, each.allocations)
+                await self._dependencies.ledger.commit(Change(events=tuple(left_out)) | change)
+                for controller, record, each in zip(self._controllers, change.records, prepared, strict=True):
+                    controller.apply_grant(record, each.allocations)
                 self.granted = tuple(granted)
                 self.versions = tuple(record.version for record in change.records)
                 self._dependencies.journal.tell(change.events)
@@ -145,7 +149,7 @@ class GrantRequest:
             # Watched from before the answer: the kubelet starts the container as soon as it has that.
             created = self._watch_pods(prepared)
             try:
-                await to_the_end(store_and_believe())
+                await to_the_end(store_and_apply())
             finally:
                 self._follow(created)
         return self.granted
@@ -160,8 +164,10 @@ class GrantRequest:
             if self.granted is None:
                 start.created.cancel()
                 continue
-            keepers = [each for each in self._keepers if (last := each.record.last_grant) and last.pod == start.pod]
-            follow = follow_start(start, keepers, dependencies=self._dependencies)
+            controllers = [
+                each for each in self._controllers if (last := each.state.record.last_grant) and last.pod == start.pod
+            ]
+            follow = follow_start(start, controllers, dependencies=self._dependencies)
             self._dependencies.spawn(follow, f"start {start.pod.uid}")
 
     async def _baseline(self, prepared: Prepared) -> tuple[Process, ...]:
@@ -178,9 +184,11 @@ class GrantRequest:
                 code=ErrorCode.POD_UNREADABLE,
             ) from unreadable
 
-    def _one(self, keeper: Keeper, prepared: Prepared, baseline: tuple[Process, ...]) -> tuple[Change, Granted]:
+    def _one(
+        self, controller: DeviceController, prepared: Prepared, baseline: tuple[Process, ...]
+    ) -> tuple[Change, Granted]:
         """The change that grants one device, and its part of the answer."""
-        record = keeper.record
+        record = controller.state.record
         dependencies, now = self._dependencies, self._dependencies.clock.wall()
         sequence = record.grants + 1
         basis = prepared.decision.basis
@@ -197,7 +205,7 @@ class GrantRequest:
             rests_on=record.rests_on,
             basis=basis,
         )
-        fast = replace(sealed(fast, dependencies.signer), next_grant=sequence)
+        fast = replace(sealed(fast, dependencies.signer.key_id, dependencies.signer.sign), next_grant=sequence)
         check = replace(prepared.check, certificate=fast.id)
         assignment = None if prepared.assignment is None else replace(prepared.assignment, shares=prepared.shares)
         own = record.grants_of(None if assignment is None else assignment.pod)

@@ -1,7 +1,7 @@
 """The node: the set of devices, and what concerns more than one of them.
 
 It grants sets all-or-none, shows one versioned view of everything, and tends each device when nobody asks. It decides
-nothing about a single device; that is its keeper's.
+nothing about a single device; its controller does.
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ from scrubber.domain.resources import LONGEST_NAME, MOST_RESOURCES, Announced, M
 from scrubber.engine.board import Board
 from scrubber.engine.breaker import CircuitBreaker
 from scrubber.engine.dependencies import Dependencies
+from scrubber.engine.device.controller import DeviceController, NodeContext
 from scrubber.engine.grant import GrantRequest
-from scrubber.engine.keeper import Keeper
-from scrubber.engine.neighbourhood import Neighbourhood
 from scrubber.engine.notices import Refusals, out_of_service
 from scrubber.engine.orders import Orders
 from scrubber.engine.prepare import Requested
@@ -58,13 +57,15 @@ class Node(Orders):
         gone: the last records of devices that are no longer here.
         waiting: starts that wait for an answer now.
         kubelet_restarts: those that were noticed.
+        breaker: what recoveries may still do.
+        maintenance: held by the one device that is scrubbed for maintenance.
     """
 
     def __init__(self, *, dependencies: Dependencies, info: Callable[[], ServiceView], epoch: str) -> None:
         super().__init__(dependencies)
         self._info = info
         self._board = Board(epoch)
-        self._ordered: list[Keeper] = []
+        self._ordered: list[DeviceController] = []
         self._expected: set[str] = set()
         self._leaving: set[str] = set()
         self._ready = False
@@ -73,29 +74,31 @@ class Node(Orders):
         self._named: dict[str, set[str]] = {}
         self._resources: dict[str, frozenset[str]] | None = None
         self._refusals = Refusals(dependencies.clock)
-        self._around = Neighbourhood(
+        self.breaker = CircuitBreaker(self._records, dependencies)
+        self._context = NodeContext(
             changed=self._show,
             still=self.still,
             resources=self.resources_of,
             records=self._records,
-            breaker=CircuitBreaker(self._records, dependencies),
+            breaker=self.breaker,
         )
         self.gone: dict[str, DeviceRecord] = {}
         self.waiting = 0
         self.kubelet_restarts = 0
+        self.maintenance = asyncio.Lock()
         self.notice = asyncio.Event()
         self.inventory_changed = asyncio.Event()
 
     # -- the set ---------------------------------------------------------------------------------------------------
 
     @property
-    def keepers(self) -> Mapping[str, Keeper]:
-        return self._keepers
+    def controllers(self) -> Mapping[str, DeviceController]:
+        return self._controllers
 
     @property
     def known(self) -> frozenset[str]:
         """Ids of the devices that are ours to ask the kubelet about, those that are being welcomed included."""
-        return frozenset(self._keepers.keys() | self._expected)
+        return frozenset(self._controllers.keys() | self._expected)
 
     @property
     def own_resources(self) -> frozenset[str]:
@@ -104,8 +107,8 @@ class Node(Orders):
         """
         given = {
             grant.assignment.resource
-            for keeper in self._keepers.values()
-            for grant in keeper.record.open_grants
+            for controller in self._controllers.values()
+            for grant in controller.state.record.open_grants
             if grant.assignment is not None and grant.basis is not Basis.ADOPTED
         }
         return frozenset((self._announced.resources.keys() | self._named.keys() | given) - {""})
@@ -115,8 +118,8 @@ class Node(Orders):
         if self._resources is None:
             self._resources = self._resources_by_device()
         said = self._resources.get(device, frozenset())
-        keeper = self._keepers.get(device)
-        last = None if keeper is None else keeper.record.last_grant
+        controller = self._controllers.get(device)
+        last = None if controller is None else controller.state.record.last_grant
         if not said and last is not None and last.assignment is not None and last.basis is not Basis.ADOPTED:
             said = frozenset({last.assignment.resource})
         return said - {""}
@@ -132,29 +135,24 @@ class Node(Orders):
                 found.setdefault(device, set()).add(resource)
         return {device: frozenset(resources) for device, resources in found.items()}
 
-    @property
-    def breaker(self) -> CircuitBreaker:
-        """The breaker."""
-        return self._around.breaker
-
     def _records(self) -> list[DeviceRecord]:
-        return [keeper.record for keeper in self._keepers.values()]
+        return [controller.state.record for controller in self._controllers.values()]
 
     def meaning(self, resource: str, listed: str) -> Meaning | None:
         """The device that ``resource`` calls ``listed``, and whether that is a share of it; None when it is none of ours."""
-        return self._announced.meaning(resource, listed, self.known if self._expected else self._keepers)
+        return self._announced.meaning(resource, listed, self.known if self._expected else self._controllers)
 
-    def keeper(self, device: Device, record: DeviceRecord) -> Keeper:
-        """Make the keeper of ``device``, whose ``record`` is as the ledger has it. Nobody else sees it before :meth:`add`."""
+    def make_controller(self, device: Device, record: DeviceRecord) -> DeviceController:
+        """Make the controller of ``device``, whose ``record`` is as the ledger has it. It is not shown before :meth:`add`."""
         self._expected.add(device.id)
-        return Keeper(device, record, dependencies=self._dependencies, around=self._around)
+        return DeviceController(device, record, dependencies=self._dependencies, node=self._context)
 
-    def add(self, keeper: Keeper) -> None:
+    def add(self, controller: DeviceController) -> None:
         """Hand the device out, scrub it and show it from now on."""
-        self._expected.discard(keeper.device.id)
-        self._keepers[keeper.device.id] = keeper
+        self._expected.discard(controller.id)
+        self._controllers[controller.id] = controller
         self.breaker.moved()
-        self._ordered = sorted(self._keepers.values(), key=lambda each: _index(each.device))
+        self._ordered = sorted(self._controllers.values(), key=lambda each: _index(each.state.device))
         self._show()
 
     async def remove(self, device: str) -> None:
@@ -163,11 +161,11 @@ class Node(Orders):
         Raises:
             Held: it is in use, or being scrubbed.
         """
-        keeper = self._keepers[device]
-        self.gone[device] = await keeper.retire()
-        del self._keepers[device]
+        controller = self._controllers[device]
+        self.gone[device] = await controller.state.retire()
+        del self._controllers[device]
         self.breaker.moved()
-        self._ordered.remove(keeper)
+        self._ordered.remove(controller)
         self._show()
 
     @asynccontextmanager
@@ -178,14 +176,14 @@ class Node(Orders):
             Held: one of them is in use, or being scrubbed.
         """
         async with AsyncExitStack() as stack:
-            for device in sorted(self._keepers.keys() & set(devices)):
-                await stack.enter_async_context(self._keepers[device].still())
+            for device in sorted(self._controllers.keys() & set(devices)):
+                await stack.enter_async_context(self._controllers[device].occupancy.still())
             yield
 
     def policy_changed(self) -> None:
         """Another policy is in force: what was proved under the old one is proved again."""
-        for keeper in self._keepers.values():
-            keeper.wake.set()
+        for controller in self._controllers.values():
+            controller.state.wake.set()
         self._show()
 
     def ready(self) -> None:
@@ -194,10 +192,13 @@ class Node(Orders):
         self._show()
 
     def _show(self) -> None:
-        left = [keeper for device, keeper in self._keepers.items() if device in self._leaving]
-        if any(keeper.record.hygiene is not Hygiene.IN_USE and keeper.job is None for keeper in left):
+        left = [controller for device, controller in self._controllers.items() if device in self._leaving]
+        if any(
+            controller.state.record.hygiene is not Hygiene.IN_USE and controller.state.job is None
+            for controller in left
+        ):
             self.inventory_changed.set()
-        info, views = self._info(), tuple(keeper.view for keeper in self._ordered)
+        info, views = self._info(), tuple(controller.view for controller in self._ordered)
         self._board.show(
             views,
             ready=self._ready,
@@ -213,14 +214,14 @@ class Node(Orders):
 
     def open_grants(self) -> Iterable[Grant]:
         """All grants whose pods still matter, and each device's last one."""
-        for keeper in self._keepers.values():
-            yield from keeper.record.open_grants
-            if keeper.record.last_grant is not None:
-                yield keeper.record.last_grant
+        for controller in self._controllers.values():
+            yield from controller.state.record.open_grants
+            if controller.state.record.last_grant is not None:
+                yield controller.state.record.last_grant
 
     def track(self) -> None:
         """Tell the pod watch which pods matter."""
-        grants = [grant for keeper in self._keepers.values() for grant in keeper.record.open_grants]
+        grants = [grant for controller in self._controllers.values() for grant in controller.state.record.open_grants]
         self._dependencies.pods.track(grant.pod for grant in grants if grant.pod is not None)
 
     # -- being asked -----------------------------------------------------------------------------------------------
@@ -260,14 +261,14 @@ class Node(Orders):
     async def reserve(self, devices: Sequence[str], resource: str = "") -> tuple[str, ...]:
         with self._dependencies.tracer.span("reserve", resource=resource, devices=len(devices)):
             self._board.view.be_ready()
-            keepers = [each.keeper for each in self._resolve(resource, devices)]
-            for keeper in keepers:
-                if keeper.withheld:
-                    raise Quarantined(f"Device {keeper.device.id}: out of service.", public=keeper.view.refusal)
-            for keeper in keepers:
-                keeper.note_allocated()
+            controllers = [each.controller for each in self._resolve(resource, devices)]
+            for controller in controllers:
+                if controller.withheld:
+                    raise Quarantined(f"Device {controller.id}: out of service.", public=controller.view.refusal)
+            for controller in controllers:
+                controller.state.note_allocated()
             self.notice.set()
-            return tuple(keeper.job.id for keeper in keepers if keeper.job is not None)
+            return tuple(controller.state.job.id for controller in controllers if controller.state.job is not None)
 
     async def hand_over(self, call: HandOverCall) -> tuple[Granted, ...]:
         with self._dependencies.tracer.span("hand-over", resource=call.resource, devices=len(call.devices)) as span:
@@ -289,7 +290,7 @@ class Node(Orders):
             only = wanted[0].device if len(wanted) == 1 else None
             for each in wanted:
                 if each.ids & call.reserved_unseen:
-                    each.keeper.note_allocated()
+                    each.controller.state.note_allocated()
             again = await self._same_answer(wanted)
             if again is not None:
                 self._waits_no_more(wanted, call.resource)
@@ -354,19 +355,25 @@ class Node(Orders):
         answer = unheard.answer
         reading: Reading = await self._dependencies.pods.refresh()
         for each in wanted:
-            await each.keeper.void_if_unwatched()
+            await each.controller.occupancy.void_after_gap()
         for each, granted, version in zip(wanted, answer, unheard.versions, strict=True):
-            keeper, last = each.keeper, each.keeper.record.last_grant
+            controller, last = each.controller, each.controller.state.record.last_grant
             # Whatever has happened to the device since, a stranger on it say, the answer did not know of it.
-            current = keeper.record.version == version and not keeper.unwatched
+            current = controller.state.record.version == version and not controller.occupancy.coverage.gap
             current = current and last is not None and last.sequence == granted.grant
-            current = current and keeper.record.hygiene is Hygiene.IN_USE
-            current = current and keeper.record.advertised
+            current = current and controller.state.record.hygiene is Hygiene.IN_USE
+            current = current and controller.state.record.advertised
             following = reading.assignment_of(each.device, each.shares) or reading.hint_of(each.device, each.shares)
-            if last is None or not current or keeper.allocated_since or last.assignment is None or following is None:
+            if (
+                last is None
+                or not current
+                or controller.state.allocated_since
+                or last.assignment is None
+                or following is None
+            ):
                 return None
             following = self._dependencies.pods.as_it_starts(following, each.device)
-            if following != last.assignment or following.pod.uid is None or await _used_since(keeper, last):
+            if following != last.assignment or following.pod.uid is None or await _used_since(controller, last):
                 return None
         return answer
 
@@ -380,7 +387,7 @@ class Node(Orders):
             raise InvalidRequest("The request names no device.")
         if len(set(ids)) != len(ids):
             raise InvalidRequest("The request names a device twice.")
-        meanings = {id_: self._announced.meaning(resource, id_, self._keepers) for id_ in ids}
+        meanings = {id_: self._announced.meaning(resource, id_, self._controllers) for id_ in ids}
         unknown = sorted(id_ for id_, meaning in meanings.items() if meaning is None)
         if unknown:
             raise InvalidRequest(f"This node has no device {', '.join(unknown)}.")
@@ -396,7 +403,7 @@ class Node(Orders):
                 known |= asked.keys()
                 self._resources = None
         return [
-            Requested(self._keepers[device], frozenset(found), share=all(each.share for each in found.values()))
+            Requested(self._controllers[device], frozenset(found), share=all(each.share for each in found.values()))
             for device, found in sorted(asked.items())
         ]
 
@@ -404,26 +411,28 @@ class Node(Orders):
 
     def described(self, device: Device) -> None:
         """The inventory lists the device: what is new about it counts, unless it is somewhere else now."""
-        keeper = self._keepers.get(device.id)
-        if keeper is not None and device.is_where(keeper.device):
+        controller = self._controllers.get(device.id)
+        if controller is not None and device.is_where(controller.state.device):
             self._leaving.discard(device.id)
-            keeper.described(device)
+            controller.state.describe(device)
 
     async def lost(self, device: str) -> None:
         """The inventory lists the device no longer, or somewhere else. One that is in use is looked for once it is free."""
-        keeper = self._keepers[device]
+        controller = self._controllers[device]
         try:
             await self.remove(device)
         except Held:
             self._leaving.add(device)
             sentence = "The device is no longer in the inventory, or is somewhere else now."
-            await keeper.report([Finding(Step.HEALTH, ErrorCode.LOST, Severity.FAULT, sentence)])
+            await controller.health.report([Finding(Step.HEALTH, ErrorCode.LOST, Severity.FAULT, sentence)])
         else:
             self._leaving.discard(device)
 
     async def drain(self) -> None:
         """Stop all scrubs; what they worked on is dirty."""
-        results = await asyncio.gather(*(keeper.abandon() for keeper in self._keepers.values()), return_exceptions=True)
+        results = await asyncio.gather(
+            *(controller.scrubs.abandon() for controller in self._controllers.values()), return_exceptions=True
+        )
         failures = [each for each in results if isinstance(each, LedgerFailure)]
         if failures:
             raise failures[0]
@@ -444,12 +453,12 @@ def _key(wanted: Sequence[Requested]) -> _Key:
     return tuple((each.device, each.ids) for each in wanted)
 
 
-async def _used_since(keeper: Keeper, grant: Grant) -> bool:
+async def _used_since(controller: DeviceController, grant: Grant) -> bool:
     """Whether something may have been started on ``grant``, the last one."""
     if grant.basis is not Basis.SHARED:
-        return await keeper.held()
+        return await controller.occupancy.held()
     # Others hold it, by grants of their own: what tells is whether the pod itself has begun.
-    standings = await keeper.standings(grant.pod, shares=True)
+    standings = await controller.occupancy.standings(grant.pod, shares=True)
     own = [where.state for each, where in standings if each.pod == grant.pod]
     return any(state is not PodState.OVER for state in own)
 

@@ -1,6 +1,6 @@
 """What a person orders of a device: scrub it, reset it, take it out, let it back in, hand it out whatever is known of it.
 
-The order is checked here as far as it concerns more than the device's own record; its keeper decides, and commits.
+The order is checked here as far as it concerns more than the device's own record; its controller decides, and commits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from scrubber.domain.leftover import PodState
 from scrubber.domain.policy import ResetUse
 from scrubber.domain.reset import ResetPlan
 from scrubber.engine.dependencies import Dependencies
-from scrubber.engine.keeper import Keeper
+from scrubber.engine.device.controller import DeviceController
 from scrubber.engine.views import DeviceView, ScrubNews
 
 __all__ = ["Orders"]
@@ -31,107 +31,109 @@ class Orders:
 
     def __init__(self, dependencies: Dependencies) -> None:
         self._dependencies = dependencies
-        self._keepers: dict[str, Keeper] = {}
+        self._controllers: dict[str, DeviceController] = {}
 
     async def scrub(self, device: str, path: Path, actor: str) -> AsyncIterator[ScrubNews]:
-        keeper = self._find(device)
-        await self._be_free(keeper)
+        controller = self._find(device)
+        await self._be_free(controller)
         if path is Path.FAST:
-            if keeper.job is not None:
+            if controller.state.job is not None:
                 raise Held(
-                    f"Device {keeper.device.id} is being scrubbed ({keeper.job.id}), and checks would break that off: "
+                    f"Device {controller.id} is being scrubbed ({controller.state.job.id}), and checks would break that off: "
                     "ask for the slow path to join it."
                 )
-            record, _ = await keeper.check(Occasion.ON_DEMAND, actor)
-            await keeper.note_check(record)
-            yield ScrubNews(record.id, keeper.device.id, finished=record)
+            record, _ = await controller.scrubs.check(Occasion.ON_DEMAND, actor)
+            await controller.scrubs.record_check(record)
+            yield ScrubNews(record.id, controller.id, finished=record)
             return
-        joined = keeper.job is not None
-        job = await keeper.start_scrub(Occasion.ON_DEMAND, actor=actor)
+        joined = controller.state.job is not None
+        job = await controller.scrubs.start(Occasion.ON_DEMAND, actor=actor)
         async for news in job.news(joined=joined):
             yield news
 
     async def reset(self, device: str, reason: str, actor: str) -> AsyncIterator[ScrubNews]:
-        keeper = self._find(device)
+        controller = self._find(device)
         _be_given(reason, "A reset")
-        if keeper.policy.reset is ResetUse.NEVER:
+        if controller.state.policy.reset is ResetUse.NEVER:
             raise Refused(
-                f"The policy {keeper.policy.name} says that device {keeper.device.id} is never reset (reset: never)."
+                f"The policy {controller.state.policy.name} says that device {controller.id} is never reset (reset: never)."
             )
-        await self._be_free(keeper)
-        plan = await self._dependencies.resetter.plan(keeper.device)
+        await self._be_free(controller)
+        plan = await self._dependencies.resetter.plan(controller.state.device)
         if plan.unavailable is not None:
-            raise Refused(f"Device {keeper.device.id} cannot be reset here: {plan.unavailable}")
+            raise Refused(f"Device {controller.id} cannot be reset here: {plan.unavailable}")
         used = self._in_use(plan)
         if used:
             raise Held(" ".join(used))
         # What else blocks it may be a leftover, which the scrub ends before it resets.
-        job = await keeper.start_scrub(Occasion.ON_DEMAND, actor=actor, ordered=reason)
+        job = await controller.scrubs.start(Occasion.ON_DEMAND, actor=actor, ordered=reason)
         async for news in job.news(joined=False):
             yield news
 
     async def reset_plan(self, device: str) -> ResetPlan:
-        keeper = self._find(device)
-        plan = await self._dependencies.resetter.plan(keeper.device)
-        strange = plan.blockers and keeper.job is None and keeper.record.hygiene is not Hygiene.IN_USE
-        holding = await self._holding(keeper) if strange else ""
-        held = (f"Device {keeper.device.index} is{holding.removeprefix(',')}.",) if holding else ()
+        controller = self._find(device)
+        plan = await self._dependencies.resetter.plan(controller.state.device)
+        strange = (
+            plan.blockers and controller.state.job is None and controller.state.record.hygiene is not Hygiene.IN_USE
+        )
+        holding = await self._holding(controller) if strange else ""
+        held = (f"Device {controller.state.device.index} is{holding.removeprefix(',')}.",) if holding else ()
         return replace(plan, blockers=(*self._in_use(plan), *plan.blockers, *held))
 
     def _in_use(self, plan: ResetPlan) -> list[str]:
         """What is done with the devices that the plan would reset, a sentence for each that is not left alone."""
-        concerned = [self._keepers[each] for each in (plan.device, *plan.together) if each in self._keepers]
+        concerned = [self._controllers[each] for each in (plan.device, *plan.together) if each in self._controllers]
         return [
-            f"Device {keeper.device.index} ({keeper.device.id}) is {_busy_with(keeper)}: wait until that is over."
-            for keeper in concerned
-            if keeper.record.hygiene is Hygiene.IN_USE or keeper.job is not None
+            f"Device {controller.state.device.index} ({controller.id}) is {_busy_with(controller)}: wait until that is over."
+            for controller in concerned
+            if controller.state.record.hygiene is Hygiene.IN_USE or controller.state.job is not None
         ]
 
-    async def _be_free(self, keeper: Keeper) -> None:
+    async def _be_free(self, controller: DeviceController) -> None:
         """Raises :class:`Held` with who has the device, if anybody was granted it."""
-        await self._give_back_unnamed(keeper)
-        if keeper.record.hygiene is not Hygiene.IN_USE:
+        await self._give_back_unnamed(controller)
+        if controller.state.record.hygiene is not Hygiene.IN_USE:
             return
         raise Held(
-            f"Device {keeper.device.id} is {_busy_with(keeper)}{await self._holding(keeper)}; it is scrubbed when it is given "
+            f"Device {controller.id} is {_busy_with(controller)}{await self._holding(controller)}; it is scrubbed when it is given "
             "back."
         )
 
-    async def _holding(self, keeper: Keeper) -> str:
+    async def _holding(self, controller: DeviceController) -> str:
         """Which processes have the device open, for a sentence; nothing where that cannot be told."""
         try:
-            found = await self._dependencies.holders.users(keeper.device)
+            found = await self._dependencies.holders.users(controller.state.device)
         except ScrubberError:
             return ""
         named = [f"{each.pid} ({each.command})" if each.command else str(each.pid) for each in found if each.pid]
         more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
         return f", held by PID {', '.join(named[:_MOST_NAMED])}{more}" if named else ""
 
-    async def _give_back_unnamed(self, keeper: Keeper) -> None:
+    async def _give_back_unnamed(self, controller: DeviceController) -> None:
         """A person may have a device scrubbed that went to a pod nobody can name, once nobody has held it for a while."""
-        record = keeper.record
+        record = controller.state.record
         if record.hygiene is Hygiene.IN_USE and all(grant.pod is None for grant in record.open_grants):
-            await keeper.held()
-            if all(where.state is PodState.OVER for _, where in await keeper.standings()):
-                await keeper.release(record)
+            await controller.occupancy.held()
+            if all(where.state is PodState.OVER for _, where in await controller.occupancy.standings()):
+                await controller.occupancy.release(record)
 
     async def quarantine(self, device: str, reason: str, actor: str) -> DeviceView:
-        keeper = self._find(device)
+        controller = self._find(device)
         _be_given(reason, "A quarantine")
-        await keeper.quarantine(reason, actor)
-        return keeper.view
+        await controller.health.quarantine(reason, actor)
+        return controller.view
 
     async def unquarantine(self, device: str, reason: str, actor: str) -> DeviceView:
-        keeper = self._find(device)
+        controller = self._find(device)
         _be_given(reason, "A release from quarantine")
-        await keeper.unquarantine(reason, actor)
-        return keeper.view
+        await controller.health.unquarantine(reason, actor)
+        return controller.view
 
     async def break_glass(self, device: str, seconds: float, reason: str, actor: str) -> DeviceView:
-        keeper = self._find(device)
+        controller = self._find(device)
         _be_given(reason, "Breaking the glass")
-        await keeper.break_glass(seconds, reason, actor)
-        return keeper.view
+        await controller.health.break_glass(seconds, reason, actor)
+        return controller.view
 
     async def accept_baseline(
         self, device: str, reason: str, actor: str, shown: Mapping[str, str] | None = None
@@ -139,11 +141,11 @@ class Orders:
         _be_given(reason, "Accepting a baseline")
         # What somebody wrote a moment ago is what he accepts, and not what was there when it was last looked at.
         for each in await self._dependencies.inventory.devices():
-            known = self._keepers.get(each.id)
-            if known is not None and each.is_where(known.device):
-                known.described(each)
-        keeper = self._find(device)
-        described = keeper.device
+            known = self._controllers.get(each.id)
+            if known is not None and each.is_where(known.state.device):
+                known.state.describe(each)
+        controller = self._find(device)
+        described = controller.state.device
         # As it was shown: a fact that is no text cannot be sent as it is.
         now = {name: value.encode("utf-8", "replace").decode() for name, value in facts_of(described)}
         if shown and shown != now:
@@ -153,21 +155,27 @@ class Orders:
                 if now.get(name) != shown.get(name)
             )
             raise Refused(
-                f"Device {keeper.device.id} is something else by now than what you were shown ({others}): look again, and accept "
+                f"Device {controller.id} is something else by now than what you were shown ({others}): look again, and accept "
                 "that if it is right."
             )
-        await keeper.accept_baseline(described, reason, actor)
-        return keeper.view
+        await controller.health.accept_baseline(described, reason, actor)
+        return controller.view
 
-    def _find(self, wanted: str) -> Keeper:
-        return self._keepers[find_device((keeper.device for keeper in self._keepers.values()), wanted).id]
+    def _find(self, wanted: str) -> DeviceController:
+        return self._controllers[
+            find_device((controller.state.device for controller in self._controllers.values()), wanted).id
+        ]
 
 
-def _busy_with(keeper: Keeper) -> str:
+def _busy_with(controller: DeviceController) -> str:
     """What a device that is not free does, and for whom."""
-    if keeper.record.hygiene is not Hygiene.IN_USE:
-        return f"being scrubbed ({keeper.job.id})" if keeper.job is not None else keeper.record.state
-    pods = {each.pod for each in keeper.record.open_grants if each.pod is not None}
+    if controller.state.record.hygiene is not Hygiene.IN_USE:
+        return (
+            f"being scrubbed ({controller.state.job.id})"
+            if controller.state.job is not None
+            else controller.state.record.state
+        )
+    pods = {each.pod for each in controller.state.record.open_grants if each.pod is not None}
     named = ", ".join(sorted(f"{pod.namespace}/{pod.name}" for pod in pods))
     return f"in use by {named or 'a pod that no witness names'}"
 

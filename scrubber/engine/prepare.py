@@ -19,7 +19,7 @@ from scrubber.domain.signals import fault_finding
 from scrubber.domain.using import Use
 from scrubber.engine import refusals
 from scrubber.engine.dependencies import Dependencies
-from scrubber.engine.keeper import Keeper
+from scrubber.engine.device.controller import DeviceController
 from scrubber.engine.shared_start import check_beside, neighbour, others_on
 from scrubber.ports.record import Event
 from scrubber.ports.runtime import Span
@@ -33,13 +33,13 @@ _POLL_FIRST, _POLL_LAST = 0.02, 0.25
 class Requested:
     """A device that is asked for, and under which of the kubelet's ids; ``share``: as one of several that have it."""
 
-    keeper: Keeper
+    controller: DeviceController
     ids: frozenset[str]
     share: bool = False
 
     @property
     def device(self) -> str:
-        return self.keeper.device.id
+        return self.controller.id
 
     @property
     def shares(self) -> frozenset[str]:
@@ -107,7 +107,7 @@ class Preparation:
         self._own = own
         self._deadline = deadline
         self._asked_for: tuple[Assignment | None, ...] = ()
-        self._allocations = requested.keeper.allocations
+        self._allocations = requested.controller.state.allocations
 
     def _left(self) -> float:
         return self._deadline - self._dependencies.clock.monotonic()
@@ -124,16 +124,16 @@ class Preparation:
             return ready
 
     async def _reached(self, span: Span) -> Prepared:
-        pause, keeper = _POLL_FIRST, self._requested.keeper
+        pause, controller = _POLL_FIRST, self._requested.controller
         while True:
             reading = await self._dependencies.pods.refresh()
-            await keeper.void_if_unwatched()
+            await controller.occupancy.void_after_gap()
             outcome = await self._round(reading, span)
             if isinstance(outcome, Prepared):
                 return outcome
             left = self._left()
             if left <= 0:
-                raise outcome or _being_scrubbed(keeper)
+                raise outcome or _being_scrubbed(controller)
             if outcome is not None:
                 await self._dependencies.clock.sleep(min(pause, left))
                 pause = min(_POLL_LAST, pause * 2)
@@ -143,26 +143,26 @@ class Preparation:
         try:
             return await self._decided(reading, span)
         except DeviceFault as fault:
-            await self._requested.keeper.report([fault_finding(Step.HOLDERS, fault)])
+            await self._requested.controller.health.report([fault_finding(Step.HOLDERS, fault)])
             return refusals.cannot_be_looked_at(self._requested.device, fault)
 
     async def _decided(self, reading: Reading, span: Span) -> Prepared | ScrubberError | None:
         """One round: prepared, the refusal to give if time is up now, or None when something moved: look again at once."""
         requested, dependencies = self._requested, self._dependencies
-        keeper, record, share = requested.keeper, requested.keeper.record, requested.shares
+        controller, record, share = requested.controller, requested.controller.state.record, requested.shares
         start = self._start_by(reading)
         span.note(tenant=None if start.following is None else start.following.pod.tenant)
-        allocations = keeper.allocations
+        allocations = controller.state.allocations
         facts = HandoverFacts(
             record=record,
             kind=judge(
                 record.previous,
                 start.certain,
-                allocated_since=keeper.allocated_since,
+                allocated_since=controller.state.allocated_since,
                 containers=reading.containers_with(requested.device, share),
                 init_containers_known=reading.init_containers_known,
             ),
-            policy=keeper.policy,
+            policy=controller.state.policy,
             identity=dependencies.identity,
             ran=record.last_grant is not None and dependencies.pods.ran(record.last_grant),
             trouble=self._trouble(reading, start),
@@ -174,16 +174,17 @@ class Preparation:
         while (decision := decide(facts)).verdict is Verdict.LOOK:
             match decision.look:
                 case Look.NEIGHBOURS:
-                    others = await others_on(keeper, start.own, share, reading)
+                    others = await others_on(controller, start.own, share, reading)
                     facts = replace(facts, neighbours=tuple(neighbour(*each) for each in others))
                 case Look.EARLIER:
-                    facts = replace(facts, earlier=await self._other_pods(keeper, start.following))
+                    facts = replace(facts, earlier=await self._other_pods(controller, start.following))
                 case _:
                     check, checks = await self._checks(decision)
                     if facts.policy.enforcement is not Enforcement.OBSERVE and checks.only_held:
-                        if record.hygiene is not Hygiene.IN_USE and await keeper.touched(record):
+                        in_use = record.hygiene is Hygiene.IN_USE
+                        if not in_use and await controller.occupancy.void_certificate(record):
                             return None
-                        checks = replace(checks, ghost=await keeper.nobodys())
+                        checks = replace(checks, ghost=await controller.occupancy.held_by_no_process())
                     facts = replace(facts, checks=checks)
         if decision.verdict is not Verdict.GRANT:
             return await self._not_granted(decision, facts, start)
@@ -218,7 +219,7 @@ class Preparation:
         requested, following = self._requested, start.following
         self._asked_for = self._asked_for or (following,)
         # Other pods are given other shares all the while; the whole of a device only when it is this pod's no longer.
-        allocated = not requested.share and requested.keeper.allocations != self._allocations
+        allocated = not requested.share and requested.controller.state.allocations != self._allocations
         if allocated or self._asked_for != (following,):
             return ErrorCode.REASSIGNED
         if self._second_owner(reading, start) is not None:
@@ -233,100 +234,106 @@ class Preparation:
         return reading.second_owner(self._requested.device, self._own(), asking)
 
     async def _checks(self, decision: Decision) -> tuple[ScrubRecord, Checks]:
-        keeper = self._requested.keeper
+        controller = self._requested.controller
         if decision.basis is Basis.SHARED:
-            check, result = await check_beside(keeper, decision.pods, self._dependencies)
+            check, result = await check_beside(controller, decision.pods, self._dependencies)
         else:
-            check, result = await keeper.check(Occasion.START)
+            check, result = await controller.scrubs.check(Occasion.START)
         return check, Checks(result.outcome is Outcome.PASSED, tuple(result.findings))
 
     async def _not_granted(self, decision: Decision, facts: HandoverFacts, start: _Start) -> ScrubberError | None:
         """Do what ``decision`` says; the refusal to give if time is up now, or None to decide again at once."""
-        keeper, device = self._requested.keeper, self._requested.device
+        controller, device = self._requested.controller, self._requested.device
         findings = () if facts.checks is None else facts.checks.findings
         match decision.verdict, decision.code:
             case Verdict.RECORD, _:
-                await keeper.report(findings)
+                await controller.health.report(findings)
                 return None
             case Verdict.JOIN, _:
-                return await self._join(keeper, start.own)
+                return await self._join(controller, start.own)
             case Verdict.SCRUB, _:
-                return await self._scrub(keeper, facts.record, start.own)
+                return await self._scrub(controller, facts.record, start.own)
             case Verdict.WAIT, ErrorCode.FOREIGN_ASSIGNMENT:
                 other = self._second_owner(self._dependencies.pods.reading, start)
                 return None if other is None else refusals.foreign_assignment(device, other, self._own())
             case Verdict.WAIT, ErrorCode.SHARING:
-                await self._note_unauthorized(keeper, findings)
+                await self._note_unauthorized(controller, findings)
                 return refusals.cannot_be_shared(device, decision.reason)
             case Verdict.WAIT, ErrorCode.HELD:
-                return await keeper.held_by_own_pod(start.own) or refusals.held(device, keeper.record.state)
+                return await controller.occupancy.held_by_own_pod(start.own) or refusals.held(
+                    device, controller.state.record.state
+                )
             case Verdict.WAIT, _:
-                return await keeper.obstacle(start.own)
+                return await controller.scrubs.blocker(start.own)
             case _, ErrorCode.REASSIGNED:
                 raise refusals.reassigned(device)
             case _, ErrorCode.UNASSIGNED:
                 raise refusals.unassigned(device)
             case _:
-                await self._let_it_recover(keeper, facts.record, start.own)
-                raise Quarantined(f"Device {device}: {decision.reason}.", public=keeper.view.refusal)
+                await self._let_it_recover(controller, facts.record, start.own)
+                raise Quarantined(f"Device {device}: {decision.reason}.", public=controller.view.refusal)
 
     def _is_closed(self, grant: Grant, where: Standing) -> bool:
         """Whether the pod of ``grant`` is over and proved to be the kubelet's no longer: there is nothing left to wait for."""
         return where.state is PodState.OVER and grant.pod is not None and self._dependencies.pods.absent(grant.pod)
 
-    async def _let_it_recover(self, keeper: Keeper, record: DeviceRecord, asking: Pod | None) -> None:
+    async def _let_it_recover(self, controller: DeviceController, record: DeviceRecord, asking: Pod | None) -> None:
         """Let the device heal under the pod that waits for it, if nothing else of an earlier grant lives."""
-        if asking is None or asking.uid is None or keeper.job is not None:
+        if asking is None or asking.uid is None or controller.state.job is not None:
             return
         try:
-            living = any(where.state is PodState.LIVING for _, where in await keeper.standings(asking))
+            living = any(where.state is PodState.LIVING for _, where in await controller.occupancy.standings(asking))
         except DeviceFault:
             return  # it is out of service for that very reason
         if not living:
-            keeper.note_waiting(asking)
-            await keeper.release(record)
+            controller.state.note_waiting(asking)
+            await controller.occupancy.release(record)
 
-    async def _other_pods(self, keeper: Keeper, following: Assignment | None) -> frozenset[PodState]:
+    async def _other_pods(self, controller: DeviceController, following: Assignment | None) -> frozenset[PodState]:
         """Where the pods of earlier grants stand, the asking pod's own left out: its other containers may live."""
         asking = None if following is None else following.pod
         mine = None if asking is None or asking.uid is None else asking
-        return frozenset([where.state for _, where in await keeper.standings(asking, leaving_out=mine)])
+        return frozenset([where.state for _, where in await controller.occupancy.standings(asking, leaving_out=mine)])
 
-    async def _note_unauthorized(self, keeper: Keeper, findings: Sequence[Finding]) -> None:
+    async def _note_unauthorized(self, controller: DeviceController, findings: Sequence[Finding]) -> None:
         """Record that somebody uses a shared device without a grant, if the checks met one."""
         stranger = next((finding for finding in findings if finding.code == FindingCode.UNKNOWN_HOLDER), None)
-        if stranger is not None and not keeper.record.tainted:
+        if stranger is not None and not controller.state.record.tainted:
             fields = {"use": Use.STRANGER.value, "sentence": stranger.sentence}
             now = self._dependencies.clock.wall()
-            await keeper.intruded(Event("use.ungranted", now, keeper.device.id, fields=fields))
+            await controller.occupancy.unauthorized_use(Event("use.ungranted", now, controller.id, fields=fields))
 
-    async def _join(self, keeper: Keeper, asking: Pod | None) -> ScrubberError | None:
-        job = keeper.job
+    async def _join(self, controller: DeviceController, asking: Pod | None) -> ScrubberError | None:
+        job = controller.state.job
         left = self._left()
         if job is None or left <= 0:
-            return _being_scrubbed(keeper)
+            return _being_scrubbed(controller)
         try:
             async with self._dependencies.clock.timeout(left):
                 with self._dependencies.tracer.span("wait", scrub_id=job.id):
                     finished = await job.wait()
         except TimeoutError:
-            return _being_scrubbed(keeper)
+            return _being_scrubbed(controller)
         if finished.outcome in (Outcome.PASSED, Outcome.FAILED):
             return None
-        return await keeper.obstacle(asking) or _being_scrubbed(keeper)
+        return await controller.scrubs.blocker(asking) or _being_scrubbed(controller)
 
-    async def _scrub(self, keeper: Keeper, record: DeviceRecord, asking: Pod | None) -> ScrubberError | None:
+    async def _scrub(
+        self, controller: DeviceController, record: DeviceRecord, asking: Pod | None
+    ) -> ScrubberError | None:
         """Start the slow path, unless it would get nowhere, and wait for it."""
-        obstacle = await keeper.obstacle(asking)
+        obstacle = await controller.scrubs.blocker(asking)
         if obstacle is not None:
             return obstacle
-        await keeper.release(record)
+        await controller.occupancy.release(record)
         try:
-            await keeper.start_scrub(Occasion.START, asking=asking)
+            await controller.scrubs.start(Occasion.START, asking=asking)
         except NotReady as granted_meanwhile:
             return granted_meanwhile
-        return await self._join(keeper, asking)
+        return await self._join(controller, asking)
 
 
-def _being_scrubbed(keeper: Keeper) -> NotReady:
-    return refusals.being_scrubbed(keeper.device.id, keeper.record.state, None if keeper.job is None else keeper.job.id)
+def _being_scrubbed(controller: DeviceController) -> NotReady:
+    return refusals.being_scrubbed(
+        controller.id, controller.state.record.state, None if controller.state.job is None else controller.state.job.id
+    )

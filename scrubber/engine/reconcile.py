@@ -15,9 +15,8 @@ from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.leftover import PodState
 from scrubber.domain.record import DeviceRecord, Grant
 from scrubber.domain.signals import fault_finding
-from scrubber.engine.adoption import adopt
 from scrubber.engine.dependencies import Dependencies
-from scrubber.engine.keeper import Keeper
+from scrubber.engine.device.controller import DeviceController
 from scrubber.engine.node import Node
 from scrubber.ports.record import Change, Event, LedgerState
 
@@ -44,11 +43,11 @@ async def reconcile(node: Node, devices: Iterable[Device], state: LedgerState, *
     events = (event, *(each for one in learnt for each in one))
     await dependencies.ledger.commit(Change(records=tuple(started.values()), scrubs=abandoned, events=events))
     dependencies.journal.tell(events)
-    keepers = [node.keeper(device, started[device.id]) for device in devices]
-    grants = [grant for keeper in keepers for grant in keeper.record.open_grants]
-    await _look_at_all(keepers, grants, dependencies)
-    for keeper in keepers:
-        node.add(keeper)
+    controllers = [node.make_controller(device, started[device.id]) for device in devices]
+    grants = [grant for controller in controllers for grant in controller.state.record.open_grants]
+    await _look_at_all(controllers, grants, dependencies)
+    for controller in controllers:
+        node.add(controller)
     node.ready()
 
 
@@ -60,9 +59,9 @@ async def welcome(node: Node, device: Device, state: LedgerState, *, dependencie
     events = (Event("device.appeared", now, device.id), *_learnt(known, record, now))
     await dependencies.ledger.commit(Change(records=(record,), events=events))
     dependencies.journal.tell(events)
-    keeper = node.keeper(device, record)
-    await _look_at_all([keeper], [*node.open_grants(), *record.open_grants], dependencies)
-    node.add(keeper)
+    controller = node.make_controller(device, record)
+    await _look_at_all([controller], [*node.open_grants(), *record.open_grants], dependencies)
+    node.add(controller)
 
 
 def _started(device: Device, known: DeviceRecord, boot: str, now: float) -> DeviceRecord:
@@ -83,7 +82,9 @@ def _abandoned(scrub: ScrubRecord, now: float) -> ScrubRecord:
     return replace(scrub, ended=now, outcome=Outcome.ABANDONED)
 
 
-async def _look_at_all(keepers: Iterable[Keeper], grants: Iterable[Grant], dependencies: Dependencies) -> None:
+async def _look_at_all(
+    controllers: Iterable[DeviceController], grants: Iterable[Grant], dependencies: Dependencies
+) -> None:
     """Find out who has these devices, before anybody else may do anything with them.
 
     Args:
@@ -92,51 +93,53 @@ async def _look_at_all(keepers: Iterable[Keeper], grants: Iterable[Grant], depen
     asked = frozenset(grant.pod for grant in grants if grant.pod is not None)
     dependencies.pods.track_more(asked)
     await dependencies.pods.refresh()
-    await asyncio.gather(*(_look_at(keeper, asked, dependencies) for keeper in keepers))
+    await asyncio.gather(*(_look_at(controller, asked, dependencies) for controller in controllers))
 
 
-async def _look_at(keeper: Keeper, asked: frozenset[Pod], dependencies: Dependencies) -> None:
+async def _look_at(controller: DeviceController, asked: frozenset[Pod], dependencies: Dependencies) -> None:
     """A device that cannot be looked at is out of service, stays with the pods it was granted to, and stops nothing."""
     try:
-        await _adopt_if_used(keeper, asked, dependencies)
+        await _adopt_if_used(controller, asked, dependencies)
     except (DeviceFault, Away) as error:
         fault = error if isinstance(error, DeviceFault) else Unreadable(str(error))
-        if keeper.record.open_grants and keeper.record.hygiene is Hygiene.DIRTY:
-            await keeper.adopt(None)
-        await keeper.report([fault_finding(Step.HOLDERS, fault)])
+        if controller.state.record.open_grants and controller.state.record.hygiene is Hygiene.DIRTY:
+            await controller.occupancy.adopt()
+        await controller.health.report([fault_finding(Step.HOLDERS, fault)])
 
 
-async def _adopt_if_used(keeper: Keeper, asked: frozenset[Pod], dependencies: Dependencies) -> None:
+async def _adopt_if_used(controller: DeviceController, asked: frozenset[Pod], dependencies: Dependencies) -> None:
     """Leave a device with the pod that has it; otherwise it stays dirty, and tending scrubs it.
 
     An orphaned eraser holds its device too: it is ended first, or left for the scrub to deal with.
     """
-    limits = keeper.policy.limits
-    orphan = await dependencies.eraser.orphan(keeper.device)
+    limits = controller.state.policy.limits
+    orphan = await dependencies.eraser.orphan(controller.state.device)
     if orphan is not None:
-        ended = await dependencies.eraser.end_orphan(keeper.device, limits.question * 5)
+        ended = await dependencies.eraser.end_orphan(controller.state.device, limits.question * 5)
         fields = {"pid": orphan, "ended": ended}
-        event = Event("eraser.orphan", dependencies.clock.wall(), keeper.device.id, fields=fields)
+        event = Event("eraser.orphan", dependencies.clock.wall(), controller.id, fields=fields)
         await dependencies.ledger.commit(Change(events=(event,)))
         dependencies.journal.tell([event])
         if not ended:
             return
-    held = await keeper.held()
-    for _, where in await keeper.standings():
+    held = await controller.occupancy.held()
+    for _, where in await controller.occupancy.standings():
         if where.state is PodState.LIVING:
-            await keeper.adopt(None)
+            await controller.occupancy.adopt()
             return
-    await _adopt_strangers(keeper, asked, dependencies, held=held)
+    await _adopt_strangers(controller, asked, dependencies, held=held)
 
 
-async def _adopt_strangers(keeper: Keeper, asked: frozenset[Pod], dependencies: Dependencies, *, held: bool) -> None:
+async def _adopt_strangers(
+    controller: DeviceController, asked: frozenset[Pod], dependencies: Dependencies, *, held: bool
+) -> None:
     """Pods that were there before this ledger: adopted if they run, not if they only wait for their start.
 
     Args:
         asked: pods whose starts were asked about: of such a one, that another container of it runs says nothing of a device
             that it was never granted.
     """
-    named = dependencies.pods.reading.naming(keeper.device.id)
+    named = dependencies.pods.reading.naming(controller.id)
     by_pod = {each.pod: each for each in reversed(named) if each.pod.uid is not None}
     for pod, assignment in by_pod.items():
         try:
@@ -149,4 +152,4 @@ async def _adopt_strangers(keeper: Keeper, asked: frozenset[Pod], dependencies: 
             running = bool(remaining(processes, sandbox)) and dependencies.pods.starts(pod) != {}
         # Of several pods that share it, that somebody holds it says nothing of this one.
         if (running and pod not in asked) or (held and len(by_pod) == 1):
-            await adopt(keeper, assignment, sandbox, dependencies=dependencies)
+            await controller.occupancy.adopt(assignment, sandbox)

@@ -1,13 +1,26 @@
-"""Runs a plan, step by step, within its deadline; returns evidence and changes no state."""
+"""One scrub: runs its plan, step by step, within its deadline, and lets any number of callers join. It changes no state."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
 
 from scrubber.domain.errors import DeviceFault, Retry
-from scrubber.domain.evidence import Finding, FindingCode, Outcome, Path, Severity, Step, StepResult, Verdict
+from scrubber.domain.evidence import (
+    Certificate,
+    Finding,
+    FindingCode,
+    Outcome,
+    Path,
+    ScrubRecord,
+    Severity,
+    Step,
+    StepResult,
+    Verdict,
+)
 from scrubber.domain.signals import fault_finding
+from scrubber.engine import events
 from scrubber.engine.steps.diagnostics import diagnose
 from scrubber.engine.steps.health import check_health
 from scrubber.engine.steps.holders import check_holders, clear_holders
@@ -16,8 +29,10 @@ from scrubber.engine.steps.on_chip import judge_on_chip
 from scrubber.engine.steps.reset import reset_device
 from scrubber.engine.steps.settings import check_settings, restore_settings
 from scrubber.engine.steps.work import Work
+from scrubber.engine.views import ScrubNews
+from scrubber.ports.device import Progress
 
-__all__ = ["ScrubResult", "run"]
+__all__ = ["ScrubJob", "ScrubResult", "run"]
 
 StepFunction = Callable[[Work], Awaitable[StepResult]]
 
@@ -102,3 +117,89 @@ async def run(work: Work, begin: Callable[[Step], None]) -> ScrubResult:
         if result.verdict is Verdict.FAILED:
             return ScrubResult(Outcome.HELD_UP, tuple(results))
     return ScrubResult(Outcome.PASSED, tuple(results))
+
+
+class ScrubJob:
+    """A scrub under way. Its news are states, not a queue: a slow caller sees the newest and the end, and blocks no other.
+
+    Attributes:
+        ordered: an operator ordered a reset with it.
+        proved: the unused certificate of a device that was clean when it began: it was not granted since.
+    """
+
+    def __init__(self, record: ScrubRecord, *, ordered: bool = False, proved: Certificate | None = None) -> None:
+        self.record = record
+        self.ordered = ordered
+        self.proved = proved
+        self.certificate: Certificate | None = None
+        self.waiters = 0
+        self.task: asyncio.Task[None] | None = None
+        self._news = ScrubNews(record.id, record.device)
+        self._ended = asyncio.Event()
+        self._moved = asyncio.Event()
+
+    @property
+    def id(self) -> str:
+        return self.record.id
+
+    @property
+    def path(self) -> Path:
+        return self.record.path
+
+    @property
+    def outcome(self) -> Outcome | None:
+        return self.record.outcome
+
+    @property
+    def urgent(self) -> bool:
+        """Whether a caller waits for it."""
+        return self.waiters > 0
+
+    @property
+    def step(self) -> Step | None:
+        return self._news.step
+
+    def begin(self, step: Step) -> None:
+        self._tell(ScrubNews(self.id, self.record.device, step=step))
+
+    def progress(self, progress: Progress) -> None:
+        self._tell(ScrubNews(self.id, self.record.device, step=self._news.step, progress=progress))
+
+    def end(self, record: ScrubRecord, certificate: Certificate | None) -> None:
+        """The scrub is over and what it means is in the ledger (or could not be put there)."""
+        self.record = record
+        self.certificate = certificate
+        self._ended.set()
+        unexplained = events.unexplained(record, self.proved)
+        self._tell(ScrubNews(self.id, record.device, finished=record, certificate=certificate, unexplained=unexplained))
+
+    def _tell(self, news: ScrubNews) -> None:
+        self._news = news
+        self._moved.set()
+        self._moved = asyncio.Event()
+
+    async def over(self) -> None:
+        """Wait for the end without making the scrub urgent."""
+        await self._ended.wait()
+
+    async def wait(self) -> ScrubRecord:
+        """Join: the finished record. Cancelling this leaves the scrub alone."""
+        self.waiters += 1
+        try:
+            await self._ended.wait()
+        finally:
+            self.waiters -= 1
+        return self.record
+
+    async def news(self, *, joined: bool) -> AsyncIterator[ScrubNews]:
+        """Updates until the end, the last one with ``finished`` set."""
+        self.waiters += 1
+        try:
+            while True:
+                news, moved = self._news, self._moved
+                yield replace(news, joined=joined)
+                if news.finished is not None:
+                    return
+                await moved.wait()
+        finally:
+            self.waiters -= 1

@@ -31,7 +31,7 @@ from scrubber.domain.telemetry import Holder, HolderKind
 from scrubber.domain.using import Use, judge_use
 from scrubber.engine import scrub
 from scrubber.engine.dependencies import Dependencies
-from scrubber.engine.keeper import Keeper
+from scrubber.engine.device.controller import DeviceController
 from scrubber.engine.scrub import ScrubResult
 from scrubber.engine.steps.work import Work
 
@@ -43,14 +43,14 @@ _LOOK_AGAIN = 0.1
 
 
 async def others_on(
-    keeper: Keeper, asking: Pod | None, share: frozenset[str], reading: Reading
+    controller: DeviceController, asking: Pod | None, share: frozenset[str], reading: Reading
 ) -> list[tuple[Grant, Standing]]:
     """Whom a container would be beside on ``share`` of the device: the open grants, and where their pods stand.
 
     A pod is beside itself only where it has another share, too: else it starts again on the one it had.
     """
-    several = asking is not None and bool(reading.shares_of(asking, keeper.device.id) - share)
-    standings = await keeper.standings(asking, shares=several)
+    several = asking is not None and bool(reading.shares_of(asking, controller.id) - share)
+    standings = await controller.occupancy.standings(asking, shares=several)
     return [(grant, where) for grant, where in standings if several or asking is None or grant.pod != asking]
 
 
@@ -59,20 +59,22 @@ def neighbour(grant: Grant, where: Standing) -> Neighbour:
     return Neighbour(grant.pod, where.state, share, grant.basis not in UNPROVED)
 
 
-async def check_beside(keeper: Keeper, pods: int, dependencies: Dependencies) -> tuple[ScrubRecord, ScrubResult]:
+async def check_beside(
+    controller: DeviceController, pods: int, dependencies: Dependencies
+) -> tuple[ScrubRecord, ScrubResult]:
     """The fast path's checks of a device that ``pods`` pods are on by grants. It changes and records nothing."""
-    policy = keeper.policy
+    policy = controller.state.policy
     check = dependencies.new_id("check")
-    record = ScrubRecord(check, keeper.device.id, Path.FAST, Occasion.START, dependencies.clock.wall())
+    record = ScrubRecord(check, controller.id, Path.FAST, Occasion.START, dependencies.clock.wall())
     plan = policy.plan(Path.FAST, Occasion.START)
     work = Work(
         scrub=check,
-        device=keeper.device,
-        record=keeper.record,
+        device=controller.state.device,
+        record=controller.state.record,
         plan=replace(plan, steps=tuple(step for step in plan.steps if step is not Step.HOLDERS)),
         policy=policy,
         dependencies=dependencies,
-        standings=keeper.standings,
+        standings=controller.occupancy.standings,
         urgent=lambda: True,
         progress=lambda _: None,
         still=_nobody,

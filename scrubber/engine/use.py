@@ -18,9 +18,8 @@ from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Enforcement, Policy, Ungranted
 from scrubber.domain.telemetry import Holder, HolderKind
 from scrubber.domain.using import Use, judge_use
-from scrubber.engine.adoption import adopt
 from scrubber.engine.dependencies import Dependencies
-from scrubber.engine.keeper import Keeper
+from scrubber.engine.device.controller import DeviceController
 from scrubber.engine.node import Node
 from scrubber.engine.watch import quietly
 from scrubber.ports.record import Event
@@ -70,40 +69,42 @@ async def watch_use(node: Node, *, dependencies: Dependencies, interval: float, 
         while True:
             # A look that takes long, because somebody does not die, must cost no other device its certificate.
             looking = {device: task for device, task in looking.items() if not task.done()}
-            for device, keeper in node.keepers.items():
-                keeper.attend()
+            for device, controller in node.controllers.items():
+                controller.occupancy.coverage.heartbeat()
                 if device not in looking:
-                    look = quietly(keeper, partial(look_at_use, keeper, dependencies=dependencies))
+                    look = quietly(controller, partial(look_at_use, controller, dependencies=dependencies))
                     looking[device] = group.create_task(look, name=f"use {device}")
             await dependencies.clock.sleep(interval * (_SHORTEST + (1.0 - _SHORTEST) * draw()))
 
 
-async def look_at_use(keeper: Keeper, *, dependencies: Dependencies) -> None:
+async def look_at_use(controller: DeviceController, *, dependencies: Dependencies) -> None:
     """One look at one device. While it is scrubbed nobody is asked: the question breaks an eraser's fence."""
-    if keeper.job is not None:
+    if controller.state.job is not None:
         return
-    seen = keeper.record
-    held = await keeper.held()
-    await keeper.void_if_unwatched()
+    seen = controller.state.record
+    held = await controller.occupancy.held()
+    await controller.occupancy.void_after_gap()
     if not held:
-        keeper.note_strangers(())
+        controller.occupancy.note_unauthorized_users(())
         return
-    if keeper.record.hygiene is Hygiene.CLEAN:
-        await keeper.touched(seen)
-    suspects = await _suspects(keeper, dependencies)
+    if controller.state.record.hygiene is Hygiene.CLEAN:
+        await controller.occupancy.void_certificate(seen)
+    suspects = await _suspects(controller, dependencies)
     if not suspects:
-        keeper.note_strangers(())
+        controller.occupancy.note_unauthorized_users(())
         return
     await dependencies.clock.sleep(_LOOK_AGAIN)
-    again = await _suspects(keeper, dependencies)
+    again = await _suspects(controller, dependencies)
     found = [each for identity, each in again.items() if _confirmed(identity, each, suspects)]
-    keeper.note_strangers(tuple(sorted(each.sentence for each in found if each.use is Use.STRANGER))[:_MOST_SHOWN])
+    controller.occupancy.note_unauthorized_users(
+        tuple(sorted(each.sentence for each in found if each.use is Use.STRANGER))[:_MOST_SHOWN]
+    )
     for use in (Use.UNANNOUNCED, Use.STRANGER):
         such = [each for each in found if each.use is use]
         if use is Use.UNANNOUNCED:
-            await _unannounced(keeper, such, dependencies)
+            await _unannounced(controller, such, dependencies)
         else:
-            await _strangers(keeper, such, dependencies)
+            await _strangers(controller, such, dependencies)
 
 
 def _confirmed(identity: Identity, user: _User, suspects: Mapping[Identity, _User]) -> bool:
@@ -113,19 +114,19 @@ def _confirmed(identity: Identity, user: _User, suspects: Mapping[Identity, _Use
     return any((each.pod, each.use) == (user.pod, user.use) for each in suspects.values())
 
 
-async def _suspects(keeper: Keeper, dependencies: Dependencies) -> dict[Identity, _User]:
+async def _suspects(controller: DeviceController, dependencies: Dependencies) -> dict[Identity, _User]:
     """Who uses the device now and was granted nothing."""
-    if keeper.job is not None:
+    if controller.state.job is not None:
         return {}
     asked = dependencies.clock.wall()
-    users = await dependencies.holders.users(keeper.device)
+    users = await dependencies.holders.users(controller.state.device)
     pods = {
         user: await dependencies.containers.pod_uid_of(user.pid)
         for user in users
         if user.pid and user.kind is not HolderKind.INFRASTRUCTURE
     }
     # The grants of this moment: one that came while the processes were asked for is theirs, if it is.
-    record, reading = keeper.record, dependencies.pods.reading
+    record, reading = controller.state.record, dependencies.pods.reading
     found = {}
     for user, uid in pods.items():
         use = judge_use(uid, record.device, record.open_grants, reading)
@@ -136,14 +137,14 @@ async def _suspects(keeper: Keeper, dependencies: Dependencies) -> dict[Identity
     return found
 
 
-async def _unannounced(keeper: Keeper, users: Iterable[_User], dependencies: Dependencies) -> None:
+async def _unannounced(controller: DeviceController, users: Iterable[_User], dependencies: Dependencies) -> None:
     """The kubelet started a container without asking, as it does between its own start and our registration."""
     for user in users:
-        named = dependencies.pods.reading.naming(keeper.device.id)
+        named = dependencies.pods.reading.naming(controller.id)
         assignment = next((each for each in named if each.pod.uid == user.pod), None)
-        if assignment is None or any(grant.pod == assignment.pod for grant in keeper.record.open_grants):
+        if assignment is None or any(grant.pod == assignment.pod for grant in controller.state.record.open_grants):
             continue
-        if keeper.job is not None or keeper.record.hygiene not in (Hygiene.DIRTY, Hygiene.IN_USE):
+        if controller.state.job is not None or controller.state.record.hygiene not in (Hygiene.DIRTY, Hygiene.IN_USE):
             continue
         try:
             baseline = presumed_sandbox(await dependencies.containers.processes(assignment.pod), held=True)
@@ -153,22 +154,24 @@ async def _unannounced(keeper: Keeper, users: Iterable[_User], dependencies: Dep
             f"The kubelet started {assignment.pod.namespace}/{assignment.pod.name} on it without asking; it may have read "
             "what an earlier tenant left. The device is scrubbed when the pod is over."
         )
-        await keeper.intruded(_event(keeper, user, sentence, dependencies))
-        await adopt(keeper, assignment, baseline, dependencies=dependencies)
+        await controller.occupancy.unauthorized_use(_event(controller, user, sentence, dependencies))
+        await controller.occupancy.adopt(assignment, baseline)
 
 
-async def _strangers(keeper: Keeper, users: Iterable[_User], dependencies: Dependencies) -> None:
-    policy = keeper.policy
+async def _strangers(controller: DeviceController, users: Iterable[_User], dependencies: Dependencies) -> None:
+    policy = controller.state.policy
     for user in users:
-        device, findings = keeper.device.id, _faults(user, policy, dependencies.pods.reading)
+        device, findings = controller.id, _faults(user, policy, dependencies.pods.reading)
         # What was proved is void at once, whether or not the like of it was told within the minute.
         news = dependencies.strangers.is_news(device, user.owner)
-        if news or not keeper.record.tainted or (findings and keeper.record.advertised):
-            await keeper.intruded(_event(keeper, user, user.sentence, dependencies), findings)
-        grants, reading = keeper.record.open_grants, dependencies.pods.reading
+        if news or not controller.state.record.tainted or (findings and controller.state.record.advertised):
+            await controller.occupancy.unauthorized_use(_event(controller, user, user.sentence, dependencies), findings)
+        grants, reading = controller.state.record.open_grants, dependencies.pods.reading
         if await dependencies.strangers.meet(device, user.holder, user.pod, grants, reading=reading, policy=policy):
             fields = {"pid": user.holder.pid, "pod_uid": user.pod}
-            await keeper.intruded(Event("stranger.ended", dependencies.clock.wall(), device, fields=fields))
+            await controller.occupancy.unauthorized_use(
+                Event("stranger.ended", dependencies.clock.wall(), device, fields=fields)
+            )
 
 
 def _faults(user: _User, policy: Policy, reading: Reading) -> tuple[Finding, ...]:
@@ -181,13 +184,13 @@ def _faults(user: _User, policy: Policy, reading: Reading) -> tuple[Finding, ...
     return (Finding(Step.HOLDERS, FindingCode.UNGRANTED_USE, Severity.FAULT, sentence),)
 
 
-def _event(keeper: Keeper, user: _User, sentence: str, dependencies: Dependencies) -> Event:
+def _event(controller: DeviceController, user: _User, sentence: str, dependencies: Dependencies) -> Event:
     fields: dict[str, str | int | float | bool | None] = {
         "use": user.use.value,
         "pid": user.holder.pid,
         "command": user.holder.command,
         "pod_uid": user.pod,
-        "state": keeper.record.state,
+        "state": controller.state.record.state,
         "sentence": sentence,
     }
-    return Event("use.ungranted", dependencies.clock.wall(), keeper.device.id, fields=fields)
+    return Event("use.ungranted", dependencies.clock.wall(), controller.id, fields=fields)

@@ -1,4 +1,4 @@
-"""The watch: what happens to devices when nobody asks. It submits what it sees; keepers decide what that means."""
+"""The watch: what happens to devices when nobody asks. It submits what it sees; controllers decide what that means."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.leftover import PodState
 from scrubber.domain.signals import fault_finding
 from scrubber.engine.dependencies import Dependencies
-from scrubber.engine.keeper import Keeper
+from scrubber.engine.device.controller import DeviceController
 from scrubber.engine.node import Node
 from scrubber.ports.device import Inventory
 from scrubber.ports.record import Event
@@ -34,13 +34,13 @@ async def follow_signals(node: Node, *, dependencies: Dependencies) -> None:
     looking: set[str] = set()
     again: set[str] = set()
 
-    async def look(keeper: Keeper) -> None:
-        device = keeper.device.id
+    async def look(controller: DeviceController) -> None:
+        device = controller.id
         try:
             again.add(device)
             while device in again:
                 again.discard(device)
-                await quietly(keeper, keeper.look)
+                await quietly(controller, controller.health.look)
                 # A driver that does not stop reporting must not have us do nothing else.
                 await dependencies.clock.sleep(_LOOKS_APART)
         finally:
@@ -50,19 +50,19 @@ async def follow_signals(node: Node, *, dependencies: Dependencies) -> None:
         async for signal in dependencies.telemetry.signals():
             if signal.device is None:
                 node.inventory_changed.set()
-            for keeper in _concerned(node, signal.device):
-                if keeper.device.id in looking:
-                    again.add(keeper.device.id)
+            for controller in _concerned(node, signal.device):
+                if controller.id in looking:
+                    again.add(controller.id)
                 else:
                     # Here, and not in the task: signals that wait already are taken in before it runs.
-                    looking.add(keeper.device.id)
-                    group.create_task(look(keeper), name=f"look {keeper.device.id}")
+                    looking.add(controller.id)
+                    group.create_task(look(controller), name=f"look {controller.id}")
 
 
-def _concerned(node: Node, device: str | None) -> list[Keeper]:
+def _concerned(node: Node, device: str | None) -> list[DeviceController]:
     if device is None:
-        return list(node.keepers.values())
-    return [node.keepers[device]] if device in node.keepers else []
+        return list(node.controllers.values())
+    return [node.controllers[device]] if device in node.controllers else []
 
 
 async def watch_health(node: Node, *, dependencies: Dependencies, interval: float) -> None:
@@ -72,9 +72,11 @@ async def watch_health(node: Node, *, dependencies: Dependencies, interval: floa
         while True:
             # A device that is kept waiting, for its neighbour's reset say, delays no other.
             looking = {device: task for device, task in looking.items() if not task.done()}
-            for device, keeper in node.keepers.items():
+            for device, controller in node.controllers.items():
                 if device not in looking:
-                    looking[device] = group.create_task(quietly(keeper, keeper.look), name=f"health {device}")
+                    looking[device] = group.create_task(
+                        quietly(controller, controller.health.look), name=f"health {device}"
+                    )
             await dependencies.clock.sleep(interval)
 
 
@@ -88,19 +90,21 @@ async def watch_pods(node: Node, *, dependencies: Dependencies, interval: float)
         node.notice.clear()
         node.track()
         reading = await dependencies.pods.refresh()
-        keepers = list(node.keepers.values())
+        controllers = list(node.controllers.values())
         if reading.kubelet and kubelet and reading.kubelet != kubelet:
             node.kubelet_restarts += 1
             await asyncio.gather(
                 *(
-                    quietly(keeper, partial(_void_after_restart, keeper, before, reading, dependencies))
-                    for keeper in keepers
+                    quietly(controller, partial(_void_after_restart, controller, before, reading, dependencies))
+                    for controller in controllers
                 )
             )
         kubelet, before = reading.kubelet or kubelet, reading if reading.kubelet else before
         if reading.trust is not Trust.UNREADABLE:
             told = await _tell_foreign(node, reading, told, dependencies)
-        looks = [quietly(keeper, partial(_look_at_pods, keeper, reading, dependencies)) for keeper in keepers]
+        looks = [
+            quietly(controller, partial(_look_at_pods, controller, reading, dependencies)) for controller in controllers
+        ]
         await asyncio.gather(*looks)
         node.settle_notices(reading)
         try:
@@ -110,7 +114,9 @@ async def watch_pods(node: Node, *, dependencies: Dependencies, interval: float)
             continue
 
 
-async def _void_after_restart(keeper: Keeper, before: Reading, after: Reading, dependencies: Dependencies) -> None:
+async def _void_after_restart(
+    controller: DeviceController, before: Reading, after: Reading, dependencies: Dependencies
+) -> None:
     """Until the plugin has registered again a restarted kubelet starts containers without asking. One that was over
     before anybody looked would leave its bytes under a certificate, or, where a pod waited for a device that others
     have, under an exception or for who joins them.
@@ -118,15 +124,17 @@ async def _void_after_restart(keeper: Keeper, before: Reading, after: Reading, d
     Args:
         before, after: what the kubelet said last before its restart, and now.
     """
-    record = keeper.record
+    record = controller.state.record
     granted = {grant.pod for grant in record.open_grants if grant.pod is not None}
     waiting = {each.pod for reading in (before, after) for each in reading.naming(record.device)} - granted
     others = {pod.tenant for pod in waiting} - {pod.tenant for pod in granted}
-    if keeper.job is None and (record.hygiene is Hygiene.CLEAN or (record.hygiene is Hygiene.IN_USE and waiting)):
+    if controller.state.job is None and (
+        record.hygiene is Hygiene.CLEAN or (record.hygiene is Hygiene.IN_USE and waiting)
+    ):
         sentence = "The kubelet was restarted, and starts containers without asking until the plugin has registered."
         fields = {"reason": "kubelet-restart", "sentence": sentence}
-        event = Event("certificate.voided", dependencies.clock.wall(), keeper.device.id, fields=fields)
-        await keeper.intruded(event, seen=record.hygiene is Hygiene.IN_USE and bool(others))
+        event = Event("certificate.voided", dependencies.clock.wall(), controller.id, fields=fields)
+        await controller.occupancy.unauthorized_use(event, seen=record.hygiene is Hygiene.IN_USE and bool(others))
 
 
 async def _tell_foreign(
@@ -134,9 +142,9 @@ async def _tell_foreign(
 ) -> frozenset[tuple[str, Pod]]:
     """Assignments of our devices by another plugin or a DRA driver; each is told once for as long as it lasts."""
     own = node.own_resources
-    foreign = {(device, each.pod): each for device in node.keepers if own for each in reading.foreign(device, own)}
+    foreign = {(device, each.pod): each for device in node.controllers if own for each in reading.foreign(device, own)}
     for (device, pod), assignment in foreign.items():
-        if (device, pod) in told or device not in node.keepers:
+        if (device, pod) in told or device not in node.controllers:
             continue
         sentence = (
             f"{assignment.resource} gave it to {pod.namespace}/{pod.name}; it is also handed out as "
@@ -145,73 +153,78 @@ async def _tell_foreign(
         fields = {"use": "foreign-assignment", "resource": assignment.resource, "sentence": sentence}
         event = Event("use.ungranted", dependencies.clock.wall(), device, fields=fields)
         try:
-            await node.keepers[device].intruded(event)
+            await node.controllers[device].occupancy.unauthorized_use(event)
         except ScrubberError:
             foreign = {key: each for key, each in foreign.items() if key != (device, pod)}  # told in the next round
     return frozenset(foreign)
 
 
-async def _look_at_pods(keeper: Keeper, reading: Reading, dependencies: Dependencies) -> None:
-    await keeper.mend_glass()
-    await _name_last_grant(keeper, reading, dependencies)
-    record = keeper.record
-    if record.hygiene is Hygiene.IN_USE and await _given_back(keeper, dependencies):
-        await keeper.release(record)
+async def _look_at_pods(controller: DeviceController, reading: Reading, dependencies: Dependencies) -> None:
+    await controller.health.end_expired_break_glass()
+    await _name_last_grant(controller, reading, dependencies)
+    record = controller.state.record
+    if record.hygiene is Hygiene.IN_USE and await _given_back(controller, dependencies):
+        await controller.occupancy.release(record)
 
 
-async def _name_last_grant(keeper: Keeper, reading: Reading, dependencies: Dependencies) -> None:
+async def _name_last_grant(controller: DeviceController, reading: Reading, dependencies: Dependencies) -> None:
     """A grant that was made while no witness could name its pod gets its name once one can.
 
     The kubelet has not allocated the device anew since, so whoever has it now is whom it was granted to.
     """
-    last = keeper.record.last_grant
-    assignment = reading.assignment_of(keeper.device.id)
-    if assignment is not None and reading.shares_of(assignment.pod, keeper.device.id):
+    last = controller.state.record.last_grant
+    assignment = reading.assignment_of(controller.id)
+    if assignment is not None and reading.shares_of(assignment.pod, controller.id):
         return  # of a shared device others may have been given their shares before this one was granted
     if (
         last is None
         or (last.pod is not None and last.pod.uid is not None)
-        or keeper.record.hygiene is not Hygiene.IN_USE
+        or controller.state.record.hygiene is not Hygiene.IN_USE
     ):
         return
-    if reading.trust is not Trust.TRUSTED or assignment is None or assignment.pod.uid is None or keeper.allocated_since:
+    if (
+        reading.trust is not Trust.TRUSTED
+        or assignment is None
+        or assignment.pod.uid is None
+        or controller.state.allocated_since
+    ):
         return
     try:
         baseline = presumed_sandbox(await dependencies.containers.processes(assignment.pod), held=True)
     except Unreadable:
         return
-    await keeper.name_grant(last.sequence, assignment, baseline)
+    await controller.occupancy.name_grant(last.sequence, assignment, baseline)
 
 
-async def _given_back(keeper: Keeper, dependencies: Dependencies) -> bool:
+async def _given_back(controller: DeviceController, dependencies: Dependencies) -> bool:
     """Whether every pod that was granted the device is gone for the kubelet, and over or a proved leftover.
 
     A pod that no witness names may be anywhere: only the next hand-over asks for its device, except when the device is
     out of service and nobody was seen to hold it for the settle time. It could never come back otherwise.
     """
-    for grant in keeper.record.open_grants:
+    for grant in controller.state.record.open_grants:
         await dependencies.pods.sample(grant)
-    standings = await keeper.standings()
+    standings = await controller.occupancy.standings()
     for grant, where in standings:
         if where.state is PodState.LIVING:
             return False
-        if grant.pod is None and keeper.record.advertised:
+        if grant.pod is None and controller.state.record.advertised:
             return False
         if grant.pod is not None and not dependencies.pods.absent(grant.pod):
             return False
     if not standings:
         return False
     try:
-        held = await keeper.held()
+        held = await controller.occupancy.held()
     except DeviceFault:
-        if keeper.record.advertised:
+        if controller.state.record.advertised:
             raise
         held = False  # it is out of service and answers nothing; released, it is dirty and looked at again
     # A leftover explains who holds the device; without one it is somebody whom no grant explains.
     if not held or any(where.state is PodState.LEFTOVER for _, where in standings):
         return True
     # Nobody starts on what is out of service, so nobody else would find that what holds it is nobody's.
-    return not keeper.record.advertised and await keeper.nobodys()
+    return not controller.state.record.advertised and await controller.occupancy.held_by_no_process()
 
 
 async def watch_inventory(
@@ -220,7 +233,7 @@ async def watch_inventory(
     """Follow devices that come and go, those that are somewhere else now (they went, and came), and what each says it is.
 
     Args:
-        welcome: makes a keeper for a new device.
+        welcome: makes a controller for a new device.
     """
     while True:
         with suppress(TimeoutError):
@@ -231,13 +244,17 @@ async def watch_inventory(
         try:
             there = {device.id: device for device in await inventory.devices()}
         except ScrubberError:
-            there, failed = {keeper.device.id: keeper.device for keeper in node.keepers.values()}, True
+            there, failed = {controller.id: controller.state.device for controller in node.controllers.values()}, True
         for device in there.values():
             node.described(device)
-        gone = [keeper.device for keeper in node.keepers.values() if there.get(keeper.device.id) != keeper.device]
+        gone = [
+            controller.state.device
+            for controller in node.controllers.values()
+            if there.get(controller.id) != controller.state.device
+        ]
         for lost in sorted(gone, key=lambda device: device.id):
             failed |= await _fails(partial(node.lost, lost.id))
-        for new in sorted(there.keys() - node.keepers.keys()):
+        for new in sorted(there.keys() - node.controllers.keys()):
             failed |= await _fails(partial(welcome, there[new]))
         if failed:
             # Neither a driver that is away nor a ledger that is full may lose a change, nor one device another's.
@@ -254,10 +271,10 @@ async def _fails(change: Callable[[], Awaitable[None]]) -> bool:
     return False
 
 
-async def quarantine_unreadable(keeper: Keeper, fault: DeviceFault) -> None:
+async def quarantine_unreadable(controller: DeviceController, fault: DeviceFault) -> None:
     """A device that cannot be looked at is out of service."""
     try:
-        await keeper.report([fault_finding(Step.HOLDERS, fault)])
+        await controller.health.report([fault_finding(Step.HOLDERS, fault)])
     except LedgerFailure:
         # Every hand-over is refused while the ledger fails; the next look finds the same fault.
         return
@@ -266,11 +283,11 @@ async def quarantine_unreadable(keeper: Keeper, fault: DeviceFault) -> None:
         return
 
 
-async def quietly(keeper: Keeper, look: Callable[[], Awaitable[object]]) -> None:
+async def quietly(controller: DeviceController, look: Callable[[], Awaitable[object]]) -> None:
     """One look. What cannot be recorded now is seen again in the next round."""
     try:
         await look()
     except DeviceFault as fault:
-        await quarantine_unreadable(keeper, fault)
+        await quarantine_unreadable(controller, fault)
     except ScrubberError:
         return

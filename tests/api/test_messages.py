@@ -36,9 +36,8 @@ from scrubber.domain.health import Cause, Health, WayBack
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Enforcement, Policy
 from scrubber.domain.record import DeviceRecord, Glass, Grant, Lasting
-from scrubber.domain.statement import claim
+from scrubber.domain.statement import claim, sealed
 from scrubber.domain.tally import Attempt, Strike
-from scrubber.engine.sealing import sealed
 from scrubber.engine.views import (
     CertificateView,
     DeviceView,
@@ -342,7 +341,7 @@ def test_the_service_shows_its_key_its_audit_where_things_are_and_who_may_ask() 
 @pytest.mark.parametrize("standing", list(Standing))
 def test_a_certificate_comes_with_the_very_bytes_that_were_signed(standing: Standing) -> None:
     key = EphemeralKey()
-    signed = replace(sealed(CERTIFICATE, key), next_grant=3)
+    signed = replace(sealed(CERTIFICATE, key.key_id, key.sign), next_grant=3)
     told = messages.signed_certificate(CertificateView(signed, standing))
     assert verify(key.public_key, told.payload, told.certificate.signature)
     assert claim(told.payload) == CERTIFICATE

@@ -20,7 +20,7 @@ from scrubber.api.sockets import Purpose, Sockets, target
 from scrubber.domain.baseline import Baseline, facts_of
 from scrubber.domain.errors import Held, InvalidRequest, NotReady, Refused, ScrubberError, Stuck
 from scrubber.domain.evidence import Step
-from scrubber.engine.sealing import sealed
+from scrubber.domain.statement import sealed
 from scrubber.engine.views import CertificateView, DeviceView, ScrubNews, Standing
 from scrubber.ports.record import AuditRow, Head, HistoryQuery, TrailPage
 from tests.api.service import CERTIFICATE, FakeNode
@@ -70,7 +70,9 @@ class OrderedNode(FakeNode):
 
     async def certificate(self, id: str) -> CertificateView:
         found = await super().certificate(id)
-        return replace(found, certificate=sealed(found.certificate, self.key), standing=Standing.USED)
+        return replace(
+            found, certificate=sealed(found.certificate, self.key.key_id, self.key.sign), standing=Standing.USED
+        )
 
     async def audit(self, after: int) -> AsyncIterator[TrailPage]:
         self._note(("audit", after))

@@ -102,7 +102,7 @@ class Mallory:
     async def _come(self) -> None:
         world = self._world
         numbers = [
-            list(world.matter.gpus).index(each) for each in world.kubelet.free() if world.node.keepers[each].offered
+            list(world.matter.gpus).index(each) for each in world.kubelet.free() if world.node.controllers[each].offered
         ]
         numbers = [each for each in numbers if each != self._spared][: self._random.choice((1, 1, 2, 9))]
         if numbers:
@@ -186,7 +186,7 @@ class Others:
                 world.write_all(tenant)
             if now >= self._jobs[tenant.uid]:
                 world.kubelet.delete(tenant)
-        free = [each for each in world.kubelet.free() if world.node.keepers[each].offered]
+        free = [each for each in world.kubelet.free() if world.node.controllers[each].offered]
         if free and self._random.random() < 0.3:
             self._last += 1
             number = list(world.matter.gpus).index(self._random.choice(free))

@@ -47,7 +47,7 @@ async def written(world: World, firmware: str = "vbios-2", number: int = 0) -> N
     """Somebody writes the device's firmware, and the inventory says so."""
     world.gpu(number).firmware = firmware
     world.node.inventory_changed.set()
-    await world.until(lambda: ("vbios", firmware) in world.keeper(number).device.traits)
+    await world.until(lambda: ("vbios", firmware) in world.controller(number).state.device.traits)
 
 
 async def health_is(world: World, health: Health, within: float = 120.0) -> None:
@@ -110,7 +110,7 @@ async def test_a_device_that_appears_has_its_own_taken() -> None:
         new = gpu(1)
         world.matter.gpus[new.id] = new
         world.node.inventory_changed.set()
-        await world.until(lambda: new.id in world.node.keepers)
+        await world.until(lambda: new.id in world.node.controllers)
         assert vbios(world, 1) == "vbios-1"
         assert [event.device for event in told(world, "baseline.taken")] == [world.gpu(0).id, new.id]
 
@@ -120,7 +120,7 @@ async def test_a_device_that_went_and_came_back_is_compared_with_what_it_was() -
     async with a_world(devices=2) as world:
         world.gpu().listed = False
         world.node.inventory_changed.set()
-        await world.until(lambda: world.gpu().id not in world.node.keepers)
+        await world.until(lambda: world.gpu().id not in world.node.controllers)
         world.gpu().listed, world.gpu().firmware = True, "vbios-2"
         world.node.inventory_changed.set()
         await health_is(world, Health.SUSPECT)
@@ -385,10 +385,10 @@ async def test_what_is_written_while_the_acceptance_is_under_way_is_not_accepted
     async with a_world(devices=1) as world:
         await written(world)
         assert world.telemetry is not None
-        ask, later = world.telemetry.snapshot, replace(world.keeper().device, traits=(("vbios", "vbios-3"),))
+        ask, later = world.telemetry.snapshot, replace(world.controller().state.device, traits=(("vbios", "vbios-3"),))
 
         async def snapshot(device: Device) -> Snapshot:
-            world.keeper().described(later)
+            world.controller().state.describe(later)
             return await ask(device)
 
         world.telemetry.snapshot = snapshot  # type: ignore[method-assign]

@@ -114,7 +114,7 @@ async def test_nobody_looks_at_a_device_while_it_is_cleared() -> None:
 
         holders.held, holders.users = held, users  # type: ignore[method-assign]
         world.gpu().slow = 4.0
-        job = await world.keeper().start_scrub(Occasion.ON_DEMAND)
+        job = await world.controller().scrubs.start(Occasion.ON_DEMAND)
         assert (await job.wait()).outcome is Outcome.PASSED
         assert disturbed == []
         assert world.record().hygiene is Hygiene.CLEAN

@@ -7,7 +7,7 @@ import asyncio
 from scrubber.domain.errors import Unreadable
 from scrubber.domain.evidence import Occasion, Outcome
 from scrubber.domain.health import Health
-from scrubber.engine.keeper import Keeper
+from scrubber.engine.device.controller import DeviceController
 from scrubber.engine.watch import quarantine_unreadable
 from tests.world.timeline import in_virtual_time
 from tests.world.world import World, a_world
@@ -19,21 +19,21 @@ def unlist(world: World) -> None:
     world.node.inventory_changed.set()
 
 
-async def departed(world: World) -> Keeper:
-    """Its keeper, once the node has it no longer."""
-    keeper = world.keeper()
+async def departed(world: World) -> DeviceController:
+    """Its controller, once the node has it no longer."""
+    controller = world.controller()
     unlist(world)
-    await world.until(lambda: keeper.device.id not in world.node.keepers)
-    return keeper
+    await world.until(lambda: controller.id not in world.node.controllers)
+    return controller
 
 
 @in_virtual_time
 async def test_a_question_that_fails_because_the_device_has_left_stops_nothing() -> None:
     async with a_world(devices=2) as world:
-        keeper = await departed(world)
-        record = keeper.record
-        await quarantine_unreadable(keeper, Unreadable("There is no such instance any more."))
-        assert keeper.record is record
+        controller = await departed(world)
+        record = controller.state.record
+        await quarantine_unreadable(controller, Unreadable("There is no such instance any more."))
+        assert controller.state.record is record
         await world.run(60.0)
         assert world.serving
 
@@ -41,19 +41,19 @@ async def test_a_question_that_fails_because_the_device_has_left_stops_nothing()
 @in_virtual_time
 async def test_a_scrub_that_begins_as_the_device_is_found_to_have_left_ends_before_it_goes() -> None:
     async with a_world(devices=2) as world:
-        keeper = world.keeper()
-        async with keeper.deciding():
-            starting = asyncio.create_task(keeper.start_scrub(Occasion.ON_DEMAND))
+        controller = world.controller()
+        async with controller.state.lock:
+            starting = asyncio.create_task(controller.scrubs.start(Occasion.ON_DEMAND))
             await asyncio.sleep(0)
-            leaving = asyncio.create_task(world.node.lost(keeper.device.id))
+            leaving = asyncio.create_task(world.node.lost(controller.id))
             await asyncio.sleep(0)
         job = await starting
         await leaving
-        assert keeper.device.id in world.node.keepers
-        assert keeper.record.health is Health.QUARANTINED
+        assert controller.id in world.node.controllers
+        assert controller.state.record.health is Health.QUARANTINED
         world.gpu().listed = False
         await job.over()
-        await world.until(lambda: keeper.device.id not in world.node.keepers)
+        await world.until(lambda: controller.id not in world.node.controllers)
         assert job.outcome is Outcome.PASSED
         await world.run(60.0)
         assert world.serving
@@ -62,8 +62,8 @@ async def test_a_scrub_that_begins_as_the_device_is_found_to_have_left_ends_befo
 @in_virtual_time
 async def test_a_device_that_has_left_is_scrubbed_no_more() -> None:
     async with a_world(devices=2) as world:
-        keeper = await departed(world)
+        controller = await departed(world)
         before = dict(world.vault.scrubs)
         await world.run(120.0)
         assert {each.device for each in world.vault.scrubs.values() if each.id not in before} <= {world.gpu(1).id}
-        assert keeper.job is None
+        assert controller.state.job is None

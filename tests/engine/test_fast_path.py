@@ -11,7 +11,7 @@ from scrubber.domain.health import Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Enforcement, Policy
 from scrubber.domain.record import Grant
-from scrubber.engine.keeper import Keeper
+from scrubber.engine.device.occupancy import Occupancy
 from tests.world.asking import STRICT, TRUSTED, started
 from tests.world.timeline import in_virtual_time
 from tests.world.world import DEFAULT, World, a_world
@@ -130,16 +130,16 @@ async def test_a_policy_that_changes_in_the_last_moment_of_a_hand_over_judges_it
     async with a_world(devices=1) as world:
         tenant = await started(world)
         await world.run(2.0)
-        keeper, asked = world.keeper(), Keeper.held
+        controller, asked = world.controller(), Occupancy.held
 
-        async def held(self: Keeper) -> bool:
-            if self.deciding().locked():  # the last look, before the grant is written
+        async def held(self: Occupancy) -> bool:
+            if controller.state.lock.locked():  # the last look, before the grant is written
                 world.policy = STRICT
             return await asked(self)
 
-        monkeypatch.setattr(Keeper, "held", held)
+        monkeypatch.setattr(Occupancy, "held", held)
         before = last_grant(world).sequence
         world.kubelet.exit(tenant, again=True)
         await world.until(lambda: world.policy is STRICT and world.record().grants > before)
         assert last_grant(world).basis is Basis.CERTIFICATE
-        assert keeper.record.grants == before + 1
+        assert controller.state.record.grants == before + 1

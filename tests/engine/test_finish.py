@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from scrubber.engine.board import Board
-from scrubber.engine.finish import to_the_end
+from scrubber.engine.device.state import to_the_end
 from scrubber.engine.views import DeviceView
 from tests.world.matter import gpu
 from tests.world.samples import record

@@ -293,7 +293,7 @@ async def waiting_for_its_sibling(world: World) -> asyncio.Task[tuple[Granted, .
     await world.until(lambda: bool(world.erasers.running))
     call = ask(world, tenant, wait=5.0)
     await world.run(0.7)
-    assert world.keeper(1).job is not None
+    assert world.controller(1).state.job is not None
     return call
 
 

@@ -43,7 +43,7 @@ async def test_a_call_whose_time_is_up_says_which_scrub_goes_on_and_the_next_cal
         tenant = await admitted(world)
         refusal = await answered(ask(world, tenant, wait=2.0))
         assert isinstance(refusal, NotReady)
-        job = world.keeper().job
+        job = world.controller().state.job
         assert job is not None
         assert job.id in refusal.public
         started_before = world.erasers.started

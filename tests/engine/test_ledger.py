@@ -42,7 +42,7 @@ async def test_a_hand_over_is_refused_and_says_that_the_record_cannot_be_kept() 
 async def test_what_was_not_stored_is_not_believed() -> None:
     async with a_world() as world:
         world.vault.refuses = FULL
-        before = {device: keeper.record for device, keeper in world.node.keepers.items()}
+        before = {device: controller.state.record for device, controller in world.node.controllers.items()}
         with pytest.raises(LedgerFailure):
             await ask(world)
         with pytest.raises(LedgerFailure):
@@ -50,7 +50,7 @@ async def test_what_was_not_stored_is_not_believed() -> None:
         world.gpu(1).xids[95] = 1
         world.signal(1)
         await world.run(3.0)
-        assert {device: keeper.record for device, keeper in world.node.keepers.items()} == before
+        assert {device: controller.state.record for device, controller in world.node.controllers.items()} == before
 
 
 @in_virtual_time
@@ -78,7 +78,7 @@ async def test_a_scrub_that_cannot_be_written_down_does_not_start() -> None:
         with pytest.raises(LedgerFailure):
             await world.service.scrub(world.gpu().id)
         assert world.erasers.started == erasers
-        assert world.keeper().record.hygiene is Hygiene.CLEAN
+        assert world.controller().state.record.hygiene is Hygiene.CLEAN
 
 
 @in_virtual_time
@@ -92,7 +92,7 @@ async def test_a_scrub_whose_end_cannot_be_written_down_proves_nothing_and_is_pu
         assert news[-1].finished is not None
         assert news[-1].finished.outcome is Outcome.ABANDONED
         assert news[-1].certificate is None
-        assert world.keeper().record.hygiene is Hygiene.SCRUBBING
+        assert world.controller().state.record.hygiene is Hygiene.SCRUBBING
         await world.run(10.0)
         world.vault.refuses = None
         await world.until(world.settled)

@@ -151,13 +151,13 @@ async def test_restarts_of_the_kubelet_are_counted() -> None:
 @in_virtual_time
 async def test_slots_say_how_many_are_busy_and_who_waits() -> None:
     async with a_world(4) as world:
-        slots = world.keeper()._dependencies.eraser_pool
+        slots = world.controller()._dependencies.eraser_pool
         size = slots.free
         assert (slots.busy, slots.waiting) == (0, 0)
         for each in world.matter.gpus.values():
             each.slow = 100.0
         for number in range(4):
-            await world.keeper(number).start_scrub(Occasion.ON_DEMAND)
+            await world.controller(number).scrubs.start(Occasion.ON_DEMAND)
         await world.until(lambda: slots.busy == size and slots.waiting == 4 - size)
         assert slots.free == 0
         for each in world.matter.gpus.values():

@@ -232,10 +232,10 @@ async def test_a_device_that_was_moved_to_another_resource_follows_that_one_s_po
         await world.node.announce("nvidia.com/test", {device: device})
         tenant = await admitted(world)
         await world.node.hand_over(HandOverCall(tenant.devices, None, resource="nvidia.com/test"))
-        assert world.keeper().policy.name == "lax"
+        assert world.controller().state.policy.name == "lax"
         await world.node.announce("nvidia.com/test", {})
         await world.node.announce("nvidia.com/gpu", {device: device})
-        assert world.keeper().policy.enforcement is Enforcement.ENFORCE
+        assert world.controller().state.policy.enforcement is Enforcement.ENFORCE
 
 
 @in_virtual_time
@@ -271,7 +271,7 @@ async def test_however_many_devices_wait_for_a_reset_the_breaker_is_worked_out_o
 
         monkeypatch.setattr("scrubber.engine.breaker.breaker_of", counted)
         world.node.breaker.moved()
-        assert all(keeper.view.waits for keeper in world.node.keepers.values())
+        assert all(controller.view.waits for controller in world.node.controllers.values())
         assert count == 1
 
 

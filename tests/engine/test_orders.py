@@ -66,7 +66,7 @@ async def struck(world: World, xid: int = 95, number: int = 0) -> None:
 
 
 async def under_way(world: World, number: int = 0) -> None:
-    await world.until(lambda: world.keeper(number).job is not None, within=5.0)
+    await world.until(lambda: world.controller(number).state.job is not None, within=5.0)
 
 
 @asynccontextmanager
@@ -234,7 +234,7 @@ async def test_so_is_one_that_would_take_a_device_in_use_along() -> None:
 async def test_so_is_one_while_it_or_what_is_reset_with_it_is_being_scrubbed(scrubbed: int) -> None:
     async with a_world_with_a_slow_scrub(devices=2, number=scrubbed) as world:
         world.gpu(0).together = (world.gpu(1).id,)
-        job = world.keeper(scrubbed).job
+        job = world.controller(scrubbed).state.job
         assert job is not None
         with pytest.raises(
             Held, match=rf"Device {scrubbed} .* is being scrubbed \({job.id}\): wait until that is over"
@@ -246,7 +246,7 @@ async def test_so_is_one_while_it_or_what_is_reset_with_it_is_being_scrubbed(scr
 
 @in_virtual_time
 async def test_of_two_people_who_order_at_once_one_is_told_to_wait() -> None:
-    """Both looked before either began: the keeper decides under its lock."""
+    """Both looked before either began: the controller decides under its lock."""
     async with a_world(devices=1) as world:
         orders = [ordering(world), ordering(world)]
         await world.until(lambda: all(order.done() for order in orders))
@@ -306,13 +306,13 @@ class Planning:
 
 
 def node_with(world: World, resetter: Resetter) -> Node:
-    """A node with the keepers of ``world``, whose resets are planned by ``resetter``."""
+    """A node with the controllers of ``world``, whose resets are planned by ``resetter``."""
     assert world.service is not None
     node = Node(
         dependencies=replace(world.service.dependencies, resetter=resetter), info=world.node.info, epoch="epoch-1"
     )
-    for keeper in world.node.keepers.values():
-        node.add(keeper)
+    for controller in world.node.controllers.values():
+        node.add(controller)
     return node
 
 
@@ -559,7 +559,7 @@ async def test_a_caller_who_goes_away_ends_nothing() -> None:
         await under_way(world)
         order.cancel()
         await asyncio.wait({order})
-        assert world.keeper().job is not None
+        assert world.controller().state.job is not None
         await world.until(world.settled)
         assert world.gpu().resets == 1
         assert told(world, "scrub.finished")[-1].fields["outcome"] == "passed"

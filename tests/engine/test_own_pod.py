@@ -75,7 +75,7 @@ async def test_no_other_pod_gets_a_device_while_a_container_of_the_last_pod_live
         first = await started(world)
         logs = plain_container(world, first.uid, "logs")
         world.kubelet.exit(first, again=True)
-        await world.until(lambda: world.keeper().job is not None)
+        await world.until(lambda: world.controller().state.job is not None)
         world.kubelet.force_delete(first, lives_on=0.0)
         await world.until(lambda: world.record().certificate is not None)
         second = await world.admit("umbrella", "serve-0", (0,))
@@ -134,7 +134,7 @@ async def test_a_grant_of_a_pod_that_is_over_does_not_stay_open_beside_the_next_
     async with a_world(devices=1, policy=STRICT) as world:
         first = await started(world)
         world.kubelet.exit(first, again=True)
-        await world.until(lambda: world.keeper().job is not None)
+        await world.until(lambda: world.controller().state.job is not None)
         world.kubelet.force_delete(first, lives_on=0.0)  # deleted while the device is cleared for its restart
         await world.until(lambda: world.record().certificate is not None)
         second = await world.admit("umbrella", "serve-0", (0,))

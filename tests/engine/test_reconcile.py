@@ -71,7 +71,7 @@ async def test_and_with_one_that_is_listed_and_has_no_process_at_the_moment() ->
         tenant = await running(world)
         world.kubelet.exit(tenant, again=True)
         await restart(world)
-        assert world.keeper().record.hygiene is Hygiene.IN_USE
+        assert world.controller().state.record.hygiene is Hygiene.IN_USE
 
 
 @in_virtual_time

@@ -29,12 +29,12 @@ class Planning:
 
 
 def node_of(world: World, resetter: Planning) -> Node:
-    """A node with the keepers of ``world``, whose resets are planned by ``resetter``."""
+    """A node with the controllers of ``world``, whose resets are planned by ``resetter``."""
     assert world.service is not None
     dependencies = replace(world.service.dependencies, resetter=resetter)
     node = Node(dependencies=dependencies, info=world.node.info, epoch="epoch-1")
-    for keeper in world.node.keepers.values():
-        node.add(keeper)
+    for controller in world.node.controllers.values():
+        node.add(controller)
     return node
 
 
@@ -45,7 +45,7 @@ async def test_an_idle_device_has_no_blockers_but_the_adapters() -> None:
         before = world.record()
         plan = await node_of(world, Planning()).reset_plan("0")
         assert (plan.device, plan.acts, plan.blockers) == (
-            world.keeper().device.id,
+            world.controller().id,
             ("reset",),
             ("The adapter's own.",),
         )
@@ -59,7 +59,7 @@ async def test_a_device_in_use_blocks_its_own_reset_and_that_of_whatever_is_rese
         tenant = await world.admit("acme", "train-0", devices=(1,))
         assert tenant is not None
         await world.until(lambda: tenant.running)
-        used = world.keeper(1).device
+        used = world.controller(1).state.device
         for asked, together in (("1", ()), ("0", (used.id, "GPU-of-nobody"))):
             plan = await node_of(world, Planning(together)).reset_plan(asked)
             assert plan.blockers == (

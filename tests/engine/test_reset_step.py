@@ -52,18 +52,18 @@ def scrubbed(answering: Answering, *, ghost: bool = False, required: bool = True
 
 def resetting(world: World, answering: Resetter, *, required: bool = True) -> Work:
     assert world.service is not None
-    keeper = world.keeper()
+    controller = world.controller()
     policy = replace(world.policy, reset=ResetUse.REQUIRED if required else ResetUse.BEST_EFFORT)
     plan = policy.plan(Path.SLOW, Occasion.START, must_reset=True)
     assert Step.RESET in plan.steps
     return Work(
         scrub="scrub-1",
-        device=keeper.device,
-        record=keeper.record,
+        device=controller.state.device,
+        record=controller.state.record,
         plan=replace(plan, steps=(Step.HOLDERS, Step.RESET, Step.HEALTH)),
         policy=policy,
         dependencies=replace(world.service.dependencies, resetter=answering),
-        standings=keeper.standings,
+        standings=controller.occupancy.standings,
         urgent=lambda: False,
         progress=lambda _: None,
         still=world.service.node.still,
@@ -122,14 +122,14 @@ class TakingOthersAlong:
         return ResetPlan(device.id, "by decree", ("reset",), together=(self.other, "GPU-of-nobody"))
 
     async def reset(self, device: Device, deadline: float) -> None:
-        self.seen.append(self.world.keeper(1).record.hygiene.value)
+        self.seen.append(self.world.controller(1).state.record.hygiene.value)
 
 
 @in_virtual_time
 async def test_a_device_that_is_reset_with_another_loses_its_certificate_before() -> None:
     async with a_world(devices=2) as world:
-        await world.until(lambda: world.keeper(1).record.hygiene is Hygiene.CLEAN)
-        resetter = TakingOthersAlong(world, world.keeper(1).device.id, [])
+        await world.until(lambda: world.controller(1).state.record.hygiene is Hygiene.CLEAN)
+        resetter = TakingOthersAlong(world, world.controller(1).id, [])
         result = await scrub.run(resetting(world, resetter), lambda _: None)
         assert result.was_reset
         assert resetter.seen == ["dirty"]
@@ -138,12 +138,12 @@ async def test_a_device_that_is_reset_with_another_loses_its_certificate_before(
 @in_virtual_time
 async def test_a_device_in_use_is_never_reset_with_another() -> None:
     async with a_world(devices=2) as world:
-        await world.until(lambda: world.keeper(1).record.hygiene is Hygiene.CLEAN)
+        await world.until(lambda: world.controller(1).state.record.hygiene is Hygiene.CLEAN)
         tenant = await world.admit("acme", "train-0", devices=(1,))
         assert tenant is not None
         await world.until(lambda: tenant.running)
-        assert world.keeper(1).record.hygiene is Hygiene.IN_USE
-        resetter = TakingOthersAlong(world, world.keeper(1).device.id, [])
+        assert world.controller(1).state.record.hygiene is Hygiene.IN_USE
+        resetter = TakingOthersAlong(world, world.controller(1).id, [])
         result = await scrub.run(resetting(world, resetter), lambda _: None)
         assert result.outcome is Outcome.HELD_UP
         assert resetter.seen == []

@@ -14,8 +14,7 @@ from scrubber.domain.basis import Basis
 from scrubber.domain.errors import InvalidRequest
 from scrubber.domain.evidence import Certificate, Path
 from scrubber.domain.policy import Enforcement
-from scrubber.domain.statement import UNSIGNED, statement
-from scrubber.engine.sealing import sealed
+from scrubber.domain.statement import UNSIGNED, sealed, statement
 from scrubber.engine.views import Standing
 from tests.api.service import CERTIFICATE
 from tests.world.asking import admitted, ask, started
@@ -23,7 +22,7 @@ from tests.world.timeline import in_virtual_time
 from tests.world.world import DEFAULT, World, a_world
 
 KEY, ANOTHER = EphemeralKey(), EphemeralKey()
-SIGNED = sealed(CERTIFICATE, KEY)
+SIGNED = sealed(CERTIFICATE, KEY.key_id, KEY.sign)
 
 
 def is_signed(certificate: Certificate, by: EphemeralKey) -> bool:

@@ -15,7 +15,6 @@ from scrubber.domain.errors import InvalidRequest, Quarantined
 from scrubber.domain.health import Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Enforcement, Limits, Sharing
-from scrubber.engine.adoption import adopt
 from scrubber.engine.views import HandOverCall
 from tests.world.kubelet import Tenant
 from tests.world.sharing import RESOURCE, SharedWorld, a_shared_world
@@ -277,8 +276,7 @@ async def test_nobody_joins_once_a_pod_had_the_device_without_asking() -> None:
         first = await world.start("acme", "train-0", world.share(0))
         second = await world.admit_shares("acme", "train-1", world.share(1), starts=False)
         unasked = Assignment(second.pod, "main", frozenset({world.gpu().id}), RESOURCE)
-        assert world.service is not None
-        await adopt(world.keeper(), unasked, (), dependencies=world.service.dependencies)
+        await world.controller().occupancy.adopt(unasked)
         third = await world.admit_shares("acme", "train-2", world.share(2), starts=False)
         refusal = await world.refused(third)
         assert refusal.code == "sharing"

@@ -52,15 +52,15 @@ def work(world: World, answer: EraseReport | Exception, *, seconds: float = 0.0,
     """The context of a slow path on the first device whose eraser answers ``answer``."""
     assert world.service is not None
     policy = replace(world.policy, limits=replace(Limits(), slow_path=slow_path))
-    keeper = world.keeper()
+    controller = world.controller()
     return Work(
         scrub="scrub-1",
-        device=keeper.device,
-        record=keeper.record,
+        device=controller.state.device,
+        record=controller.state.record,
         plan=policy.plan(Path.SLOW, Occasion.START),
         policy=policy,
         dependencies=replace(world.service.dependencies, eraser=Answering(world, answer, seconds)),
-        standings=keeper.standings,
+        standings=controller.occupancy.standings,
         urgent=lambda: False,
         progress=lambda _: None,
         still=world.service.node.still,
@@ -333,7 +333,7 @@ async def test_who_holds_the_device_is_not_asked_again_when_it_was_told_with_its
     async with a_world(devices=1) as world:
         world.unreadable.add(world.gpu().id)  # whoever asks who holds it gets no answer
         with pytest.raises(Stuck):
-            await world.keeper().held()
+            await world.controller().occupancy.held()
         for held, outcome in ((False, Outcome.PASSED), (True, Outcome.HELD_UP)):
             context = work(world, WHOLE)
             telemetry = Snapshots(context.dependencies.telemetry, held)

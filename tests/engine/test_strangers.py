@@ -16,7 +16,6 @@ from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Limits, Ungranted
 from scrubber.domain.record import Grant
 from scrubber.domain.using import Use, judge_use, may_be_ended
-from scrubber.engine.adoption import adopt
 from tests.world.asking import admitted, ask, started
 from tests.world.kubelet import Tenant
 from tests.world.matter import Proc
@@ -207,17 +206,11 @@ async def test_a_device_that_strangers_come_back_to_is_never_condemned_for_them(
 async def test_a_pod_is_not_adopted_in_the_middle_of_a_scrub_and_the_service_lives() -> None:
     """A scrub may begin between the look that found the pod and its adoption."""
     async with a_world(devices=1) as world:
-        assert world.service is not None
         world.gpu().slow = 30.0
-        job = await world.keeper().start_scrub(Occasion.ON_DEMAND)
+        job = await world.controller().scrubs.start(Occasion.ON_DEMAND)
         await world.until(lambda: bool(world.erasers.running))
         pod = Pod("acme", "sudden-0", "uid-7")
-        await adopt(
-            world.keeper(),
-            Assignment(pod, "main", frozenset({world.gpu().id})),
-            (),
-            dependencies=world.service.dependencies,
-        )
+        await world.controller().occupancy.adopt(Assignment(pod, "main", frozenset({world.gpu().id})))
         assert world.record().hygiene is Hygiene.SCRUBBING
         assert world.record().open_grants == ()
         world.gpu().slow = 1.0

@@ -327,7 +327,7 @@ async def test_a_scrub_that_somebody_orders_ends_nobody_who_is_not_proved_a_left
     async with a_world(devices=1) as world:
         tenant = await running(world)
         bytes_before = list(world.gpu().cells)
-        await world.keeper().release(world.keeper().record)
+        await world.controller().occupancy.release(world.controller().state.record)
         assert world.service is not None
         news = await world.service.scrub("0")
         assert news[-1].finished is not None
@@ -341,14 +341,14 @@ async def test_a_scrub_that_somebody_orders_ends_nobody_who_is_not_proved_a_left
 async def test_what_was_granted_between_two_looks_is_not_scrubbed() -> None:
     """A caller that saw the device free and was overtaken is told so; nothing happens to the device."""
     async with a_world(devices=1) as world:
-        keeper = world.keeper()
+        controller = world.controller()
         tenant = await world.admit("acme", "train-0")
         assert tenant is not None
         await world.until(lambda: tenant.running)
-        seen = keeper.record
+        seen = controller.state.record
         with pytest.raises(NotReady):
-            await keeper.start_scrub(Occasion.ON_DEMAND)
-        await keeper.release(replace(seen, last_grant=None))
+            await controller.scrubs.start(Occasion.ON_DEMAND)
+        await controller.occupancy.release(replace(seen, last_grant=None))
         assert world.record().hygiene is Hygiene.IN_USE
 
 
@@ -367,8 +367,8 @@ async def test_a_service_that_stops_abandons_its_scrubs_and_leaves_their_devices
 @in_virtual_time
 async def test_a_recovery_that_was_decided_before_a_person_stepped_in_does_not_lift_the_persons_quarantine() -> None:
     async with a_world(devices=1) as world:
-        keeper = world.keeper()
-        await keeper.quarantine("kept for the lab", "uid:0")
+        controller = world.controller()
+        await controller.health.quarantine("kept for the lab", "uid:0")
         with pytest.raises(NotReady):
-            await keeper.start_scrub(Occasion.RECOVERY, recover=True)
+            await controller.scrubs.start(Occasion.RECOVERY, recover=True)
         assert (world.record().health, code(world)) == (Health.QUARANTINED, "operator")

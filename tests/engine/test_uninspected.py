@@ -54,7 +54,7 @@ class Walks:
 
 
 async def scrubbed(world: World) -> ScrubRecord:
-    job = await world.keeper().start_scrub(Occasion.ON_DEMAND)
+    job = await world.controller().scrubs.start(Occasion.ON_DEMAND)
     return await job.wait()
 
 
@@ -85,7 +85,7 @@ async def test_a_pod_that_never_had_the_device_keeps_it_from_no_scrub_by_being_s
         for _ in range(3):
             await scrubbed(world)
         assert events(world) == ["process.uninspected"], "once it was not finished in several walks"
-        assert "4242" in world.keeper().view.uninspected[0]
+        assert "4242" in world.controller().view.uninspected[0]
 
 
 @pytest.mark.parametrize("left", [replace(CROWD, confined=False), replace(CROWD, pid=0, pod=None, confined=False)])
@@ -110,7 +110,7 @@ async def test_a_process_that_the_walks_that_follow_get_through_delays_a_scrub_a
         assert (finished.outcome, findings(finished)) == (Outcome.PASSED, {})
         assert len(walks.had) == 3
         assert events(world) == []
-        assert world.keeper().view.uninspected == ()
+        assert world.controller().view.uninspected == ()
 
 
 @in_virtual_time

@@ -18,8 +18,7 @@ from scrubber.domain.health import Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Enforcement, Limits, Policy, Ungranted
 from scrubber.domain.telemetry import Holder, HolderReport
-from scrubber.engine.keeper import Keeper
-from scrubber.engine.neighbourhood import Neighbourhood
+from scrubber.engine.device.controller import DeviceController, NodeContext
 from scrubber.ports.device import Holders
 from scrubber.ports.record import Event
 from tests.world.kubelet import Tenant
@@ -97,15 +96,15 @@ async def test_a_stranger_beside_a_rightful_tenant_is_found_within_two_seconds()
 @in_virtual_time
 async def test_who_uses_a_device_without_a_grant_is_shown_for_as_long_as_he_does() -> None:
     async with a_world() as world:
-        assert world.keeper().view.strangers == ()
+        assert world.controller().view.strangers == ()
         proc = intruder(world)
         await world.run(2.0)
-        (sentence,) = world.keeper().view.strangers
+        (sentence,) = world.controller().view.strangers
         assert sentence == f"PID {proc.pid} ({proc.command}) of no pod uses it without a grant."
-        assert world.keeper(1).view.strangers == ()
+        assert world.controller(1).view.strangers == ()
         world.matter.end(proc)
         await world.run(2.0)
-        assert world.keeper().view.strangers == ()
+        assert world.controller().view.strangers == ()
 
 
 @in_virtual_time
@@ -113,7 +112,7 @@ async def test_a_rightful_tenant_is_nobody_to_be_shown_as_a_stranger() -> None:
     async with a_world() as world:
         await running(world)
         await world.run(5.0)
-        assert world.keeper().view.strangers == ()
+        assert world.controller().view.strangers == ()
 
 
 @in_virtual_time
@@ -354,7 +353,7 @@ async def test_a_certificate_does_not_outlive_a_gap_in_the_watch() -> None:
 async def test_no_certificate_is_issued_over_a_gap_in_the_watch() -> None:
     """The service stands still once the eraser is done: whoever comes meanwhile leaves before it goes on."""
     async with a_world(devices=1) as world:
-        await world.keeper().start_scrub(Occasion.ON_DEMAND)
+        await world.controller().scrubs.start(Occasion.ON_DEMAND)
         await world.until(lambda: bool(world.erasers.running))
         erasing = world.erasers.running[world.gpu().id]
         erasing.task.add_done_callback(lambda _: leave_something(world))
@@ -482,11 +481,11 @@ async def test_a_fast_certificate_claims_only_what_the_driver_was_asked() -> Non
     async with a_world() as world:
         assert world.service is not None
         tools = world.service.dependencies
-        keeper = Keeper(
+        controller = DeviceController(
             world.gpu().device,
             world.record(),
             dependencies=replace(tools, holders=Blinkered(tools.holders)),
-            around=Neighbourhood(
+            node=NodeContext(
                 changed=lambda: None,
                 still=world.node.still,
                 resources=world.node.resources_of,
@@ -494,7 +493,7 @@ async def test_a_fast_certificate_claims_only_what_the_driver_was_asked() -> Non
                 breaker=world.node.breaker,
             ),
         )
-        check, result = await keeper.check(Occasion.START)
+        check, result = await controller.scrubs.check(Occasion.START)
         certificate = certify(
             check,
             result.steps,

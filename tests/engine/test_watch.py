@@ -299,7 +299,7 @@ async def test_a_warning_makes_suspect_as_long_as_it_stands() -> None:
     async with a_world() as world:
         world.gpu().celsius = 120
         await world.until(lambda: world.record().health is Health.SUSPECT, within=10.0)
-        assert world.keeper().view.record.advertised
+        assert world.controller().view.record.advertised
         world.gpu().celsius = 40
         cooled = world.clock.monotonic()
         await world.until(lambda: world.record().health is Health.HEALTHY)
@@ -362,10 +362,10 @@ async def test_a_device_that_is_somewhere_else_is_looked_for_there_and_is_dirty(
     async with a_world() as world:
         certificate = world.record().certificate
         there = moved(world, "0000:3b:00.0")
-        await world.until(lambda: world.keeper().device == there)
+        await world.until(lambda: world.controller().state.device == there)
         await world.until(lambda: world.record().hygiene is Hygiene.CLEAN)
         assert world.record().certificate != certificate
-        assert world.keeper(1).record.hygiene is Hygiene.CLEAN
+        assert world.controller(1).state.record.hygiene is Hygiene.CLEAN
 
 
 @in_virtual_time
@@ -375,10 +375,10 @@ async def test_one_that_moves_in_use_is_out_of_service_until_it_is_free_and_foun
         there = moved(world, "0000:3b:00.0")
         await world.until(lambda: world.record().health is Health.QUARANTINED)
         assert tenant.running
-        assert world.keeper().device != there
+        assert world.controller().state.device != there
         world.kubelet.delete(tenant)
         await world.until(lambda: world.record().state == "clean")
-        assert world.keeper().device == there
+        assert world.controller().state.device == there
 
 
 @in_virtual_time
@@ -391,10 +391,10 @@ async def test_one_that_is_gone_while_it_is_in_use_is_nobody_s_once_its_pod_is_o
         await world.run(60.0)
         assert world.record().health is Health.QUARANTINED
         world.kubelet.delete(tenant)
-        await world.until(lambda: gone.id not in world.node.keepers)
+        await world.until(lambda: gone.id not in world.node.controllers)
         gone.listed, gone.lost, gone.reset_fails = True, False, None
         world.node.inventory_changed.set()
-        await world.until(lambda: gone.id in world.node.keepers and world.record().state == "clean")
+        await world.until(lambda: gone.id in world.node.controllers and world.record().state == "clean")
 
 
 @in_virtual_time
@@ -404,6 +404,6 @@ async def test_a_device_that_gets_a_neighbour_goes_on_under_its_pod() -> None:
         gpu = world.gpu()
         gpu.device = replace(gpu.device, peers=frozenset({world.gpu(1).id}))
         world.node.inventory_changed.set()
-        await world.until(lambda: world.keeper().device.peers == {world.gpu(1).id})
+        await world.until(lambda: world.controller().state.device.peers == {world.gpu(1).id})
         assert (world.record().hygiene, world.record().health) == (Hygiene.IN_USE, Health.HEALTHY)
         assert tenant.running

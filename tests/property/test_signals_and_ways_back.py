@@ -58,7 +58,7 @@ async def brought_about(world: World, row: Row) -> None:
     world.signal(0)
     await world.until(lambda: named(world, row, row.at_once), within=300.0)
     if row.takes_out and row.at_once is SUSPECT:
-        assert world.keeper().offered
+        assert world.controller().offered
         await world.until(lambda: named(world, row, QUARANTINED), within=SUSTAINED + 3 * PACE.health)
         first_out = next(at for at, each in past(world) if each.health is QUARANTINED)
         assert first_out - begun >= SUSTAINED
@@ -103,7 +103,7 @@ async def returns(world: World) -> None:
     await world.until(world.settled)
     ways = [each.health for _, each in past(world)]
     assert Health.PROBATION in ways[len(ways) - 1 - ways[::-1].index(QUARANTINED) :]
-    assert world.keeper().offered
+    assert world.controller().offered
 
 
 def nobody_else_was_out(world: World) -> None:
@@ -144,7 +144,7 @@ def test_without_its_way_back_it_never_returns_and_no_restart_brings_it_back(row
             assert world.record().health is row.meanwhile or (
                 world.record().health is Health.RECOVERING and row.meanwhile is QUARANTINED
             )
-            assert not world.keeper().offered
+            assert not world.controller().offered
             nobody_else_was_out(world)
 
     play()
@@ -176,7 +176,7 @@ def test_what_is_condemned_a_person_brings_back_over_probation(row: Row) -> None
             cause = world.record().cause
             assert cause is not None
             assert "a person has to look at it" in cause.sentence
-            assert not world.keeper().offered
+            assert not world.controller().offered
             await mended(world)
             await world.run(LONG)
             assert world.record().health is CONDEMNED
@@ -206,7 +206,7 @@ async def test_what_says_nothing_about_the_device_changes_nothing(row: Row) -> N
 async def test_an_event_makes_suspect_until_it_was_calm_although_the_driver_goes_on_listing_it(row: Row) -> None:
     async with a_world(policy=POLICY, pace=PACE) as world:
         await brought_about(world, row)
-        assert world.keeper().offered
+        assert world.controller().offered
         began = world.clock.monotonic()
         await world.until(lambda: world.record().health is HEALTHY, within=POLICY.health.calm + 2 * PACE.health)
         assert world.clock.monotonic() - began >= POLICY.health.calm - PACE.health

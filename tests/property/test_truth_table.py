@@ -496,15 +496,15 @@ class Stage:
 
     async def _flaw(self) -> None:
         """The certificate is what the case says: nobody but the record itself vouches for it."""
-        keeper, flaw = self.world.keeper(), self._case["certificate"]
-        issued = keeper.record.certificate
+        controller, flaw = self.world.controller(), self._case["certificate"]
+        issued = controller.state.record.certificate
         if flaw == "of-another-policy":
             self.world.policy = replace(self.world.policy, digest="sha256:newer")
         elif flaw not in ("valid", "used-up"):
             assert issued is not None
             flawed: Certificate = replace(issued, **FLAWS[flaw])  # type: ignore[arg-type]
-            async with keeper.deciding():
-                keeper.believe(replace(keeper.record, certificate=flawed))
+            async with controller.state.lock:
+                controller.state.apply(replace(controller.state.record, certificate=flawed))
 
     async def _just_after_a_look(self) -> None:
         """The watch has looked at the devices' health a moment ago."""

@@ -21,8 +21,8 @@ from scrubber.domain.policy import Policy, XidClass
 from scrubber.domain.record import DeviceRecord
 from scrubber.domain.telemetry import Signal
 from scrubber.engine.dependencies import Dependencies
+from scrubber.engine.device.controller import DeviceController
 from scrubber.engine.eraser_pool import EraserPool
-from scrubber.engine.keeper import Keeper
 from scrubber.engine.node import Node
 from scrubber.engine.pods import PodWatch
 from scrubber.engine.strangers import Strangers
@@ -169,8 +169,8 @@ class World:
         assert self.service is not None
         return self.service.node
 
-    def keeper(self, number: int = 0) -> Keeper:
-        return self.node.keepers[self.gpu(number).id]
+    def controller(self, number: int = 0) -> DeviceController:
+        return self.node.controllers[self.gpu(number).id]
 
     def kill(self) -> None:
         """kill -9 of the service; its erasers go on."""
@@ -260,7 +260,8 @@ class World:
     def settled(self) -> bool:
         """Whether every device of the running service is clean or in use."""
         return self.serving and all(
-            keeper.record.hygiene in (Hygiene.CLEAN, Hygiene.IN_USE) for keeper in self.node.keepers.values()
+            controller.state.record.hygiene in (Hygiene.CLEAN, Hygiene.IN_USE)
+            for controller in self.node.controllers.values()
         )
 
     async def end(self) -> None:
@@ -275,7 +276,7 @@ class World:
         """The laws that hold between any two steps."""
         if self.serving:
             self.laws.at_rest(
-                {device: keeper.record.version for device, keeper in self.node.keepers.items()},
+                {device: controller.state.record.version for device, controller in self.node.controllers.items()},
                 {device: record.version for device, record in self.vault.records.items()},
                 self.node.view().devices,
             )

@@ -2,7 +2,7 @@
 
 Promise: a GPU that hangs, is lost or answers nonsense costs itself and no other. Each GPU is described by a child of its
 own, which ends with its answer: nothing is left that has the GPU attached and would block its reset. A GPU that was seen
-stays in the list until the PCI bus says that it is gone; out of order it is for the keepers to say, not for the capacity.
+stays in the list until the PCI bus says that it is gone; out of order it is for the controllers to say, not for the capacity.
 """
 
 from __future__ import annotations

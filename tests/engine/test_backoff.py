@@ -11,7 +11,7 @@ import pytest
 
 from scrubber.adapters.clock import SystemClock
 from scrubber.domain.hygiene import Hygiene
-from scrubber.engine.disturbance import Disturbances
+from scrubber.engine.device.backoff import Disturbances
 from scrubber.ports.record import Event
 from tests.world.asking import STRICT
 from tests.world.matter import Proc
@@ -243,7 +243,7 @@ async def test_a_start_does_not_wait_for_the_pause_that_touches_have_made() -> N
     async with a_world(1) as world:
         async with touched(world):
             await world.run(20 * MINUTE)
-            await world.until(lambda: world.keeper().scrub_put_off > 5 * MINUTE, 20 * MINUTE)
+            await world.until(lambda: world.controller().scrubs.put_off > 5 * MINUTE, 20 * MINUTE)
         assert world.record().hygiene is Hygiene.DIRTY
         tenant = await world.admit("acme", "train-0", (0,))
         assert tenant is not None

@@ -1,11 +1,12 @@
-"""Use of one device by processes that were not granted it: how long its next scrub waits, and which events get a row.
+"""Limits on what repeated trouble with one device may cost: pauses before its next scrub, and audit rows.
+
+A device that is held up must not fill the ledger with scrubs that say so: each scrub that was held up is followed by a pause,
+which doubles, and is longer while a process still holds the device.
 
 Whoever can open a device can void its certificate as often as it is made. Each time costs a scrub and audit rows, so without a
-bound a single process would push everybody's history out of the audit trail within hours. A start that waits for the device is
-never held up by this.
-
-Every event is counted in some row. What was left out last of each kind gets its row together with the next grant, so the scrub
-and the certificate that a grant rests on are in the audit trail with it.
+bound a single process would push all other history out of the audit trail within hours. A start that waits for the device is
+never held up by this. Every event is counted in some row. The last event of each kind that was left out gets its row together
+with the next grant, so the scrub and the certificate that a grant rests on are in the audit trail with it.
 """
 
 from __future__ import annotations
@@ -13,11 +14,46 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from scrubber.domain.evidence import FindingCode, Outcome, ScrubRecord
+from scrubber.domain.codes import ErrorCode
+from scrubber.domain.errors import NotReady
+from scrubber.domain.evidence import FindingCode, Outcome, ScrubRecord, Severity
 from scrubber.ports.record import Event
 from scrubber.ports.runtime import Clock
 
-__all__ = ["Disturbances", "was_disturbed"]
+__all__ = ["Backoff", "Disturbances", "was_disturbed"]
+
+_FIRST_BACKOFF, _FREE_BACKOFF, _HELD_BACKOFF = 0.25, 2.0, 60.0
+"""Seconds: the first pause, the longest one while no process holds the device, and the longest one while one does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Scrubs in a row that were held up: the refusal that says why, how many there were before, and when the last was."""
+
+    refusal: NotReady
+    before: int
+    at: float
+
+    @classmethod
+    def after(cls, finished: ScrubRecord, earlier: Backoff | None, now: float) -> Backoff | None:
+        """Return what a finished scrub leaves; None unless it was held up."""
+        if finished.outcome is not Outcome.HELD_UP:
+            return None
+        dirty = (finding.sentence for finding in finished.findings if finding.severity is Severity.DIRTY)
+        device, why = finished.device, next(dirty, "it was disturbed")
+        refusal = NotReady(
+            f"Device {device}: scrub {finished.id} was held up: {why}",
+            public=f"Device {device} is dirty: scrub {finished.id} found it still in use. The start is tried again.",
+            code=ErrorCode.SCRUB_HELD_UP,
+        )
+        return cls(refusal, 0 if earlier is None else earlier.before + 1, now)
+
+    def over(self, now: float, *, held: bool) -> bool:
+        """Return whether the pause is over."""
+        longest = _HELD_BACKOFF if held else _FREE_BACKOFF
+        pause: float = min(longest, _FIRST_BACKOFF * 2 ** min(self.before, 16))
+        return now >= self.at + pause
+
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 600.0
 """Seconds before the scrub that follows the second disturbance; it doubles with each one, up to the longest."""

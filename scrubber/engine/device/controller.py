@@ -1,0 +1,131 @@
+"""The controller of one device: its state, health, occupancy and scrubs, and what combines several of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+
+from scrubber.domain.assignment import Trust
+from scrubber.domain.device import Device
+from scrubber.domain.hygiene import Hygiene
+from scrubber.domain.policy import Enforcement, News
+from scrubber.domain.record import DeviceRecord
+from scrubber.engine.breaker import CircuitBreaker
+from scrubber.engine.dependencies import Dependencies
+from scrubber.engine.device.health import DeviceHealth
+from scrubber.engine.device.occupancy import Occupancy
+from scrubber.engine.device.scrubs import Scrubs
+from scrubber.engine.device.state import DeviceState
+from scrubber.engine.views import DeviceView
+
+__all__ = ["DeviceController", "NodeContext"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeContext:
+    """What the controller of one device may ask of its node.
+
+    Attributes:
+        changed: called after every change that a reader may want to see.
+        still: keeps other devices out of use while it is open (:meth:`scrubber.engine.node.Node.still`).
+        resources: returns the kubelet's resources under which a device is handed out, as far as they are known.
+        records: returns the records of all devices.
+        breaker: what recoveries may still do.
+    """
+
+    changed: Callable[[], None]
+    still: Callable[[Iterable[str]], AbstractAsyncContextManager[None]]
+    resources: Callable[[str], frozenset[str]]
+    records: Callable[[], Collection[DeviceRecord]]
+    breaker: CircuitBreaker
+
+
+class DeviceController:
+    """One device.
+
+    Args:
+        record: the record as the ledger has it.
+
+    Attributes:
+        state: the record, and who may change it.
+        health: what is known of the device's condition, and operators' orders about it.
+        occupancy: who has the device.
+        scrubs: the scrub under way, and when the next one may start.
+    """
+
+    def __init__(self, device: Device, record: DeviceRecord, *, dependencies: Dependencies, node: NodeContext) -> None:
+        self.id = device.id
+        self._dependencies = dependencies
+        self.state = DeviceState(
+            device,
+            record,
+            dependencies=dependencies,
+            breaker=node.breaker,
+            resources=node.resources,
+            changed=node.changed,
+        )
+        self.health = DeviceHealth(
+            state=self.state, dependencies=dependencies, breaker=node.breaker, records=node.records
+        )
+        self.occupancy = Occupancy(state=self.state, health=self.health, dependencies=dependencies)
+        self.scrubs = Scrubs(
+            state=self.state,
+            health=self.health,
+            occupancy=self.occupancy,
+            dependencies=dependencies,
+            breaker=node.breaker,
+            still=node.still,
+        )
+
+    @property
+    def view(self) -> DeviceView:
+        job = self.state.job
+        return DeviceView(
+            self.state.device,
+            self.state.record,
+            None if job is None else job.id,
+            offered=self.offered,
+            policy=self.state.policy,
+            waits=self.scrubs.waits,
+            strangers=self.occupancy.unauthorized_users,
+            uninspected=self.scrubs.uninspected,
+        )
+
+    @property
+    def offered(self) -> bool:
+        """Whether the kubelet is told that the device is healthy."""
+        record = self.state.record
+        if record.advertised or record.ordered_out_by_person:
+            return record.advertised
+        policy = self.state.policy
+        if policy.enforcement is Enforcement.OBSERVE:
+            return True
+        if policy.health.news is not News.AT_RELEASE or record.hygiene is not Hygiene.IN_USE:
+            return False
+        shared = any(grant.assignment is not None and grant.assignment.shares for grant in record.open_grants)
+        return not shared and self._is_still_given()
+
+    def _is_still_given(self) -> bool:
+        """Whether the kubelet still gives the device to a pod of its grants, as far as is known: else it would offer it."""
+        reading = self._dependencies.pods.reading
+        having = {each.pod for each in reading.naming(self.id)}
+        unsure = reading.trust is not Trust.TRUSTED
+        return any(grant.pod is not None and (unsure or grant.pod in having) for grant in self.state.record.open_grants)
+
+    @property
+    def withheld(self) -> bool:
+        """Whether an allocation is refused, which fails its pod for good."""
+        record = self.state.record
+        return not record.advertised and (
+            record.ordered_out_by_person or self.state.policy.enforcement is not Enforcement.OBSERVE
+        )
+
+    def apply_grant(self, record: DeviceRecord, allocations: int) -> None:
+        """Apply a committed record with a new grant; no use was seen since. The caller holds the lock.
+
+        Args:
+            allocations: those that the grant knew of.
+        """
+        self.occupancy.coverage.granted()
+        self.state.apply_grant(record, allocations)

@@ -1,0 +1,328 @@
+"""Who has one device: what looks at its holders and pods show, and what follows for its hygiene.
+
+A device is released, adopted, or loses its certificate to unauthorized use, only by what is seen here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from scrubber.domain.assignment import Assignment, Pod, Process
+from scrubber.domain.basis import Basis, HandOver
+from scrubber.domain.errors import Held, LedgerFailure, NotReady, Unreadable
+from scrubber.domain.evidence import Finding
+from scrubber.domain.hygiene import Hygiene
+from scrubber.domain.leftover import Standing
+from scrubber.domain.record import DeviceRecord, Grant
+from scrubber.domain.telemetry import HolderKind
+from scrubber.engine.dependencies import Dependencies
+from scrubber.engine.device.health import DeviceHealth
+from scrubber.engine.device.state import DeviceState
+from scrubber.engine.refusals import held_by_own_pod
+from scrubber.ports.record import Change, Event
+from scrubber.ports.runtime import Clock
+
+__all__ = ["GAP", "Occupancy", "WatchCoverage"]
+
+GAP = 10.0
+"""Seconds between two looks from which on there is a watch gap: the device may have been used. The service was stalled
+(stopped, swapped out, a loop that hung), or its driver did not answer.
+"""
+
+
+class WatchCoverage:
+    """For how long one device was seen free, and whether it was watched without a gap. Not durable."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._free_since: float | None = None
+        self._looked = self._attended = clock.monotonic()
+        self._absent = -math.inf
+        self._gap = False
+
+    def look(self) -> None:
+        """Begin a look. If the last one was long ago, there is a gap."""
+        self._gap = self.gap
+
+    def saw(self, *, held: bool) -> None:
+        """Note what a look showed."""
+        self._looked = self._clock.monotonic()
+        if held:
+            self._free_since = None
+        elif self._free_since is None:
+            self._free_since = self._looked
+
+    def heartbeat(self) -> None:
+        """Note that the service is awake: called all the time, also during a scrub, when nothing may look at the device."""
+        now = self._clock.monotonic()
+        if now - self._attended > GAP:
+            self._absent = now
+        self._attended = now
+
+    def absent_since(self, moment: float) -> bool:
+        """Return whether the service was stalled for too long after ``moment`` (monotonic seconds)."""
+        return self._absent >= moment or self._clock.monotonic() - max(self._attended, moment) > GAP
+
+    def miss(self) -> None:
+        """Note that what was seen could not be recorded, which counts as a gap."""
+        self._gap = True
+
+    def begin(self, at: float | None = None) -> None:
+        """Forget gaps before ``at`` (default: now): the device was proved clean, or its gap is on record."""
+        self._looked, self._gap = self._clock.monotonic() if at is None else at, False
+
+    def granted(self) -> None:
+        """Note a new grant: the device was not seen free since."""
+        self._free_since = None
+
+    @property
+    def gap(self) -> bool:
+        """Whether the device was not looked at for so long that it may have been used unseen."""
+        return self._gap or self._clock.monotonic() - self._looked > GAP
+
+    @property
+    def free_for(self) -> float:
+        """Seconds for which the device was seen free."""
+        return 0.0 if self._free_since is None else self._clock.monotonic() - self._free_since
+
+
+class Occupancy:
+    """Who has one device.
+
+    Attributes:
+        coverage: for how long the device was watched without a gap.
+        unauthorized_users: who used the device without a grant at the last look: a sentence each. It decides nothing.
+    """
+
+    def __init__(self, *, state: DeviceState, health: DeviceHealth, dependencies: Dependencies) -> None:
+        self._state = state
+        self._health = health
+        self._dependencies = dependencies
+        self._held_by_no_process_since: float | None = None
+        self.coverage = WatchCoverage(dependencies.clock)
+        self.unauthorized_users: tuple[str, ...] = ()
+
+    async def held(self) -> bool:
+        """Return whether a process holds the device now; keep count of how long none did.
+
+        During a scrub the scrub holds it, and the driver is not queried: the query breaks an eraser's fence.
+        """
+        if self._state.job is not None:
+            return True
+        self.coverage.look()
+        held = await self._dependencies.holders.held(self._state.device)
+        self.coverage.saw(held=held)
+        self._held_by_no_process_since = self._held_by_no_process_since if held else None
+        return held
+
+    def note_unauthorized_users(self, seen: tuple[str, ...]) -> None:
+        """Publish who used the device without a grant at the last look: a sentence each."""
+        if seen != self.unauthorized_users:
+            self.unauthorized_users = seen
+            self._state.changed()
+
+    async def held_by_no_process(self) -> bool:
+        """Return whether what holds the device has had no process for the settle time: then it is never let go."""
+        now = self._dependencies.clock.monotonic()
+        if await self._dependencies.holders.users(self._state.device):
+            self._held_by_no_process_since = None
+            return False
+        self._held_by_no_process_since = (
+            now if self._held_by_no_process_since is None else self._held_by_no_process_since
+        )
+        return now - self._held_by_no_process_since >= self._state.policy.limits.settle
+
+    async def held_by_own_pod(self, asking: Pod | None) -> NotReady | None:
+        """Return the refusal that names a process of ``asking``, an earlier grant's pod, that holds the device now."""
+        if asking is None or not any(grant.pod == asking for grant in self._state.record.open_grants):
+            return None
+        containers = self._dependencies.containers
+        for user in await self._dependencies.holders.users(self._state.device):
+            known = bool(user.pid) and user.kind is not HolderKind.INFRASTRUCTURE
+            if known and await containers.pod_uid_of(user.pid) == asking.uid:
+                try:
+                    processes = await containers.processes(asking)
+                except Unreadable:
+                    processes = ()
+                named = {each.identity: each.container for each in processes}
+                return held_by_own_pod(self._state.id, asking, user, named.get(user.identity, ""))
+        return None
+
+    async def standings(
+        self, asking: Pod | None = None, *, shares: bool = False, leaving_out: Pod | None = None
+    ) -> list[tuple[Grant, Standing]]:
+        """Return where the pod of each open grant stands, by what the pod watch knows now (refresh it first).
+
+        Args:
+            asking, shares: as :meth:`scrubber.engine.pods.PodWatch.standing`.
+            leaving_out: a pod that is skipped: looking at a pod's processes can mean walking over all there are.
+        """
+        dependencies, limits = self._dependencies, self._state.policy.limits
+        found = []
+        for grant in self._state.record.open_grants:
+            if leaving_out is not None and grant.pod == leaving_out:
+                continue
+            where = await dependencies.pods.standing(
+                grant,
+                limits=limits,
+                boot=dependencies.identity.boot,
+                wall=dependencies.clock.wall(),
+                free_for=self.coverage.free_for,
+                asking=asking,
+                shares=shares,
+            )
+            found.append((grant, where))
+        return found
+
+    async def void_certificate(self, seen: DeviceRecord) -> bool:
+        """Void the certificate of a device that was found held without a grant; return whether it was voided.
+
+        Args:
+            seen: the record as it was before the look. A certificate that was issued since then stays.
+        """
+        async with self._state.lock:
+            standing = (
+                self._state.record.hygiene is Hygiene.CLEAN and self._state.record.certificate == seen.certificate
+            )
+            if not standing or self._state.job is not None:
+                return False
+            event = Event("device.touched", self._dependencies.clock.wall(), self._state.id)
+            self._state.disturbances.note(self._state.allocations)
+            await self._commit_seen(Change(events=(event,)), self._state.record.touched())
+            return True
+
+    async def _commit_seen(self, change: Change, record: DeviceRecord) -> None:
+        """Commit what takes trust away. If that fails, the next look takes it away."""
+        try:
+            await self._state.commit(change, record)
+        except LedgerFailure:
+            self.coverage.miss()
+            raise
+
+    async def unauthorized_use(self, event: Event, findings: Iterable[Finding] = (), *, seen: bool = True) -> None:
+        """Record unauthorized use of the device, seen or presumed: no certificate and no exception outlives it.
+
+        Args:
+            findings: the faults that it means by the policy.
+            seen: whether the use was seen, and not only cannot be ruled out.
+        """
+        async with self._state.lock:
+            before = after = self._state.record
+            if self._state.job is None:
+                after = before.intruded(seen=seen)
+            faults = tuple(findings)
+            if faults:
+                after = self._health.judge(after, faults, event.at)
+            after = replace(after, version=before.version + 1)
+            with self._health.leaving(before, after):
+                events = (event, *self._health.change_events(before, after, event.at))
+                await self._commit_seen(Change(events=events), after)
+
+    async def void_after_gap(self) -> bool:
+        """Void what was proved before a watch gap; return whether there was one."""
+        if not self.coverage.gap or self._state.job is not None:
+            return False
+        if not self._state.record.watched and self._state.record.hygiene is not Hygiene.CLEAN:
+            self.coverage.begin()
+            return False
+        sentence = (
+            f"Nobody looked for over {GAP:g} s, or what was seen could not be recorded; somebody may have used it."
+        )
+        fields = {"reason": "gap", "sentence": sentence}
+        event = Event("certificate.voided", self._dependencies.clock.wall(), self._state.id, fields=fields)
+        await self.unauthorized_use(event, seen=False)
+        self.coverage.begin()
+        return True
+
+    @asynccontextmanager
+    async def still(self) -> AsyncIterator[None]:
+        """Keep the device from being granted while this is open; no certificate of it outlives it.
+
+        Raises:
+            Held: it is in use, or being scrubbed.
+        """
+        async with self._state.lock:
+            if self._state.record.hygiene is Hygiene.IN_USE or self._state.job is not None:
+                raise Held(
+                    f"Device {self._state.id}, which would be reset with it, is {self._state.record.hygiene.value}."
+                )
+            if self._state.record.hygiene is Hygiene.CLEAN:
+                event = Event("device.touched", self._dependencies.clock.wall(), self._state.id)
+                await self._state.commit(Change(events=(event,)), self._state.record.touched())
+            yield
+
+    async def release(self, seen: DeviceRecord) -> None:
+        """Release the device, whose grants have ended: it is dirty from here on.
+
+        Args:
+            seen: the record that this was concluded from. A device that was granted in the meantime is not released.
+        """
+        async with self._state.lock:
+            if self._state.record.hygiene is Hygiene.IN_USE and self._state.record.grants == seen.grants:
+                fields = {"tenant_namespace": self._state.record.tenant}
+                event = Event("device.released", self._dependencies.clock.wall(), self._state.id, fields=fields)
+                await self._state.commit(Change(events=(event,)), self._state.record.released())
+
+    async def adopt(self, assignment: Assignment | None = None, baseline: tuple[Process, ...] = ()) -> None:
+        """Leave the device with a pod that had it without our grant; it is scrubbed once that pod is over.
+
+        Args:
+            assignment: the pod's; None where the open grants on record name it.
+            baseline: the processes presumed to be the pod's sandbox.
+        """
+        async with self._state.lock:
+            record = self._state.record
+            if self._state.job is not None or record.hygiene not in (Hygiene.DIRTY, Hygiene.IN_USE):
+                return  # a scrub began meanwhile: it finds the pod, and so does the next look
+            now, grant = self._dependencies.clock.wall(), None
+            if assignment is not None:
+                if record.hygiene is Hygiene.IN_USE and any(each.pod == assignment.pod for each in record.open_grants):
+                    return  # it was granted meanwhile
+                boot = self._dependencies.identity.boot
+                grant = Grant(
+                    record.grants + 1,
+                    assignment,
+                    HandOver.UNKNOWN,
+                    now,
+                    boot,
+                    basis=Basis.ADOPTED,
+                    baseline=baseline,
+                )
+            pod = record.open_grants[-1].pod if assignment is None else assignment.pod
+            fields = {} if pod is None else {"tenant_namespace": pod.namespace, "pod": pod.name}
+            event = Event("device.adopted", now, self._state.id, fields=fields)
+            grants = () if grant is None else ((self._state.id, grant),)
+            await self._state.commit(Change(grants=grants, events=(event,)), record.adopted(grant))
+
+    async def note_started(self, sequence: int, cgroup: str, container: str | None) -> None:
+        """Record which container started on the last grant; nothing changes if ``sequence`` is not the last grant.
+
+        Args:
+            container: its name, if it is another one than the grant says.
+        """
+        async with self._state.lock:
+            last = self._state.record.last_grant
+            if last is None or last.sequence != sequence or self._state.record.hygiene is not Hygiene.IN_USE:
+                return
+            fields: dict[str, str | int | float | bool | None] = {"grant": sequence}
+            if last.pod is not None:
+                fields |= {"tenant_namespace": last.pod.namespace, "pod": last.pod.name}
+            event = Event(
+                "grant.named", self._dependencies.clock.wall(), self._state.id, fields=fields | {"container": container}
+            )
+            events = () if container is None else (event,)
+            await self._state.commit(Change(events=events), self._state.record.started(cgroup, container))
+
+    async def name_grant(self, sequence: int, assignment: Assignment, baseline: tuple[Process, ...]) -> None:
+        """Record the pod of the last grant; nothing changes if ``sequence`` is not the last grant any more."""
+        async with self._state.lock:
+            if self._state.record.hygiene is not Hygiene.IN_USE or self._state.record.grants != sequence:
+                return
+            pod = assignment.pod
+            fields: dict[str, str | int | float | bool | None] = {"grant": sequence}
+            fields |= {"tenant_namespace": pod.namespace, "pod": pod.name}
+            event = Event("grant.named", self._dependencies.clock.wall(), self._state.id, fields=fields)
+            await self._state.commit(Change(events=(event,)), self._state.record.named(assignment, baseline))

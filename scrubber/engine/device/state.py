@@ -1,0 +1,199 @@
+"""The state of one device: its record, and the hints beside it that are not durable. Nothing else changes the record.
+
+Every change is decided under the lock, committed to the ledger, and only then applied in memory, published and logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from scrubber.domain.assignment import Pod
+from scrubber.domain.device import Device
+from scrubber.domain.errors import Held, InvalidRequest, LedgerFailure
+from scrubber.domain.hygiene import Hygiene
+from scrubber.domain.policy import Enforcement, Policy
+from scrubber.domain.record import DeviceRecord, Glass
+from scrubber.engine.breaker import CircuitBreaker
+from scrubber.engine.dependencies import Dependencies
+from scrubber.engine.device.backoff import Disturbances
+from scrubber.engine.scrub import ScrubJob
+from scrubber.ports.record import Change
+
+__all__ = ["DeviceState", "to_the_end"]
+
+T = TypeVar("T")
+
+
+class DeviceState:
+    """The record of one device, and what is known beside it.
+
+    Args:
+        record: the record as the ledger has it.
+        resources: returns the kubelet's resources under which a device is handed out.
+        changed: called after every change that a reader may want to see.
+
+    Attributes:
+        id: the device's.
+        device: the device as the inventory describes it.
+        lock: held from a decision to its commit, and never for the time of a scrub.
+        job: the scrub under way; set by :class:`~scrubber.engine.device.scrubs.Scrubs` alone.
+        disturbances: unauthorized use since the last grant.
+        allocations: counts the ``Allocate`` calls, so that a grant resolves only those that it knew of.
+        retired: the device left the node; nothing is granted, scrubbed or committed any more.
+        wake: set when something changed that the recovery loop has to look at.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        record: DeviceRecord,
+        *,
+        dependencies: Dependencies,
+        breaker: CircuitBreaker,
+        resources: Callable[[str], frozenset[str]],
+        changed: Callable[[], None],
+    ) -> None:
+        self.id = device.id
+        self.device = device
+        self._record = record
+        self._dependencies = dependencies
+        self._breaker = breaker
+        self._resources = resources
+        self.changed = changed
+        self.lock = asyncio.Lock()
+        self.job: ScrubJob | None = None
+        self.disturbances = Disturbances(dependencies.clock)
+        # Not durable: after a restart, the kubelet may have allocated the device in the meantime.
+        self.allocations, self._allocations_granted = 1, 0
+        self._waiting: Pod | None = None
+        self.retired = False
+        self.wake = asyncio.Event()
+
+    @property
+    def record(self) -> DeviceRecord:
+        """The record as of the last commit."""
+        return self._record
+
+    @property
+    def policy(self) -> Policy:
+        """The policy of this device at this moment. With an active break-glass override it only observes."""
+        policy = self._dependencies.policy()
+        if policy.overrides:
+            policy = policy.of(self.device.model, self._resources(self.id))
+        if self._record.glass is not None and self.is_active(self._record.glass, policy):
+            policy = replace(policy, enforcement=Enforcement.OBSERVE)
+        return policy
+
+    def is_active(self, glass: Glass, policy: Policy) -> bool:
+        """Return whether a break-glass override has time left. A clock that was set back does not prolong it beyond the
+        policy's limit.
+        """
+        return 0 < glass.until - self._dependencies.clock.wall() <= policy.limits.break_glass
+
+    def describe(self, device: Device) -> None:
+        """Take over a new description of the device, which is still in the same place."""
+        if device != self.device:
+            self.device = device
+            self.changed()
+
+    # -- hints from the kubelet's calls ----------------------------------------------------------------------------
+
+    @property
+    def allocated_since(self) -> bool:
+        """Whether the device was allocated again since its last grant, as far as is known."""
+        return self.allocations != self._allocations_granted
+
+    def note_allocated(self) -> None:
+        """Count an allocation: one that the kubelet made, or may have made while the service could not be notified."""
+        self.allocations += 1
+        self.wake.set()
+
+    @property
+    def waiting(self) -> Pod | None:
+        """The pod whose start was refused last, for as long as the kubelet starts it on the device."""
+        return self.if_starting(self._waiting)
+
+    def if_starting(self, pod: Pod | None) -> Pod | None:
+        """Return ``pod`` while the kubelet gives it the device: a pod that was deleted in the meantime starts no more."""
+        pods = self._dependencies.pods
+        given = pod is not None and any(each.pod == pod for each in pods.reading.naming(self.id))
+        return pod if pod is not None and given and not pods.absent(pod) else None
+
+    def note_waiting(self, pod: Pod) -> None:
+        """Note that ``pod`` keeps the device while it waits for its start, so that the device recovers in the meantime."""
+        self._waiting = pod
+        self.wake.set()
+
+    # -- changing the record ---------------------------------------------------------------------------------------
+
+    def apply(self, record: DeviceRecord) -> None:
+        """Apply a record that is in the ledger. The caller holds the lock."""
+        assert self.lock.locked()
+        self._record = record
+        self._breaker.moved()
+        self.wake.set()
+        self.changed()
+
+    def apply_grant(self, record: DeviceRecord, allocations: int) -> None:
+        """Apply a record with a new grant, which resolves the allocations that it knew of. The caller holds the lock."""
+        self._allocations_granted = allocations
+        self._waiting = None
+        self.disturbances.forget()
+        self.apply(record)
+
+    async def commit(self, change: Change, record: DeviceRecord) -> None:
+        """Commit ``change`` with the device's next record, then apply, publish and log it. The caller holds the lock.
+
+        Raises:
+            InvalidRequest: the device left the node.
+            LedgerFailure: nothing has changed.
+        """
+        if self.retired:
+            raise InvalidRequest(f"Device {self.id} is no longer on this node.")
+
+        async def store_and_apply() -> None:
+            # Only the audit trail is bounded: the log and the metrics get every event.
+            rows = self.disturbances.coalesced(change.events)
+            try:
+                await self._dependencies.ledger.commit(replace(change, events=rows) | Change(records=(record,)))
+            except LedgerFailure:
+                self.changed()
+                raise
+            self.disturbances.stored(change.events, rows)
+            self.apply(record)
+            self._dependencies.journal.tell(change.events)
+
+        await to_the_end(store_and_apply())
+
+    async def retire(self) -> DeviceRecord:
+        """Refuse every later change; return the last record.
+
+        Raises:
+            Held: the device is in use, or being scrubbed.
+        """
+        async with self.lock:
+            if self.job is not None or self._record.hygiene is Hygiene.IN_USE:
+                raise Held(f"Device {self.id} is {self._record.state}.")
+            self.retired = True
+            return self._record
+
+
+async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
+    """Run ``work`` to its end even if the caller is cancelled meanwhile; the cancellation is raised afterwards.
+
+    A commit is applied inside the same ``work``: a caller that was cancelled between the two would otherwise leave a
+    state that is older than the ledger.
+    """
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as stop:
+            cancelled = stop
+    if cancelled is not None:
+        raise cancelled from task.exception()
+    return task.result()
