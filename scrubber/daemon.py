@@ -165,7 +165,7 @@ async def _serve(
         node: Node
 
         def known_devices() -> frozenset[str]:
-            return node.known
+            return node.devices.known
 
         def meaning(resource: str, listed: str) -> Meaning | None:
             return node.meaning(resource, listed)
@@ -240,7 +240,7 @@ async def _serve(
             join=None if traces is None else traces.join,
         )
         await server.start()
-        stack.push_async_callback(node.drain)
+        stack.push_async_callback(node.devices.drain)
         stack.push_async_callback(server.stop)
         if listener is not None:
             _serve_metrics(listener, settings, metrics, log, stack)
@@ -295,7 +295,7 @@ async def _run_tasks(
         group.create_task(looking, name="use")
         group.create_task(tend_all(node, dependencies=dependencies), name="tending")
         group.create_task(_watch_driver(backend, dependencies, log), name="driver")
-        group.create_task(watch_breaker(node.breaker, dependencies=dependencies), name="breaker")
+        group.create_task(watch_breaker(node.devices.breaker, dependencies=dependencies), name="breaker")
         for name, work in beside.items():
             group.create_task(work, name=name)
         group.create_task(_tell_of_kubelet(dependencies, log), name="kubelet")

@@ -142,7 +142,9 @@ class ReadServicer(scrubber_pb2_grpc.ReadServicer):
         return messages.service_info(self._service.info())
 
     async def GetResetPlan(self, request: pb.GetResetPlanRequest, context: Context) -> pb.ResetPlan:
-        return messages.reset_plan_message(await self._service.reset_plan(_named(self._service, request.device)))
+        return messages.reset_plan_message(
+            await self._service.actions.reset_plan(_named(self._service, request.device))
+        )
 
     async def GetCertificate(self, request: pb.GetCertificateRequest, context: Context) -> pb.SignedCertificate:
         if not request.id:
@@ -166,7 +168,7 @@ class AdminServicer(scrubber_pb2_grpc.AdminServicer):
 
     async def Scrub(self, request: pb.ScrubRequest, context: Context) -> AsyncGenerator[pb.ScrubUpdate, None]:
         path = messages.path_of(request.path)
-        updates = self._service.scrub(_named(self._service, request.device), path, actor_of(context.peer()))
+        updates = self._service.actions.scrub(_named(self._service, request.device), path, actor_of(context.peer()))
         try:
             async for news in updates:
                 yield self._update(news)
@@ -175,7 +177,7 @@ class AdminServicer(scrubber_pb2_grpc.AdminServicer):
 
     async def Reset(self, request: pb.ResetRequest, context: Context) -> AsyncGenerator[pb.ScrubUpdate, None]:
         reason, device = messages.reason_of(request), _named(self._service, request.device)
-        updates = self._service.reset(device, reason, actor_of(context.peer()))
+        updates = self._service.actions.reset(device, reason, actor_of(context.peer()))
         try:
             async for news in updates:
                 yield self._update(news)
@@ -184,23 +186,25 @@ class AdminServicer(scrubber_pb2_grpc.AdminServicer):
 
     async def AcceptBaseline(self, request: pb.AcceptBaselineRequest, context: Context) -> pb.DeviceAnswer:
         reason, device = messages.reason_of(request), _named(self._service, request.device)
-        view = await self._service.accept_baseline(device, reason, actor_of(context.peer()), dict(request.shown))
+        view = await self._service.actions.accept_baseline(
+            device, reason, actor_of(context.peer()), dict(request.shown)
+        )
         return pb.DeviceAnswer(device=messages.device_message(view))
 
     async def Quarantine(self, request: pb.QuarantineRequest, context: Context) -> pb.DeviceAnswer:
         reason, device = messages.reason_of(request), _named(self._service, request.device)
-        view = await self._service.quarantine(device, reason, actor_of(context.peer()))
+        view = await self._service.actions.quarantine(device, reason, actor_of(context.peer()))
         return pb.DeviceAnswer(device=messages.device_message(view))
 
     async def Unquarantine(self, request: pb.QuarantineRequest, context: Context) -> pb.DeviceAnswer:
         reason, device = messages.reason_of(request), _named(self._service, request.device)
-        view = await self._service.unquarantine(device, reason, actor_of(context.peer()))
+        view = await self._service.actions.unquarantine(device, reason, actor_of(context.peer()))
         return pb.DeviceAnswer(device=messages.device_message(view))
 
     async def BreakGlass(self, request: pb.BreakGlassRequest, context: Context) -> pb.DeviceAnswer:
         reason, seconds = messages.reason_of(request), messages.glass_seconds(request)
         device = _named(self._service, request.device)
-        view = await self._service.break_glass(device, seconds, reason, actor_of(context.peer()))
+        view = await self._service.actions.break_glass(device, seconds, reason, actor_of(context.peer()))
         return pb.DeviceAnswer(device=messages.device_message(view))
 
     def _update(self, news: ScrubNews) -> pb.ScrubUpdate:

@@ -43,25 +43,25 @@ async def reconcile(node: Node, devices: Iterable[Device], state: LedgerState, *
     events = (event, *(each for one in learnt for each in one))
     await dependencies.ledger.commit(Change(records=tuple(started.values()), scrubs=abandoned, events=events))
     dependencies.journal.tell(events)
-    controllers = [node.make_controller(device, started[device.id]) for device in devices]
+    controllers = [node.devices.make_controller(device, started[device.id]) for device in devices]
     grants = [grant for controller in controllers for grant in controller.state.record.open_grants]
     await _look_at_all(controllers, grants, dependencies)
     for controller in controllers:
-        node.add(controller)
+        node.devices.add(controller)
     node.ready()
 
 
 async def welcome(node: Node, device: Device, state: LedgerState, *, dependencies: Dependencies) -> None:
     """A device that appeared while the service runs: known from the ledger or new, and dirty either way."""
-    known = node.gone.get(device.id) or state.records.get(device.id) or DeviceRecord(device.id)
+    known = node.devices.gone.get(device.id) or state.records.get(device.id) or DeviceRecord(device.id)
     now = dependencies.clock.wall()
     record = _started(device, known, dependencies.identity.boot, now)
     events = (Event("device.appeared", now, device.id), *_learnt(known, record, now))
     await dependencies.ledger.commit(Change(records=(record,), events=events))
     dependencies.journal.tell(events)
-    controller = node.make_controller(device, record)
-    await _look_at_all([controller], [*node.open_grants(), *record.open_grants], dependencies)
-    node.add(controller)
+    controller = node.devices.make_controller(device, record)
+    await _look_at_all([controller], [*node.devices.open_grants(), *record.open_grants], dependencies)
+    node.devices.add(controller)
 
 
 def _started(device: Device, known: DeviceRecord, boot: str, now: float) -> DeviceRecord:

@@ -36,16 +36,16 @@ async def tend_all(node: Node, *, dependencies: Dependencies) -> None:
             if not view.ready:
                 continue
             for device, (controller, task) in list(loops.items()):
-                if node.controllers.get(device) is not controller:
+                if node.devices.controllers.get(device) is not controller:
                     task.cancel()
                     del loops[device]
-            for device, controller in node.controllers.items():
+            for device, controller in node.devices.controllers.items():
                 if device not in loops:
                     loop = tend(
                         controller,
                         dependencies=dependencies,
                         occasion=Occasion.SERVICE_START,
-                        maintenance=node.maintenance,
+                        maintenance=node.devices.maintenance,
                     )
                     loops[device] = (controller, group.create_task(loop, name=f"tend {device}"))
 

@@ -69,7 +69,7 @@ async def watch_use(node: Node, *, dependencies: Dependencies, interval: float, 
         while True:
             # A look that takes long, because somebody does not die, must cost no other device its certificate.
             looking = {device: task for device, task in looking.items() if not task.done()}
-            for device, controller in node.controllers.items():
+            for device, controller in node.devices.controllers.items():
                 controller.occupancy.coverage.heartbeat()
                 if device not in looking:
                     look = quietly(controller, partial(look_at_use, controller, dependencies=dependencies))

@@ -21,6 +21,7 @@ from scrubber.ports.device import Progress
 from scrubber.ports.record import START, Head, HistoryEntry, HistoryQuery, TrailPage
 
 __all__ = [
+    "Actions",
     "CertificateView",
     "DeviceView",
     "Granted",
@@ -215,46 +216,8 @@ class CertificateView:
     standing: Standing
 
 
-class Service(Protocol):
-    """The engine as the servers see it; :class:`scrubber.engine.node.Node` is the one that there is.
-
-    Every method may raise the errors of :mod:`scrubber.domain.errors`.
-    """
-
-    def view(self) -> NodeView:
-        """The present state, without waiting."""
-
-    async def changed(self, since: int) -> NodeView:
-        """The newest state as soon as its version is above ``since``. Consumers that are slow skip versions."""
-
-    def info(self) -> ServiceView: ...
-
-    async def announce(self, resource: str, offers: Mapping[str, str]) -> None:
-        """What the ids of ``resource`` mean (id → device), in the place of what was announced for it before.
-
-        Raises:
-            InvalidRequest: an impossible name or id, or more of them than are kept.
-        """
-
-    async def reserve(self, devices: Sequence[str], resource: str = "") -> tuple[str, ...]:
-        """Note an Allocate, which starts what is dirty and free; answers ids of the scrubs that are under way already.
-
-        Answers at once and touches no hardware.
-
-        Args:
-            resource: the kubelet's name of the resource whose own ids ``devices`` are; empty: they are our devices'.
-
-        Raises:
-            InvalidRequest: unknown, duplicate or no ids.
-            Quarantined: one of the devices is out of service. Nothing else is ever refused here.
-        """
-
-    async def hand_over(self, call: HandOverCall) -> tuple[Granted, ...]:
-        """All devices of ``call`` or none; the gate. Cancelling it stops the waiting, not the scrubs.
-
-        Raises:
-            InvalidRequest, Quarantined, NotReady, Held, LedgerFailure.
-        """
+class Actions(Protocol):
+    """What operators may order of the devices."""
 
     def scrub(self, device: str, path: Path, actor: str) -> AsyncIterator[ScrubNews]:
         """Scrub on demand, or join the scrub under way; ends after the update that has ``finished`` set.
@@ -308,6 +271,52 @@ class Service(Protocol):
             InvalidRequest: no such device, or no reason.
             Refused: it is something else than what was shown.
             DeviceFault, Away: it cannot be said what it is.
+        """
+
+
+class Service(Protocol):
+    """The engine as the servers see it; :class:`scrubber.engine.node.Node` is the one that there is.
+
+    Every method may raise the errors of :mod:`scrubber.domain.errors`.
+    """
+
+    @property
+    def actions(self) -> Actions:
+        """What operators may order."""
+
+    def view(self) -> NodeView:
+        """The present state, without waiting."""
+
+    async def changed(self, since: int) -> NodeView:
+        """The newest state as soon as its version is above ``since``. Consumers that are slow skip versions."""
+
+    def info(self) -> ServiceView: ...
+
+    async def announce(self, resource: str, offers: Mapping[str, str]) -> None:
+        """What the ids of ``resource`` mean (id → device), in the place of what was announced for it before.
+
+        Raises:
+            InvalidRequest: an impossible name or id, or more of them than are kept.
+        """
+
+    async def reserve(self, devices: Sequence[str], resource: str = "") -> tuple[str, ...]:
+        """Note an Allocate, which starts what is dirty and free; answers ids of the scrubs that are under way already.
+
+        Answers at once and touches no hardware.
+
+        Args:
+            resource: the kubelet's name of the resource whose own ids ``devices`` are; empty: they are our devices'.
+
+        Raises:
+            InvalidRequest: unknown, duplicate or no ids.
+            Quarantined: one of the devices is out of service. Nothing else is ever refused here.
+        """
+
+    async def hand_over(self, call: HandOverCall) -> tuple[Granted, ...]:
+        """All devices of ``call`` or none; the gate. Cancelling it stops the waiting, not the scrubs.
+
+        Raises:
+            InvalidRequest, Quarantined, NotReady, Held, LedgerFailure.
         """
 
     async def certificate(self, id: str) -> CertificateView:

@@ -49,7 +49,7 @@ async def follow_signals(node: Node, *, dependencies: Dependencies) -> None:
     async with asyncio.TaskGroup() as group:
         async for signal in dependencies.telemetry.signals():
             if signal.device is None:
-                node.inventory_changed.set()
+                node.devices.inventory_changed.set()
             for controller in _concerned(node, signal.device):
                 if controller.id in looking:
                     again.add(controller.id)
@@ -61,8 +61,8 @@ async def follow_signals(node: Node, *, dependencies: Dependencies) -> None:
 
 def _concerned(node: Node, device: str | None) -> list[DeviceController]:
     if device is None:
-        return list(node.controllers.values())
-    return [node.controllers[device]] if device in node.controllers else []
+        return list(node.devices.controllers.values())
+    return [node.devices.controllers[device]] if device in node.devices.controllers else []
 
 
 async def watch_health(node: Node, *, dependencies: Dependencies, interval: float) -> None:
@@ -72,7 +72,7 @@ async def watch_health(node: Node, *, dependencies: Dependencies, interval: floa
         while True:
             # A device that is kept waiting, for its neighbour's reset say, delays no other.
             looking = {device: task for device, task in looking.items() if not task.done()}
-            for device, controller in node.controllers.items():
+            for device, controller in node.devices.controllers.items():
                 if device not in looking:
                     looking[device] = group.create_task(
                         quietly(controller, controller.health.look), name=f"health {device}"
@@ -88,9 +88,9 @@ async def watch_pods(node: Node, *, dependencies: Dependencies, interval: float)
     told: frozenset[tuple[str, Pod]] = frozenset()
     while True:
         node.notice.clear()
-        node.track()
+        node.devices.track_pods()
         reading = await dependencies.pods.refresh()
-        controllers = list(node.controllers.values())
+        controllers = list(node.devices.controllers.values())
         if reading.kubelet and kubelet and reading.kubelet != kubelet:
             node.kubelet_restarts += 1
             await asyncio.gather(
@@ -106,7 +106,7 @@ async def watch_pods(node: Node, *, dependencies: Dependencies, interval: float)
             quietly(controller, partial(_look_at_pods, controller, reading, dependencies)) for controller in controllers
         ]
         await asyncio.gather(*looks)
-        node.settle_notices(reading)
+        node.resolve_notices(reading)
         try:
             async with dependencies.clock.timeout(interval):
                 await node.notice.wait()
@@ -142,9 +142,11 @@ async def _tell_foreign(
 ) -> frozenset[tuple[str, Pod]]:
     """Assignments of our devices by another plugin or a DRA driver; each is told once for as long as it lasts."""
     own = node.own_resources
-    foreign = {(device, each.pod): each for device in node.controllers if own for each in reading.foreign(device, own)}
+    foreign = {
+        (device, each.pod): each for device in node.devices.controllers if own for each in reading.foreign(device, own)
+    }
     for (device, pod), assignment in foreign.items():
-        if (device, pod) in told or device not in node.controllers:
+        if (device, pod) in told or device not in node.devices.controllers:
             continue
         sentence = (
             f"{assignment.resource} gave it to {pod.namespace}/{pod.name}; it is also handed out as "
@@ -153,7 +155,7 @@ async def _tell_foreign(
         fields = {"use": "foreign-assignment", "resource": assignment.resource, "sentence": sentence}
         event = Event("use.ungranted", dependencies.clock.wall(), device, fields=fields)
         try:
-            await node.controllers[device].occupancy.unauthorized_use(event)
+            await node.devices.controllers[device].occupancy.unauthorized_use(event)
         except ScrubberError:
             foreign = {key: each for key, each in foreign.items() if key != (device, pod)}  # told in the next round
     return frozenset(foreign)
@@ -238,28 +240,31 @@ async def watch_inventory(
     while True:
         with suppress(TimeoutError):
             async with dependencies.clock.timeout(_INVENTORY_EVERY):
-                await node.inventory_changed.wait()
-        node.inventory_changed.clear()
+                await node.devices.inventory_changed.wait()
+        node.devices.inventory_changed.clear()
         failed = False
         try:
             there = {device.id: device for device in await inventory.devices()}
         except ScrubberError:
-            there, failed = {controller.id: controller.state.device for controller in node.controllers.values()}, True
+            there, failed = (
+                {controller.id: controller.state.device for controller in node.devices.controllers.values()},
+                True,
+            )
         for device in there.values():
-            node.described(device)
+            node.devices.described(device)
         gone = [
             controller.state.device
-            for controller in node.controllers.values()
+            for controller in node.devices.controllers.values()
             if there.get(controller.id) != controller.state.device
         ]
         for lost in sorted(gone, key=lambda device: device.id):
-            failed |= await _fails(partial(node.lost, lost.id))
-        for new in sorted(there.keys() - node.controllers.keys()):
+            failed |= await _fails(partial(node.devices.lost, lost.id))
+        for new in sorted(there.keys() - node.devices.controllers.keys()):
             failed |= await _fails(partial(welcome, there[new]))
         if failed:
             # Neither a driver that is away nor a ledger that is full may lose a change, nor one device another's.
             await dependencies.clock.sleep(1.0)
-            node.inventory_changed.set()
+            node.devices.inventory_changed.set()
 
 
 async def _fails(change: Callable[[], Awaitable[None]]) -> bool:

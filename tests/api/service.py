@@ -100,6 +100,7 @@ class FakeNode:
         self.asked: list[object] = []
         self.past: list[HistoryEntry] = []
         self.plan = ResetPlan("GPU-a0", "a test", ())
+        self.actions = self
         self.trail: tuple[AuditRow, ...] = ()
         self.head = Head()
 

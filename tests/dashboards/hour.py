@@ -186,7 +186,7 @@ class _Churn:
                 self._fails(tenant)
         if not world.serving:
             return
-        free = [each for each in world.kubelet.free() if world.node.controllers[each].offered]
+        free = [each for each in world.kubelet.free() if world.node.devices.controllers[each].offered]
         if free and random.random() < 0.4:
             number = list(world.matter.gpus).index(random.choice(free))
             self._jobs += 1

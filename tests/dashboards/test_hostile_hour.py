@@ -102,7 +102,9 @@ class Mallory:
     async def _come(self) -> None:
         world = self._world
         numbers = [
-            list(world.matter.gpus).index(each) for each in world.kubelet.free() if world.node.controllers[each].offered
+            list(world.matter.gpus).index(each)
+            for each in world.kubelet.free()
+            if world.node.devices.controllers[each].offered
         ]
         numbers = [each for each in numbers if each != self._spared][: self._random.choice((1, 1, 2, 9))]
         if numbers:
@@ -186,7 +188,7 @@ class Others:
                 world.write_all(tenant)
             if now >= self._jobs[tenant.uid]:
                 world.kubelet.delete(tenant)
-        free = [each for each in world.kubelet.free() if world.node.controllers[each].offered]
+        free = [each for each in world.kubelet.free() if world.node.devices.controllers[each].offered]
         if free and self._random.random() < 0.3:
             self._last += 1
             number = list(world.matter.gpus).index(self._random.choice(free))
@@ -318,7 +320,7 @@ async def test_a_process_that_cannot_be_ended_beside_an_xid_condemns_nobody_and_
         world.kubelet.delete(tenant)
         await world.run(6 * HOUR)
         assert world.gpu().resets == 0
-        assert not world.node.breaker.state.resets, "what resets nothing opens the breaker for others"
+        assert not world.node.devices.breaker.state.resets, "what resets nothing opens the breaker for others"
         left.killable = True
         await world.until(lambda: world.record().health is Health.HEALTHY, within=DAY + HOUR)
         assert Health.CONDEMNED not in {each.health for _, each in world.laws.health.past}

@@ -46,7 +46,7 @@ def vbios(world: World, number: int = 0) -> str:
 async def written(world: World, firmware: str = "vbios-2", number: int = 0) -> None:
     """Somebody writes the device's firmware, and the inventory says so."""
     world.gpu(number).firmware = firmware
-    world.node.inventory_changed.set()
+    world.node.devices.inventory_changed.set()
     await world.until(lambda: ("vbios", firmware) in world.controller(number).state.device.traits)
 
 
@@ -55,7 +55,7 @@ async def health_is(world: World, health: Health, within: float = 120.0) -> None
 
 
 async def accepted(world: World) -> None:
-    await world.node.accept_baseline("0", WHY, WHO)
+    await world.node.actions.accept_baseline("0", WHY, WHO)
 
 
 # -- taken -------------------------------------------------------------------------------------------------------------
@@ -109,8 +109,8 @@ async def test_a_device_that_appears_has_its_own_taken() -> None:
     async with a_world(devices=1) as world:
         new = gpu(1)
         world.matter.gpus[new.id] = new
-        world.node.inventory_changed.set()
-        await world.until(lambda: new.id in world.node.controllers)
+        world.node.devices.inventory_changed.set()
+        await world.until(lambda: new.id in world.node.devices.controllers)
         assert vbios(world, 1) == "vbios-1"
         assert [event.device for event in told(world, "baseline.taken")] == [world.gpu(0).id, new.id]
 
@@ -119,10 +119,10 @@ async def test_a_device_that_appears_has_its_own_taken() -> None:
 async def test_a_device_that_went_and_came_back_is_compared_with_what_it_was() -> None:
     async with a_world(devices=2) as world:
         world.gpu().listed = False
-        world.node.inventory_changed.set()
-        await world.until(lambda: world.gpu().id not in world.node.controllers)
+        world.node.devices.inventory_changed.set()
+        await world.until(lambda: world.gpu().id not in world.node.devices.controllers)
         world.gpu().listed, world.gpu().firmware = True, "vbios-2"
-        world.node.inventory_changed.set()
+        world.node.devices.inventory_changed.set()
         await health_is(world, Health.SUSPECT)
         assert vbios(world) == "vbios-1"
         assert len(told(world, "baseline.taken")) == 2
@@ -259,7 +259,7 @@ async def test_a_release_without_acceptance_leads_out_again() -> None:
         await written(world)
         await health_is(world, Health.QUARANTINED)
         so_far = len(world.laws.health.past)
-        await world.node.unquarantine("0", WHY, WHO)
+        await world.node.actions.unquarantine("0", WHY, WHO)
         assert world.record().health is Health.PROBATION
         await health_is(world, Health.QUARANTINED)
         assert not any(record.advertised for _, record in world.laws.health.past[so_far:])
@@ -292,7 +292,7 @@ async def test_both_together_bring_it_back_by_way_of_probation(accept_first: boo
         await written(world)
         await health_is(world, Health.QUARANTINED)
         for accepts in (accept_first, not accept_first):
-            await (accepted(world) if accepts else world.node.unquarantine("0", WHY, WHO))
+            await (accepted(world) if accepts else world.node.actions.unquarantine("0", WHY, WHO))
         assert world.record().health is Health.PROBATION
         await health_is(world, Health.HEALTHY)
         await world.run(600.0)
@@ -338,7 +338,7 @@ async def test_an_acceptance_makes_what_is_read_now_what_should_be_and_is_on_rec
             "was_vbios": "vbios-1",
         }
         await health_is(world, Health.HEALTHY)
-        assert (await world.node.accept_baseline("0", WHY, WHO)).record.health is Health.HEALTHY
+        assert (await world.node.actions.accept_baseline("0", WHY, WHO)).record.health is Health.HEALTHY
 
 
 @in_virtual_time
@@ -356,7 +356,7 @@ async def test_what_was_written_a_moment_ago_is_what_is_accepted() -> None:
 async def test_what_a_person_was_shown_is_accepted_if_that_is_what_it_is() -> None:
     async with a_world(devices=1) as world:
         await written(world)
-        await world.node.accept_baseline("0", WHY, WHO, {"model": "Labelled One", "vbios": "vbios-2"})
+        await world.node.actions.accept_baseline("0", WHY, WHO, {"model": "Labelled One", "vbios": "vbios-2"})
         assert vbios(world) == "vbios-2"
 
 
@@ -375,7 +375,7 @@ async def test_nobody_accepts_what_he_was_not_shown(shown: dict[str, str]) -> No
     async with a_world(devices=1) as world:
         world.gpu().firmware = "vbios-2"
         with pytest.raises(Refused, match="something else by now than what you were shown"):
-            await world.node.accept_baseline("0", WHY, WHO, shown)
+            await world.node.actions.accept_baseline("0", WHY, WHO, shown)
         assert vbios(world) == "vbios-1"
         assert told(world, "baseline.accepted") == []
 
@@ -393,7 +393,7 @@ async def test_what_is_written_while_the_acceptance_is_under_way_is_not_accepted
 
         world.telemetry.snapshot = snapshot  # type: ignore[method-assign]
         with suppress(Refused):
-            await world.node.accept_baseline("0", WHY, WHO, {"model": "Labelled One", "vbios": "vbios-2"})
+            await world.node.actions.accept_baseline("0", WHY, WHO, {"model": "Labelled One", "vbios": "vbios-2"})
         assert vbios(world) in ("vbios-1", "vbios-2")
 
 
@@ -455,7 +455,7 @@ async def test_a_fault_is_never_called_normal() -> None:
         baseline = world.record().baseline
         assert baseline is not None
         assert baseline.conditions == ()
-        await world.node.unquarantine("0", WHY, WHO)
+        await world.node.actions.unquarantine("0", WHY, WHO)
         await health_is(world, Health.QUARANTINED)
 
 
@@ -488,7 +488,7 @@ async def test_an_acceptance_that_names_no_device_or_no_reason_changes_nothing(d
     async with a_world(devices=1) as world:
         await written(world)
         with pytest.raises(InvalidRequest):
-            await world.node.accept_baseline(device, reason, WHO)
+            await world.node.actions.accept_baseline(device, reason, WHO)
         assert vbios(world) == "vbios-1"
 
 

@@ -143,7 +143,7 @@ async def test_nobody_is_blamed_where_somebody_else_was_seen_on_the_device() -> 
 async def test_nor_where_pods_of_two_tenants_may_have_done_it() -> None:
     async with a_world(1, replace(TWICE, health=HealthRule(blame=1))) as world:
         await started(world, "acme")
-        await world.node.break_glass("0", 600.0, "the trial must not stop", "uid:0")
+        await world.node.actions.break_glass("0", 600.0, "the trial must not stop", "uid:0")
         first = world.kubelet.tenants[0]
         world.kubelet.force_delete(first, lives_on=300.0)
         second = await world.admit("umbrella", "serve-0")
@@ -180,7 +180,7 @@ async def test_who_had_it_before_it_was_last_clean_is_not_blamed_for_what_comes_
 async def test_what_a_person_takes_out_blames_nobody() -> None:
     async with a_world(1, replace(TWICE, health=HealthRule(blame=1))) as world:
         await started(world, "acme")
-        await world.node.quarantine("0", "it smells", "uid:0")
+        await world.node.actions.quarantine("0", "it smells", "uid:0")
         assert told(world) == []
         assert world.record().strikes == ()
 

@@ -211,7 +211,7 @@ async def test_the_breaker_does_not_stop_a_recovery_that_makes_no_reset() -> Non
     async with a_world(3, FEW) as world:
         await struck(world, 0, 1)
         await world.until(lambda: resets(world) == 2)
-        assert world.node.breaker.state.resets != ""
+        assert world.node.devices.breaker.state.resets != ""
         world.gpu(2).reset_missing = "this platform has none"
         await struck(world, 2)
         await world.until(lambda: 2 in out(world))
@@ -350,8 +350,8 @@ async def test_that_a_limit_is_reached_is_told_only_once_it_keeps_somebody_from_
         await struck(world, 0, 1)
         overheated(world, 3)
         await world.run(700.0)
-        assert world.node.breaker.state.resets != ""
-        assert world.node.breaker.state.soft != ""
+        assert world.node.devices.breaker.state.resets != ""
+        assert world.node.devices.breaker.state.soft != ""
         assert told(world, "breaker.opened", "resets") == told(world, "breaker.opened", "soft") == []
         assert world.node.info().breaker == Breaker()
 
@@ -423,4 +423,4 @@ async def test_what_it_counts_is_on_the_records_of_the_devices() -> None:
         attempts = [attempt for number in range(3) for attempt in world.record(number).attempts]
         assert sorted(attempt.at for attempt in attempts) == reset_times(world)
         assert all(attempt.reset for attempt in attempts)
-        assert world.node.breaker.state.resets_until == reset_times(world)[0] + WINDOW
+        assert world.node.devices.breaker.state.resets_until == reset_times(world)[0] + WINDOW

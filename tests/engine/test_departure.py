@@ -16,14 +16,14 @@ from tests.world.world import World, a_world
 def unlist(world: World) -> None:
     """The inventory names the first device no longer, and says so."""
     world.gpu().listed = False
-    world.node.inventory_changed.set()
+    world.node.devices.inventory_changed.set()
 
 
 async def departed(world: World) -> DeviceController:
     """Its controller, once the node has it no longer."""
     controller = world.controller()
     unlist(world)
-    await world.until(lambda: controller.id not in world.node.controllers)
+    await world.until(lambda: controller.id not in world.node.devices.controllers)
     return controller
 
 
@@ -45,15 +45,15 @@ async def test_a_scrub_that_begins_as_the_device_is_found_to_have_left_ends_befo
         async with controller.state.lock:
             starting = asyncio.create_task(controller.scrubs.start(Occasion.ON_DEMAND))
             await asyncio.sleep(0)
-            leaving = asyncio.create_task(world.node.lost(controller.id))
+            leaving = asyncio.create_task(world.node.devices.lost(controller.id))
             await asyncio.sleep(0)
         job = await starting
         await leaving
-        assert controller.id in world.node.controllers
+        assert controller.id in world.node.devices.controllers
         assert controller.state.record.health is Health.QUARANTINED
         world.gpu().listed = False
         await job.over()
-        await world.until(lambda: controller.id not in world.node.controllers)
+        await world.until(lambda: controller.id not in world.node.devices.controllers)
         assert job.outcome is Outcome.PASSED
         await world.run(60.0)
         assert world.serving

@@ -1,4 +1,4 @@
-"""What must not be torn in two by a cancellation, and the board that shows the newest state to everybody."""
+"""What must not be torn in two by a cancellation, and the publisher that shows the newest state to everybody."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from scrubber.engine.board import Board
 from scrubber.engine.device.state import to_the_end
+from scrubber.engine.publisher import Publisher
 from scrubber.engine.views import DeviceView
 from tests.world.matter import gpu
 from tests.world.samples import record
@@ -54,20 +54,20 @@ def view(version: int) -> tuple[DeviceView, ...]:
 
 @in_virtual_time
 async def test_a_slow_reader_skips_views_and_never_misses_the_newest() -> None:
-    board = Board("epoch")
+    publisher = Publisher("epoch")
     seen: list[int] = []
 
     async def read() -> None:
         version = 0
         while version < 50:
-            shown = await board.changed(version)
+            shown = await publisher.changed(version)
             seen.append(shown.version)
             version = shown.version
             await asyncio.sleep(1.0)
 
     reader = asyncio.create_task(read())
     for number in range(1, 51):
-        board.show(view(number), ready=True, ledger="ok", envvar_refused=False)
+        publisher.publish(view(number), ready=True, ledger="ok", envvar_refused=False)
         await asyncio.sleep(0.1)
     await reader
     assert seen == sorted(set(seen))
@@ -77,27 +77,27 @@ async def test_a_slow_reader_skips_views_and_never_misses_the_newest() -> None:
 
 @in_virtual_time
 async def test_a_view_in_which_nothing_is_new_is_not_shown() -> None:
-    board = Board("epoch")
-    board.show(view(1), ready=False, ledger="ok", envvar_refused=False)
-    board.show(view(1), ready=False, ledger="ok", envvar_refused=False)
-    assert board.view.version == 1
-    board.show(view(1), ready=True, ledger="ok", envvar_refused=False)
-    assert board.view.version == 2
-    board.show(view(1), ready=True, ledger="the disk is full", envvar_refused=False)
-    assert board.view.version == 3
+    publisher = Publisher("epoch")
+    publisher.publish(view(1), ready=False, ledger="ok", envvar_refused=False)
+    publisher.publish(view(1), ready=False, ledger="ok", envvar_refused=False)
+    assert publisher.view.version == 1
+    publisher.publish(view(1), ready=True, ledger="ok", envvar_refused=False)
+    assert publisher.view.version == 2
+    publisher.publish(view(1), ready=True, ledger="the disk is full", envvar_refused=False)
+    assert publisher.view.version == 3
 
 
 @in_virtual_time
 async def test_whoever_asks_for_what_is_already_there_does_not_wait() -> None:
-    board = Board("epoch")
-    board.show(view(1), ready=True, ledger="ok", envvar_refused=False)
-    assert (await board.changed(0)).version == 1
+    publisher = Publisher("epoch")
+    publisher.publish(view(1), ready=True, ledger="ok", envvar_refused=False)
+    assert (await publisher.changed(0)).version == 1
 
 
 @in_virtual_time
 async def test_every_reader_is_told() -> None:
-    board = Board("epoch")
-    readers = [asyncio.create_task(board.changed(0)) for _ in range(20)]
+    publisher = Publisher("epoch")
+    readers = [asyncio.create_task(publisher.changed(0)) for _ in range(20)]
     await asyncio.sleep(0.1)
-    board.show(view(1), ready=True, ledger="ok", envvar_refused=False)
+    publisher.publish(view(1), ready=True, ledger="ok", envvar_refused=False)
     assert {(await reader).version for reader in readers} == {1}

@@ -51,7 +51,7 @@ def told(world: World, name: str) -> list[Event]:
 
 
 async def broken(world: World, seconds: float = HOUR) -> DeviceView:
-    return await world.node.break_glass("0", seconds, WHY, WHO)
+    return await world.node.actions.break_glass("0", seconds, WHY, WHO)
 
 
 async def restarted(world: World) -> None:
@@ -138,7 +138,7 @@ async def test_a_condemned_device_can_be_had_too() -> None:
     async with a_world_out_of_service() as world:
         world.gpu().mend()
         world.gpu().wont_clear = True
-        await world.node.unquarantine("0", "it looked well", WHO)
+        await world.node.actions.unquarantine("0", "it looked well", WHO)
         await world.until(lambda: world.record().health is Health.CONDEMNED, within=600.0)
         await broken(world)
         assert view(world).offered
@@ -213,7 +213,7 @@ async def test_a_pod_that_has_the_device_keeps_it_and_the_device_is_proved_clean
         assert not view(world).offered
         world.kubelet.delete(tenant)
         world.gpu().mend()
-        await world.node.unquarantine("0", "the board was changed", WHO)
+        await world.node.actions.unquarantine("0", "the board was changed", WHO)
         await world.until(lambda: world.record().state == "clean", within=300.0)
         assert world.gpu().cells == [""] * 4
 
@@ -233,7 +233,7 @@ async def test_its_end_is_told_with_who_had_asked_for_it() -> None:
 async def test_a_person_may_end_it_before() -> None:
     async with a_world_out_of_service() as world:
         await broken(world, HOUR)
-        shown = await world.node.break_glass("0", 0, "the trial is over", "uid:7")
+        shown = await world.node.actions.break_glass("0", 0, "the trial is over", "uid:7")
         assert not shown.offered
         assert world.record().glass is None
         (event,) = told(world, "glass.mended")
@@ -324,10 +324,10 @@ def test_it_needs_a_reason_and_so_does_its_end(reason: str) -> None:
     async def play() -> None:
         async with a_world_out_of_service() as world:
             with pytest.raises(InvalidRequest, match="needs a reason"):
-                await world.node.break_glass("0", HOUR, reason, WHO)
+                await world.node.actions.break_glass("0", HOUR, reason, WHO)
             await broken(world)
             with pytest.raises(InvalidRequest, match="needs a reason"):
-                await world.node.break_glass("0", 0, reason, WHO)
+                await world.node.actions.break_glass("0", 0, reason, WHO)
             assert view(world).offered
 
     play()
@@ -337,16 +337,16 @@ def test_it_needs_a_reason_and_so_does_its_end(reason: str) -> None:
 async def test_there_must_be_such_a_device_and_something_to_end() -> None:
     async with a_world_out_of_service() as world:
         with pytest.raises(InvalidRequest):
-            await world.node.break_glass("7", HOUR, WHY, WHO)
+            await world.node.actions.break_glass("7", HOUR, WHY, WHO)
         with pytest.raises(Refused, match="no broken glass"):
-            await world.node.break_glass("0", 0, WHY, WHO)
+            await world.node.actions.break_glass("0", 0, WHY, WHO)
         assert told(world, "glass.broken") == told(world, "glass.mended") == []
 
 
 @in_virtual_time
 async def test_what_a_person_took_out_has_to_be_released_first() -> None:
     async with a_world(1) as world:
-        await world.node.quarantine("0", "kept for the lab", "uid:7")
+        await world.node.actions.quarantine("0", "kept for the lab", "uid:7")
         with pytest.raises(Refused, match="uid:7: release it first"):
             await broken(world)
         assert not view(world).offered
@@ -356,10 +356,10 @@ async def test_what_a_person_took_out_has_to_be_released_first() -> None:
 @in_virtual_time
 async def test_a_device_that_a_person_released_may_have_its_glass_broken() -> None:
     async with a_world(1) as world:
-        await world.node.quarantine("0", "kept for the lab", "uid:7")
+        await world.node.actions.quarantine("0", "kept for the lab", "uid:7")
         holder = world.matter.start(None, "host", "host")
         world.matter.open(holder, world.gpu().id)  # its probation cannot begin
-        await world.node.unquarantine("0", "the lab is done", "uid:7")
+        await world.node.actions.unquarantine("0", "the lab is done", "uid:7")
         assert world.record().health is Health.PROBATION
         assert (await broken(world)).offered
 
@@ -368,7 +368,7 @@ async def test_a_device_that_a_person_released_may_have_its_glass_broken() -> No
 async def test_a_persons_quarantine_ends_it() -> None:
     async with a_world_out_of_service() as world:
         await broken(world, HOUR)
-        await world.node.quarantine("0", "it burns", "uid:7")
+        await world.node.actions.quarantine("0", "it burns", "uid:7")
         assert world.record().glass is None
         (event,) = told(world, "glass.mended")
         assert event.actor == "uid:7"

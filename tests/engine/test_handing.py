@@ -261,7 +261,7 @@ async def test_several_devices_are_granted_in_one_transaction() -> None:
 async def test_one_device_out_of_service_refuses_all_and_grants_none() -> None:
     async with a_world() as world:
         tenant = await admitted(world, "acme", "train-0", 0, 1)
-        await world.node.quarantine("1", "it smells", "uid:0")
+        await world.node.actions.quarantine("1", "it smells", "uid:0")
         refusal = await answered(ask(world, tenant))
         assert isinstance(refusal, Quarantined)
         assert world.gpu(1).id in refusal.public
@@ -301,7 +301,7 @@ async def waiting_for_its_sibling(world: World) -> asyncio.Task[tuple[Granted, .
 async def test_a_device_that_went_out_of_service_while_its_sibling_was_waited_for_is_not_granted() -> None:
     async with a_world() as world:
         call = await waiting_for_its_sibling(world)
-        await world.node.quarantine("0", "it smells", "uid:0")
+        await world.node.actions.quarantine("0", "it smells", "uid:0")
         assert isinstance(await answered(call), Quarantined)
         assert [world.record(number).grants for number in (0, 1)] == [0, 0]
 

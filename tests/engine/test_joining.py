@@ -117,7 +117,7 @@ async def test_nor_is_the_same_pod_when_the_device_went_out_of_service_meanwhile
     async with a_world() as world:
         tenant = await admitted(world)
         await granted_unheard(world, tenant)
-        await world.node.quarantine("0", "it smells", "uid:0")
+        await world.node.actions.quarantine("0", "it smells", "uid:0")
         assert isinstance(await answered(ask(world, tenant, wait=1.0)), Quarantined)
 
 

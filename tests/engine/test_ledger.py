@@ -42,15 +42,17 @@ async def test_a_hand_over_is_refused_and_says_that_the_record_cannot_be_kept() 
 async def test_what_was_not_stored_is_not_believed() -> None:
     async with a_world() as world:
         world.vault.refuses = FULL
-        before = {device: controller.state.record for device, controller in world.node.controllers.items()}
+        before = {device: controller.state.record for device, controller in world.node.devices.controllers.items()}
         with pytest.raises(LedgerFailure):
             await ask(world)
         with pytest.raises(LedgerFailure):
-            await world.node.quarantine("0", "it smells", "uid:0")
+            await world.node.actions.quarantine("0", "it smells", "uid:0")
         world.gpu(1).xids[95] = 1
         world.signal(1)
         await world.run(3.0)
-        assert {device: controller.state.record for device, controller in world.node.controllers.items()} == before
+        assert {
+            device: controller.state.record for device, controller in world.node.devices.controllers.items()
+        } == before
 
 
 @in_virtual_time

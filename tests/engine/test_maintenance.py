@@ -249,7 +249,7 @@ async def test_a_service_that_starts_proves_everything_and_counts_from_there() -
 @in_virtual_time
 async def test_a_device_that_is_out_of_service_has_a_way_back_of_its_own_and_no_maintenance() -> None:
     async with a_world(1, every(HOUR), pace=CALM) as world:
-        await world.node.quarantine("0", "kept for the lab", "uid:0")
+        await world.node.actions.quarantine("0", "kept for the lab", "uid:0")
         await world.run(3 * HOUR)
         assert scheduled(world) == []
 

@@ -43,7 +43,7 @@ async def test_residue_on_a_device_that_nobody_was_granted_since_it_was_proved_c
         proved = world.record().certificate
         assert proved is not None
         world.gpu().cells[0] = "nobody's"
-        news = [each async for each in world.node.scrub(world.gpu().id, Path.SLOW, "uid:0")]
+        news = [each async for each in world.node.actions.scrub(world.gpu().id, Path.SLOW, "uid:0")]
         (event,) = told(world)
         assert [each.unexplained for each in news if each.unexplained] == [event.fields["sentence"]]
         assert news[-1].unexplained, "whoever ordered the scrub is told with its end"
@@ -68,7 +68,7 @@ async def test_residue_of_a_tenant_is_what_a_scrub_is_for() -> None:
 @in_virtual_time
 async def test_a_clean_device_on_which_nothing_is_found_is_nothing_to_tell_of() -> None:
     async with a_world(1) as world:
-        news = [each async for each in world.node.scrub(world.gpu().id, Path.SLOW, "uid:0")]
+        news = [each async for each in world.node.actions.scrub(world.gpu().id, Path.SLOW, "uid:0")]
         assert (told(world), news[-1].unexplained) == ([], "")
 
 
@@ -113,7 +113,7 @@ async def test_every_scrub_is_told_once_it_is_stored_and_so_is_the_check_of_a_ha
 @in_virtual_time
 async def test_a_reset_says_by_what_it_was_done() -> None:
     async with a_world(1) as world:
-        async for _ in world.node.reset("0", "hangs", "uid:0"):
+        async for _ in world.node.actions.reset("0", "hangs", "uid:0"):
             pass
         (step,) = (step for step in records(world, Path.SLOW)[-1].steps if step.step is Step.RESET)
         assert step.measured["method"]

@@ -116,7 +116,7 @@ async def test_a_shared_device_is_news_at_once() -> None:
 async def test_what_a_person_takes_out_is_news_at_once() -> None:
     async with a_world(1, AT_RELEASE) as world:
         await started(world)
-        await world.node.quarantine("0", "it burns", "uid:0")
+        await world.node.actions.quarantine("0", "it burns", "uid:0")
         assert not offered(world)
 
 

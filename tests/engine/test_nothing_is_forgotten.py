@@ -100,7 +100,7 @@ def test_what_was_proved_without_a_required_reset_counts_only_while_nothing_is_e
         policy = REQUIRED if glass else replace(REQUIRED, enforcement=Enforcement.OBSERVE)
         async with a_world(1, policy) as world:
             if glass:
-                await world.node.break_glass("0", 60.0, WHY, WHO)
+                await world.node.actions.break_glass("0", 60.0, WHY, WHO)
             tenant = await started(world)
             before = world.gpu().resets
             world.kubelet.delete(tenant)
@@ -122,7 +122,7 @@ async def test_a_person_s_release_does_not_forgive_a_reset_that_is_owed() -> Non
         await world.run(20.0)
         world.gpu().counters["ecc_uncorrected_aggregate"] = 9
         await world.until(lambda: world.record().must_reset)
-        await world.node.unquarantine("0", WHY, WHO)
+        await world.node.actions.unquarantine("0", WHY, WHO)
         await world.until(lambda: world.record().health is Health.HEALTHY, within=600.0)
         assert world.gpu().resets == 1
 
@@ -132,12 +132,12 @@ async def test_a_fault_that_comes_while_a_person_has_the_device_out_is_told_of_a
     async with a_world(1) as world:
         world.gpu().counters["ecc_uncorrected_aggregate"] = 3
         await world.run(20.0)
-        await world.node.quarantine("0", "a cable", WHO)
+        await world.node.actions.quarantine("0", "a cable", WHO)
         world.gpu().counters["ecc_uncorrected_aggregate"] = 9
         await world.until(lambda: world.record().must_reset)
         (told,) = [event for event in world.vault.events if event.name == "health.signal"]
         assert (told.fields["code"], told.fields["new"]) == ("lifetime-ecc-uncorrected-aggregate", 6)
-        await world.node.unquarantine("0", "the cable is mended", WHO)
+        await world.node.actions.unquarantine("0", "the cable is mended", WHO)
         await world.until(lambda: world.record().health is Health.HEALTHY, within=600.0)
         assert world.gpu().resets == 1
 
@@ -155,7 +155,7 @@ async def test_so_does_one_that_comes_while_it_is_condemned() -> None:
         world.gpu().counters["ecc_uncorrected_aggregate"] = 99
         await world.run(30.0)
         before = world.gpu().resets
-        await world.node.unquarantine("0", WHY, WHO)
+        await world.node.actions.unquarantine("0", WHY, WHO)
         await world.until(lambda: world.record().health is Health.HEALTHY, within=600.0)
         assert world.gpu().resets > before
 
@@ -244,7 +244,7 @@ async def test_a_clock_that_is_set_back_prolongs_no_broken_glass(monkeypatch: py
         world.gpu().came(79, 1)
         world.signal(0)
         await world.until(lambda: world.record().health is Health.QUARANTINED)
-        await world.node.break_glass("0", 600.0, WHY, WHO)
+        await world.node.actions.break_glass("0", 600.0, WHY, WHO)
         wall = world.clock.wall
         monkeypatch.setattr(world.clock, "wall", lambda: wall() - 10 * HOUR)
         await world.run(10.0)
@@ -270,8 +270,8 @@ async def test_however_many_devices_wait_for_a_reset_the_breaker_is_worked_out_o
             return worked_out(*args, **facts)  # type: ignore[arg-type]
 
         monkeypatch.setattr("scrubber.engine.breaker.breaker_of", counted)
-        world.node.breaker.moved()
-        assert all(controller.view.waits for controller in world.node.controllers.values())
+        world.node.devices.breaker.moved()
+        assert all(controller.view.waits for controller in world.node.devices.controllers.values())
         assert count == 1
 
 

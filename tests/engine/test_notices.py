@@ -143,7 +143,7 @@ async def test_a_pod_of_several_devices_is_told_of_once_with_all_of_them() -> No
 async def test_where_two_pods_may_be_the_one_nobody_is_told() -> None:
     """A wrong pod must not be evicted, nor read of a device that is not its own."""
     async with a_world(1, EVICT) as world:
-        await world.node.quarantine("0", "it burns", "uid:0")
+        await world.node.actions.quarantine("0", "it burns", "uid:0")
         tenants = [world.kubelet.admit("umbrella", f"serve-{number}", [world.gpu().id]) for number in range(2)]
         await world.run(600.0)
         assert all(tenant.refusals for tenant in tenants)
@@ -154,7 +154,7 @@ async def test_where_two_pods_may_be_the_one_nobody_is_told() -> None:
 async def test_nor_where_what_is_asked_for_is_of_two_pods() -> None:
     async with a_world(2, EVICT) as world:
         for number in (0, 1):
-            await world.node.quarantine(str(number), "it burns", "uid:0")
+            await world.node.actions.quarantine(str(number), "it burns", "uid:0")
             world.kubelet.admit("umbrella", f"serve-{number}", [world.gpu(number).id], starts=False)
         assert world.service is not None
         for _ in range(10):
@@ -167,7 +167,7 @@ async def test_nor_where_what_is_asked_for_is_of_two_pods() -> None:
 @in_virtual_time
 async def test_where_the_kubelet_says_nothing_nobody_is_told() -> None:
     async with a_world(1, EVICT) as world:
-        await world.node.quarantine("0", "it burns", "uid:0")
+        await world.node.actions.quarantine("0", "it burns", "uid:0")
         world.kubelet.trust = Trust.UNREADABLE
         tenant = world.kubelet.admit("umbrella", "serve-0", [world.gpu().id])
         await world.run(600.0)
@@ -178,7 +178,7 @@ async def test_where_the_kubelet_says_nothing_nobody_is_told() -> None:
 @in_virtual_time
 async def test_it_is_to_be_evicted_only_where_the_policy_says_so_and_only_then() -> None:
     async with a_world(1, EVICT) as world:
-        await world.node.quarantine("0", "it burns", "uid:0")
+        await world.node.actions.quarantine("0", "it burns", "uid:0")
         began = world.clock.monotonic()
         world.kubelet.admit("umbrella", "serve-0", [world.gpu().id])
         await world.until(lambda: bool(stuck(world)))
@@ -190,7 +190,7 @@ async def test_it_is_to_be_evicted_only_where_the_policy_says_so_and_only_then()
 @in_virtual_time
 async def test_a_kubelet_that_restarts_makes_nobody_forgotten() -> None:
     async with a_world(1, TELL) as world:
-        await world.node.quarantine("0", "it burns", "uid:0")
+        await world.node.actions.quarantine("0", "it burns", "uid:0")
         tenant = world.kubelet.admit("umbrella", "serve-0", [world.gpu().id])
         await world.until(lambda: bool(stuck(world)))
         (before,) = stuck(world)
@@ -205,7 +205,7 @@ async def test_a_kubelet_that_restarts_makes_nobody_forgotten() -> None:
 @in_virtual_time
 async def test_after_a_restart_of_the_service_it_is_told_anew_when_it_was_refused_anew() -> None:
     async with a_world(1, EVICT) as world:
-        await world.node.quarantine("0", "it burns", "uid:0")
+        await world.node.actions.quarantine("0", "it burns", "uid:0")
         world.kubelet.admit("umbrella", "serve-0", [world.gpu().id])
         await world.until(lambda: bool(stuck(world)) and stuck(world)[0].evict, within=400.0)
         world.kill()
@@ -223,10 +223,10 @@ async def test_after_a_restart_of_the_service_it_is_told_anew_when_it_was_refuse
 async def test_a_pod_that_was_granted_its_device_waits_no_more_even_if_nobody_could_name_it_then() -> None:
     """Else a pod that runs would be told of, and evicted where the policy evicts."""
     async with a_world(1, EVICT) as world:
-        await world.node.quarantine("0", "it burns", "uid:0")
+        await world.node.actions.quarantine("0", "it burns", "uid:0")
         tenant = world.kubelet.admit("umbrella", "serve-0", [world.gpu().id])
         await world.until(lambda: bool(stuck(world)) and stuck(world)[0].evict, within=400.0)
-        await world.node.unquarantine("0", "it was the neighbour", "uid:0")
+        await world.node.actions.unquarantine("0", "it was the neighbour", "uid:0")
         world.kubelet.trust = Trust.UNREADABLE
         await world.until(lambda: tenant.running)
         await world.run(5.0)
@@ -240,12 +240,12 @@ async def test_a_pod_that_was_granted_its_device_waits_no_more_even_if_nobody_co
 @in_virtual_time
 async def test_nor_one_whose_grant_its_caller_did_not_live_to_hear() -> None:
     async with a_world(1, EVICT) as world:
-        await world.node.quarantine("0", "it burns", "uid:0")
+        await world.node.actions.quarantine("0", "it burns", "uid:0")
         tenant = world.kubelet.admit("umbrella", "serve-0", [world.gpu().id])
         await world.until(lambda: bool(stuck(world)), within=100.0)
         assert tenant.worker is not None
         tenant.worker.cancel()
-        await world.node.unquarantine("0", "it was the neighbour", "uid:0")
+        await world.node.actions.unquarantine("0", "it was the neighbour", "uid:0")
         await world.until(lambda: world.record().health is Health.HEALTHY)
         call = ask(world, tenant)
         # Its caller goes away in the very moment in which the grant is in the ledger.

@@ -291,7 +291,7 @@ async def test_everything_is_judged_and_recorded_all_the_same() -> None:
         tenant = await started(world, "acme", "train-0", 1)
         world.gpu(1).mend()
         world.kubelet.delete(tenant)
-        await world.node.unquarantine("1", "it was looked at", "uid:0")
+        await world.node.actions.unquarantine("1", "it was looked at", "uid:0")
         await world.until(lambda: world.record(1).state == "clean")
         assert world.gpu(1).cells == [""] * 4
 
@@ -299,7 +299,7 @@ async def test_everything_is_judged_and_recorded_all_the_same() -> None:
 @in_virtual_time
 async def test_what_a_person_took_out_is_refused_all_the_same() -> None:
     async with a_mixed_world(by_model(OBSERVE)) as world:
-        await world.node.quarantine("1", "kept for the lab", "uid:0")
+        await world.node.actions.quarantine("1", "kept for the lab", "uid:0")
         assert offered(world) == [True, False]
         with pytest.raises(Quarantined):
             await world.node.reserve([world.gpu(1).id])
@@ -310,10 +310,10 @@ async def test_what_a_person_took_out_is_refused_all_the_same() -> None:
 @in_virtual_time
 async def test_what_a_person_released_is_observed_at_once() -> None:
     async with a_mixed_world(by_model(OBSERVE)) as world:
-        await world.node.quarantine("1", "kept for the lab", "uid:0")
+        await world.node.actions.quarantine("1", "kept for the lab", "uid:0")
         holder = world.matter.start(None, "host", "host")
         world.matter.open(holder, world.gpu(1).id)  # its probation cannot begin
-        await world.node.unquarantine("1", "the lab is done", "uid:0")
+        await world.node.actions.unquarantine("1", "the lab is done", "uid:0")
         assert world.record(1).health is Health.PROBATION
         assert offered(world) == [True, True]
 

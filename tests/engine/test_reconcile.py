@@ -232,7 +232,7 @@ async def test_a_recovery_that_was_cut_short_goes_back_to_quarantine_and_is_trie
 @in_virtual_time
 async def test_a_person_s_quarantine_outlives_the_service() -> None:
     async with a_world() as world:
-        await world.node.quarantine("0", "it smells", "uid:1000")
+        await world.node.actions.quarantine("0", "it smells", "uid:1000")
         await restart(world)
         await world.run(60.0)
         assert world.record().health is Health.QUARANTINED

@@ -33,8 +33,8 @@ def node_of(world: World, resetter: Planning) -> Node:
     assert world.service is not None
     dependencies = replace(world.service.dependencies, resetter=resetter)
     node = Node(dependencies=dependencies, info=world.node.info, epoch="epoch-1")
-    for controller in world.node.controllers.values():
-        node.add(controller)
+    for controller in world.node.devices.controllers.values():
+        node.devices.add(controller)
     return node
 
 
@@ -43,7 +43,7 @@ async def test_an_idle_device_has_no_blockers_but_the_adapters() -> None:
     async with a_world(devices=2) as world:
         await world.until(lambda: world.record().hygiene is Hygiene.CLEAN)
         before = world.record()
-        plan = await node_of(world, Planning()).reset_plan("0")
+        plan = await node_of(world, Planning()).actions.reset_plan("0")
         assert (plan.device, plan.acts, plan.blockers) == (
             world.controller().id,
             ("reset",),
@@ -61,7 +61,7 @@ async def test_a_device_in_use_blocks_its_own_reset_and_that_of_whatever_is_rese
         await world.until(lambda: tenant.running)
         used = world.controller(1).state.device
         for asked, together in (("1", ()), ("0", (used.id, "GPU-of-nobody"))):
-            plan = await node_of(world, Planning(together)).reset_plan(asked)
+            plan = await node_of(world, Planning(together)).actions.reset_plan(asked)
             assert plan.blockers == (
                 f"Device 1 ({used.id}) is in use by acme/train-0: wait until that is over.",
                 "The adapter's own.",
@@ -72,4 +72,4 @@ async def test_a_device_in_use_blocks_its_own_reset_and_that_of_whatever_is_rese
 async def test_a_device_that_is_not_there_has_no_plan() -> None:
     async with a_world(devices=1) as world:
         with pytest.raises(InvalidRequest):
-            await node_of(world, Planning()).reset_plan("7")
+            await node_of(world, Planning()).actions.reset_plan("7")

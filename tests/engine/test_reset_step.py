@@ -66,7 +66,7 @@ def resetting(world: World, answering: Resetter, *, required: bool = True) -> Wo
         standings=controller.occupancy.standings,
         urgent=lambda: False,
         progress=lambda _: None,
-        still=world.service.node.still,
+        still=world.service.node.devices.still,
     )
 
 

@@ -111,7 +111,7 @@ async def test_so_does_one_after_a_recovery_and_one_after_a_persons_reset() -> N
         world.signal(0)
         await world.until(lambda: world.gpu().resets == 1)
         await world.until(lambda: world.record().advertised and world.settled())
-        _ = [each async for each in world.node.reset("0", "hangs", "uid:1000")]
+        _ = [each async for each in world.node.actions.reset("0", "hangs", "uid:1000")]
         assert [each.covered.count("reset: done") for each in all_signed(world)].count(1) == 2
 
 

@@ -80,7 +80,7 @@ async def test_a_hand_over_that_has_to_wait_has_the_scrub_and_the_wait_for_it() 
 @in_virtual_time
 async def test_a_refusal_says_why_and_for_whom() -> None:
     async with told() as (world, recorder):
-        await world.node.quarantine("0", "spare", "uid:0")
+        await world.node.actions.quarantine("0", "spare", "uid:0")
         await answered(ask(world, world.kubelet.admit("umbrella", "serve-0", [world.gpu().id], starts=False)))
         over = recorder.find("hand-over")[-1]
         assert over.attributes["refused"] == "quarantined"

@@ -63,7 +63,7 @@ def work(world: World, answer: EraseReport | Exception, *, seconds: float = 0.0,
         standings=controller.occupancy.standings,
         urgent=lambda: False,
         progress=lambda _: None,
-        still=world.service.node.still,
+        still=world.service.node.devices.still,
     )
 
 

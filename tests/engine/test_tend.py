@@ -72,7 +72,7 @@ async def test_a_reset_that_fails_is_tried_again_with_growing_pauses_until_a_per
         await world.run(1_000.0)
         assert slow_scrubs(world) == attempts
         world.gpu().mend()
-        await world.node.unquarantine("0", "a new board", "uid:0")
+        await world.node.actions.unquarantine("0", "a new board", "uid:0")
         await world.until(lambda: world.record().health is Health.HEALTHY)
 
 
@@ -238,11 +238,11 @@ async def test_a_pod_that_waits_on_a_faulted_device_is_started_once_it_has_heale
 @in_virtual_time
 async def test_what_a_person_quarantined_is_left_alone() -> None:
     async with a_world(devices=1) as world:
-        await world.node.quarantine("0", "it smells", "uid:1000")
+        await world.node.actions.quarantine("0", "it smells", "uid:1000")
         scrubs = slow_scrubs(world)
         await world.run(1_000.0)
         assert slow_scrubs(world) == scrubs
-        view = await world.node.unquarantine("0", "it was the neighbour", "uid:1000")
+        view = await world.node.actions.unquarantine("0", "it was the neighbour", "uid:1000")
         assert view.record.health is Health.PROBATION
         await world.until(lambda: world.record().health is Health.HEALTHY)
 
@@ -250,18 +250,18 @@ async def test_what_a_person_quarantined_is_left_alone() -> None:
 @in_virtual_time
 async def test_a_person_s_word_needs_a_reason_and_something_to_lift() -> None:
     async with a_world(devices=1) as world:
-        for act in (world.node.quarantine, world.node.unquarantine):
+        for act in (world.node.actions.quarantine, world.node.actions.unquarantine):
             with pytest.raises(InvalidRequest, match="needs a reason"):
                 await act("0", "  ", "uid:0")
         with pytest.raises(Refused, match="not quarantined"):
-            await world.node.unquarantine("0", "why not", "uid:0")
+            await world.node.actions.unquarantine("0", "why not", "uid:0")
 
 
 @in_virtual_time
 async def test_a_scrub_that_is_held_up_costs_no_attempt_and_is_not_repeated_without_a_pause() -> None:
     async with a_world(devices=1) as world:
-        await world.node.quarantine("0", "it smells", "uid:0")
-        await world.node.unquarantine("0", "it does not", "uid:0")
+        await world.node.actions.quarantine("0", "it smells", "uid:0")
+        await world.node.actions.unquarantine("0", "it does not", "uid:0")
         host = world.matter.start(None, "", "host")
         world.matter.open(host, world.gpu().id)
         await world.run(2.0)

@@ -487,10 +487,10 @@ async def test_a_fast_certificate_claims_only_what_the_driver_was_asked() -> Non
             dependencies=replace(tools, holders=Blinkered(tools.holders)),
             node=NodeContext(
                 changed=lambda: None,
-                still=world.node.still,
-                resources=world.node.resources_of,
+                still=world.node.devices.still,
+                resources=lambda _: frozenset({RESOURCE}),
                 records=lambda: [world.record()],
-                breaker=world.node.breaker,
+                breaker=world.node.devices.breaker,
             ),
         )
         check, result = await controller.scrubs.check(Occasion.START)

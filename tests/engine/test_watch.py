@@ -352,7 +352,7 @@ def moved(world: World, address: str) -> Device:
     """The first device, found again at ``address``."""
     gpu = world.gpu()
     gpu.device = replace(gpu.device, traits=(("pci_address", address),))
-    world.node.inventory_changed.set()
+    world.node.devices.inventory_changed.set()
     return gpu.described
 
 
@@ -387,14 +387,14 @@ async def test_one_that_is_gone_while_it_is_in_use_is_nobody_s_once_its_pod_is_o
         tenant = await running(world)
         gone = world.gpu()
         gone.listed, gone.lost, gone.reset_fails = False, True, "there is no such device"
-        world.node.inventory_changed.set()
+        world.node.devices.inventory_changed.set()
         await world.run(60.0)
         assert world.record().health is Health.QUARANTINED
         world.kubelet.delete(tenant)
-        await world.until(lambda: gone.id not in world.node.controllers)
+        await world.until(lambda: gone.id not in world.node.devices.controllers)
         gone.listed, gone.lost, gone.reset_fails = True, False, None
-        world.node.inventory_changed.set()
-        await world.until(lambda: gone.id in world.node.controllers and world.record().state == "clean")
+        world.node.devices.inventory_changed.set()
+        await world.until(lambda: gone.id in world.node.devices.controllers and world.record().state == "clean")
 
 
 @in_virtual_time
@@ -403,7 +403,7 @@ async def test_a_device_that_gets_a_neighbour_goes_on_under_its_pod() -> None:
         tenant = await running(world)
         gpu = world.gpu()
         gpu.device = replace(gpu.device, peers=frozenset({world.gpu(1).id}))
-        world.node.inventory_changed.set()
+        world.node.devices.inventory_changed.set()
         await world.until(lambda: world.controller().state.device.peers == {world.gpu(1).id})
         assert (world.record().hygiene, world.record().health) == (Hygiene.IN_USE, Health.HEALTHY)
         assert tenant.running

@@ -104,7 +104,7 @@ async def test_a_scrub_that_nobody_waits_for_is_a_trace_of_its_own() -> None:
 async def test_a_refusal_is_an_error_by_its_code() -> None:
     sent = Sent()
     async with traced(sent) as world:
-        await world.node.quarantine("0", "spare", "uid:0")
+        await world.node.actions.quarantine("0", "spare", "uid:0")
         await answered(ask(world, world.kubelet.admit("umbrella", "serve-0", [world.gpu().id], starts=False)))
         over = sent.named("hand-over")
         assert (over.status.status_code, over.status.description) == (StatusCode.ERROR, "quarantined")

@@ -94,7 +94,7 @@ async def opened(world: World, row: Row) -> None:
             await world.start_service()
         case "person":
             await mended(world)
-            await world.node.unquarantine("0", "looked at", "uid:0")
+            await world.node.actions.unquarantine("0", "looked at", "uid:0")
 
 
 async def returns(world: World) -> None:
@@ -180,7 +180,7 @@ def test_what_is_condemned_a_person_brings_back_over_probation(row: Row) -> None
             await mended(world)
             await world.run(LONG)
             assert world.record().health is CONDEMNED
-            await world.node.unquarantine("0", "a new board", "uid:0")
+            await world.node.actions.unquarantine("0", "a new board", "uid:0")
             await returns(world)
 
     play()
@@ -324,7 +324,7 @@ async def test_what_befalls_an_instance_befalls_its_siblings_and_no_other_gpu() 
             assert {each.health for _, each in past(world, bystander)} == {HEALTHY}
         for sibling in (0, 1):
             world.gpu(sibling).mend()
-            await world.node.unquarantine(world.gpu(sibling).id, "its GPU was reset", "uid:0")
+            await world.node.actions.unquarantine(world.gpu(sibling).id, "its GPU was reset", "uid:0")
         await world.until(lambda: {world.record(0).health, world.record(1).health} == {HEALTHY}, within=LONG)
 
 

@@ -115,7 +115,7 @@ class Week(Story):
         await world.run(30.0)
         for device, record in list(world.vault.records.items()):
             if _waits_for_a_person(record):
-                await world.node.unquarantine(device, "looked at", "uid:0")
+                await world.node.actions.unquarantine(device, "looked at", "uid:0")
         await world.until(lambda: all(_is_well(each) for each in world.vault.records.values()), within=HOUR)
 
 

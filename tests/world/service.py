@@ -117,7 +117,7 @@ class Service:
             group.create_task(watch_use(self.node, dependencies=tools, interval=pace.watch, draw=pace.draw), name="use")
             group.create_task(watch_health(self.node, dependencies=tools, interval=pace.health), name="health")
             group.create_task(follow_signals(self.node, dependencies=tools), name="signals")
-            group.create_task(watch_breaker(self.node.breaker, dependencies=tools), name="breaker")
+            group.create_task(watch_breaker(self.node.devices.breaker, dependencies=tools), name="breaker")
             group.create_task(
                 watch_inventory(self.node, inventory=self._inventory, dependencies=tools, welcome=greet),
                 name="inventory",
@@ -148,7 +148,7 @@ class Service:
             raise Gone
 
         async def collect() -> list[ScrubNews]:
-            news: AsyncIterator[ScrubNews] = self.node.scrub(device, path, "uid:0")
+            news: AsyncIterator[ScrubNews] = self.node.actions.scrub(device, path, "uid:0")
             return [each async for each in news]
 
         handler = self.life.start(collect(), f"scrub {device}")
@@ -168,7 +168,7 @@ class Service:
         """SIGTERM: everything drains; scrubs are abandoned."""
         self._running.cancel()
         await asyncio.wait({self._running})
-        drained = self.life.start(self.node.drain(), "drain")
+        drained = self.life.start(self.node.devices.drain(), "drain")
         await asyncio.wait({drained})
         if self.life.alive:
             drained.result()

@@ -246,7 +246,7 @@ class Story:
         gpu = self.world.gpu(number)
         gpu.listed, gpu.lost = there, not there
         if told and self.world.serving:
-            self.world.node.inventory_changed.set()
+            self.world.node.devices.inventory_changed.set()
 
     def a_device_is_well_again(self, number: int) -> None:
         self.world.gpu(number).mend()
@@ -312,11 +312,13 @@ class Story:
             return
         match wants:
             case "out":
-                service.life.start(_quietly(service.node.quarantine(device, "because", "uid:0")), "person")
+                service.life.start(_quietly(service.node.actions.quarantine(device, "because", "uid:0")), "person")
             case "glass":
-                service.life.start(_quietly(service.node.break_glass(device, 600.0, "because", "uid:0")), "person")
+                service.life.start(
+                    _quietly(service.node.actions.break_glass(device, 600.0, "because", "uid:0")), "person"
+                )
             case "back":
-                service.life.start(_quietly(service.node.unquarantine(device, "because", "uid:0")), "person")
+                service.life.start(_quietly(service.node.actions.unquarantine(device, "because", "uid:0")), "person")
             case _:
                 in_the_world(_quietly(service.scrub(device, Path(wants))), "person")
 
@@ -348,7 +350,7 @@ class Story:
         for gpu in world.matter.gpus.values():
             gpu.mend()
         if world.serving:
-            world.node.inventory_changed.set()
+            world.node.devices.inventory_changed.set()
         self.hosts_leave()
         for proc in world.matter.living():
             proc.killable = True
@@ -377,7 +379,7 @@ class _EndWell:
         await self._eventually(lambda record: not self._for_a_person(record))
         for device, record in list(world.vault.records.items()):
             if self._for_a_person(record):
-                await world.node.unquarantine(device, "looked at", "uid:0")
+                await world.node.actions.unquarantine(device, "looked at", "uid:0")
         await self._eventually(lambda record: True)
         for tenant in world.kubelet.tenants:
             if tenant.listed:

@@ -126,7 +126,7 @@ def somebody_uses_it(world: World) -> None:
 
 def somebody_writes_its_firmware(world: World) -> None:
     world.gpu().firmware = "vbios-2"
-    world.node.inventory_changed.set()
+    world.node.devices.inventory_changed.set()
 
 
 async def do(act: Act, world: World) -> None:

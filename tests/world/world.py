@@ -170,7 +170,7 @@ class World:
         return self.service.node
 
     def controller(self, number: int = 0) -> DeviceController:
-        return self.node.controllers[self.gpu(number).id]
+        return self.node.devices.controllers[self.gpu(number).id]
 
     def kill(self) -> None:
         """kill -9 of the service; its erasers go on."""
@@ -261,7 +261,7 @@ class World:
         """Whether every device of the running service is clean or in use."""
         return self.serving and all(
             controller.state.record.hygiene in (Hygiene.CLEAN, Hygiene.IN_USE)
-            for controller in self.node.controllers.values()
+            for controller in self.node.devices.controllers.values()
         )
 
     async def end(self) -> None:
@@ -276,7 +276,10 @@ class World:
         """The laws that hold between any two steps."""
         if self.serving:
             self.laws.at_rest(
-                {device: controller.state.record.version for device, controller in self.node.controllers.items()},
+                {
+                    device: controller.state.record.version
+                    for device, controller in self.node.devices.controllers.items()
+                },
                 {device: record.version for device, record in self.vault.records.items()},
                 self.node.view().devices,
             )

@@ -28,15 +28,15 @@ class NodeContext:
 
     Attributes:
         changed: called after every change that a reader may want to see.
-        still: keeps other devices out of use while it is open (:meth:`scrubber.engine.node.Node.still`).
-        resources: returns the kubelet's resources under which a device is handed out, as far as they are known.
+        still: keeps other devices out of use while it is open (:meth:`scrubber.engine.devices.Devices.still`).
+        resources: returns the kubelet's resources under which the device of a record is handed out, as far as they are known.
         records: returns the records of all devices.
         breaker: what recoveries may still do.
     """
 
     changed: Callable[[], None]
     still: Callable[[Iterable[str]], AbstractAsyncContextManager[None]]
-    resources: Callable[[str], frozenset[str]]
+    resources: Callable[[DeviceRecord], frozenset[str]]
     records: Callable[[], Collection[DeviceRecord]]
     breaker: CircuitBreaker
 

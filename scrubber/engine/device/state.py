@@ -32,7 +32,7 @@ class DeviceState:
 
     Args:
         record: the record as the ledger has it.
-        resources: returns the kubelet's resources under which a device is handed out.
+        resources: returns the kubelet's resources under which the device of a record is handed out.
         changed: called after every change that a reader may want to see.
 
     Attributes:
@@ -53,7 +53,7 @@ class DeviceState:
         *,
         dependencies: Dependencies,
         breaker: CircuitBreaker,
-        resources: Callable[[str], frozenset[str]],
+        resources: Callable[[DeviceRecord], frozenset[str]],
         changed: Callable[[], None],
     ) -> None:
         self.id = device.id
@@ -82,7 +82,7 @@ class DeviceState:
         """The policy of this device at this moment. With an active break-glass override it only observes."""
         policy = self._dependencies.policy()
         if policy.overrides:
-            policy = policy.of(self.device.model, self._resources(self.id))
+            policy = policy.of(self.device.model, self._resources(self._record))
         if self._record.glass is not None and self.is_active(self._record.glass, policy):
             policy = replace(policy, enforcement=Enforcement.OBSERVE)
         return policy

@@ -1,6 +1,6 @@
-"""What a person orders of a device: scrub it, reset it, take it out, let it back in, hand it out whatever is known of it.
+"""Operator actions: scrub, reset, quarantine, release from quarantine, accept a baseline, break-glass override.
 
-The order is checked here as far as it concerns more than the device's own record; its controller decides, and commits.
+An action is checked here as far as it concerns more than the device's own record; its controller decides, and commits.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 
 from scrubber.domain.baseline import facts_of
-from scrubber.domain.device import find_device
 from scrubber.domain.errors import Held, InvalidRequest, Refused, ScrubberError
 from scrubber.domain.evidence import Occasion, Path
 from scrubber.domain.hygiene import Hygiene
@@ -18,23 +17,24 @@ from scrubber.domain.policy import ResetUse
 from scrubber.domain.reset import ResetPlan
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.device.controller import DeviceController
+from scrubber.engine.devices import Devices
 from scrubber.engine.views import DeviceView, ScrubNews
 
-__all__ = ["Orders"]
+__all__ = ["OperatorActions"]
 
 _MOST_NAMED = 5
 """Processes that a refusal names."""
 
 
-class Orders:
-    """A person's part of :class:`scrubber.engine.views.Service`."""
+class OperatorActions:
+    """Implements :class:`scrubber.engine.views.Actions`."""
 
-    def __init__(self, dependencies: Dependencies) -> None:
+    def __init__(self, *, devices: Devices, dependencies: Dependencies) -> None:
+        self._devices = devices
         self._dependencies = dependencies
-        self._controllers: dict[str, DeviceController] = {}
 
     async def scrub(self, device: str, path: Path, actor: str) -> AsyncIterator[ScrubNews]:
-        controller = self._find(device)
+        controller = self._devices.find(device)
         await self._be_free(controller)
         if path is Path.FAST:
             if controller.state.job is not None:
@@ -52,7 +52,7 @@ class Orders:
             yield news
 
     async def reset(self, device: str, reason: str, actor: str) -> AsyncIterator[ScrubNews]:
-        controller = self._find(device)
+        controller = self._devices.find(device)
         _be_given(reason, "A reset")
         if controller.state.policy.reset is ResetUse.NEVER:
             raise Refused(
@@ -71,7 +71,7 @@ class Orders:
             yield news
 
     async def reset_plan(self, device: str) -> ResetPlan:
-        controller = self._find(device)
+        controller = self._devices.find(device)
         plan = await self._dependencies.resetter.plan(controller.state.device)
         strange = (
             plan.blockers and controller.state.job is None and controller.state.record.hygiene is not Hygiene.IN_USE
@@ -81,8 +81,12 @@ class Orders:
         return replace(plan, blockers=(*self._in_use(plan), *plan.blockers, *held))
 
     def _in_use(self, plan: ResetPlan) -> list[str]:
-        """What is done with the devices that the plan would reset, a sentence for each that is not left alone."""
-        concerned = [self._controllers[each] for each in (plan.device, *plan.together) if each in self._controllers]
+        """Return what the devices that the plan would reset are in use for: a sentence for each that is not free."""
+        concerned = [
+            self._devices.controllers[each]
+            for each in (plan.device, *plan.together)
+            if each in self._devices.controllers
+        ]
         return [
             f"Device {controller.state.device.index} ({controller.id}) is {_busy_with(controller)}: wait until that is over."
             for controller in concerned
@@ -90,7 +94,7 @@ class Orders:
         ]
 
     async def _be_free(self, controller: DeviceController) -> None:
-        """Raises :class:`Held` with who has the device, if anybody was granted it."""
+        """Raise :class:`Held` with who has the device, if it is granted."""
         await self._give_back_unnamed(controller)
         if controller.state.record.hygiene is not Hygiene.IN_USE:
             return
@@ -100,7 +104,7 @@ class Orders:
         )
 
     async def _holding(self, controller: DeviceController) -> str:
-        """Which processes have the device open, for a sentence; nothing where that cannot be told."""
+        """Return which processes have the device open, for a sentence; empty where that cannot be determined."""
         try:
             found = await self._dependencies.holders.users(controller.state.device)
         except ScrubberError:
@@ -110,7 +114,7 @@ class Orders:
         return f", held by PID {', '.join(named[:_MOST_NAMED])}{more}" if named else ""
 
     async def _give_back_unnamed(self, controller: DeviceController) -> None:
-        """A person may have a device scrubbed that went to a pod nobody can name, once nobody has held it for a while."""
+        """Release a device that went to a pod which no witness names, once it was free for a while, so that it can be scrubbed."""
         record = controller.state.record
         if record.hygiene is Hygiene.IN_USE and all(grant.pod is None for grant in record.open_grants):
             await controller.occupancy.held()
@@ -118,19 +122,19 @@ class Orders:
                 await controller.occupancy.release(record)
 
     async def quarantine(self, device: str, reason: str, actor: str) -> DeviceView:
-        controller = self._find(device)
+        controller = self._devices.find(device)
         _be_given(reason, "A quarantine")
         await controller.health.quarantine(reason, actor)
         return controller.view
 
     async def unquarantine(self, device: str, reason: str, actor: str) -> DeviceView:
-        controller = self._find(device)
+        controller = self._devices.find(device)
         _be_given(reason, "A release from quarantine")
         await controller.health.unquarantine(reason, actor)
         return controller.view
 
     async def break_glass(self, device: str, seconds: float, reason: str, actor: str) -> DeviceView:
-        controller = self._find(device)
+        controller = self._devices.find(device)
         _be_given(reason, "Breaking the glass")
         await controller.health.break_glass(seconds, reason, actor)
         return controller.view
@@ -139,12 +143,12 @@ class Orders:
         self, device: str, reason: str, actor: str, shown: Mapping[str, str] | None = None
     ) -> DeviceView:
         _be_given(reason, "Accepting a baseline")
-        # What somebody wrote a moment ago is what he accepts, and not what was there when it was last looked at.
+        # What was written a moment ago is accepted, and not what was there when the device was last looked at.
         for each in await self._dependencies.inventory.devices():
-            known = self._controllers.get(each.id)
+            known = self._devices.controllers.get(each.id)
             if known is not None and each.is_where(known.state.device):
                 known.state.describe(each)
-        controller = self._find(device)
+        controller = self._devices.find(device)
         described = controller.state.device
         # As it was shown: a fact that is no text cannot be sent as it is.
         now = {name: value.encode("utf-8", "replace").decode() for name, value in facts_of(described)}
@@ -161,14 +165,9 @@ class Orders:
         await controller.health.accept_baseline(described, reason, actor)
         return controller.view
 
-    def _find(self, wanted: str) -> DeviceController:
-        return self._controllers[
-            find_device((controller.state.device for controller in self._controllers.values()), wanted).id
-        ]
-
 
 def _busy_with(controller: DeviceController) -> str:
-    """What a device that is not free does, and for whom."""
+    """Return what a device that is not free is used for, and by whom."""
     if controller.state.record.hygiene is not Hygiene.IN_USE:
         return (
             f"being scrubbed ({controller.state.job.id})"

@@ -44,7 +44,7 @@ SLOWLY = replace(DEFAULT, recovery=RecoveryRule(backoff_initial=7200.0, backoff_
 
 async def reset(world: World, number: int = 0, reason: str = WHY) -> list[ScrubNews]:
     """All news of a reset that a person orders, to its end."""
-    return [each async for each in world.node.reset(str(number), reason, WHO)]
+    return [each async for each in world.node.actions.reset(str(number), reason, WHO)]
 
 
 def ordering(world: World, number: int = 0) -> asyncio.Task[list[ScrubNews]]:
@@ -311,8 +311,8 @@ def node_with(world: World, resetter: Resetter) -> Node:
     node = Node(
         dependencies=replace(world.service.dependencies, resetter=resetter), info=world.node.info, epoch="epoch-1"
     )
-    for controller in world.node.controllers.values():
-        node.add(controller)
+    for controller in world.node.devices.controllers.values():
+        node.devices.add(controller)
     return node
 
 
@@ -322,7 +322,7 @@ async def test_where_nobody_can_say_what_a_reset_would_do_none_is_begun(answer: 
     async with a_world(devices=1) as world:
         before = world.record()
         with pytest.raises(type(answer)):
-            await anext(node_with(world, Planning(answer)).reset("0", WHY, WHO))
+            await anext(node_with(world, Planning(answer)).actions.reset("0", WHY, WHO))
         assert world.record() == before
         assert nothing_was_done(world)
 
@@ -332,7 +332,7 @@ async def test_where_nobody_can_say_what_a_reset_would_do_none_is_begun(answer: 
 async def test_an_order_that_names_no_device_or_no_reason_is_refused(device: str, reason: str) -> None:
     async with a_world(devices=2) as world:
         with pytest.raises(InvalidRequest):
-            await anext(world.node.reset(device, reason, WHO))
+            await anext(world.node.actions.reset(device, reason, WHO))
         assert nothing_was_done(world)
 
 
@@ -466,7 +466,7 @@ async def test_so_does_one_that_waits_for_something_to_pass_if_it_has_passed(ove
 @in_virtual_time
 async def test_what_a_person_took_out_stays_out_and_yet_owes_no_reset_any_more(faulted: bool) -> None:
     async with a_world(devices=1, policy=SLOWLY) as world:
-        await world.node.quarantine("0", "looks odd", "uid:7")
+        await world.node.actions.quarantine("0", "looks odd", "uid:7")
         if faulted:
             world.gpu().came(95)
             world.signal(0)
@@ -479,7 +479,7 @@ async def test_what_a_person_took_out_stays_out_and_yet_owes_no_reset_any_more(f
         assert (record.health, record.cause, record.must_reset) == (Health.QUARANTINED, cause, False)
         await world.run(7200.0)
         assert world.record().health is Health.QUARANTINED
-        await world.node.unquarantine("0", "was reset", WHO)
+        await world.node.actions.unquarantine("0", "was reset", WHO)
         await world.until(lambda: world.record().health is Health.HEALTHY)
         assert world.gpu().resets == 1
 
@@ -526,11 +526,11 @@ async def test_on_probation_the_reset_that_is_owed_is_paid_by_it() -> None:
     """A person released it before anything was reset."""
     quiet = replace(DEFAULT, recovery=replace(SLOWLY.recovery, probation_interval=600.0))
     async with a_world(devices=1, policy=quiet) as world:
-        await world.node.quarantine("0", "looks odd", "uid:7")
+        await world.node.actions.quarantine("0", "looks odd", "uid:7")
         world.gpu().came(95)
         world.signal(0)
         await world.until(lambda: world.record().must_reset)
-        await world.node.unquarantine("0", "try it", "uid:7")
+        await world.node.actions.unquarantine("0", "try it", "uid:7")
         await reset(world)
         assert not world.record().must_reset
         assert world.record().health is Health.PROBATION
@@ -544,7 +544,7 @@ async def test_a_release_does_not_put_a_device_in_service_for_which_it_was_taken
         world.gpu().conditions["power-brake"] = "0x80"
         await world.until(lambda: world.record().health is Health.QUARANTINED)
         so_far = len(world.laws.health.past)
-        await world.node.unquarantine("0", WHY, WHO)
+        await world.node.actions.unquarantine("0", WHY, WHO)
         await world.until(lambda: world.record().health is Health.QUARANTINED)
         assert not any(record.advertised for _, record in world.laws.health.past[so_far:])
 

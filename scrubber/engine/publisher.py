@@ -1,4 +1,4 @@
-"""The state that others see: full views with a version, and a condition to wait for the next. No queue to overflow."""
+"""Publishes the state of the node: full views with a version, and a way to wait for the next. No queue to overflow."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from scrubber.engine.views import DeviceView, NodeView, PodNotice
 
-__all__ = ["Board"]
+__all__ = ["Publisher"]
 
 
-class Board:
+class Publisher:
     """One writer, any number of readers. A slow reader skips versions and never misses the newest."""
 
     def __init__(self, epoch: str) -> None:
@@ -21,7 +21,7 @@ class Board:
     def view(self) -> NodeView:
         return self._view
 
-    def show(
+    def publish(
         self,
         devices: tuple[DeviceView, ...],
         *,
@@ -30,7 +30,7 @@ class Board:
         envvar_refused: bool,
         notices: tuple[PodNotice, ...] = (),
     ) -> None:
-        """Publish a view, unless nothing in it is new."""
+        """Publish a view, unless nothing in it changed."""
         seen = self._view
         view = replace(
             seen, devices=devices, ready=ready, ledger=ledger, envvar_refused=envvar_refused, notices=notices

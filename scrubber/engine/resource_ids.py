@@ -1,0 +1,91 @@
+"""What the kubelet's resources and ids mean: which devices they stand for, by the plugins' announcements and by requests."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from scrubber.domain.basis import Basis
+from scrubber.domain.errors import InvalidRequest
+from scrubber.domain.record import DeviceRecord, Grant
+from scrubber.domain.resources import LONGEST_NAME, MOST_RESOURCES, Announced, Meaning
+
+__all__ = ["ResourceIds"]
+
+
+class ResourceIds:
+    """The kubelet's ids on one node."""
+
+    def __init__(self) -> None:
+        self._announced = Announced()
+        self._named: dict[str, set[str]] = {}
+        self._by_device: dict[str, frozenset[str]] | None = None
+
+    def announce(self, resource: str, offers: Mapping[str, str], known: Collection[str]) -> None:
+        """Replace what the ids of ``resource`` mean; ``known`` are the ids of our devices."""
+        self._announced = self._announced.announce(resource, offers, known)
+        self._by_device = None
+
+    def meaning(self, resource: str, listed: str, known: Collection[str]) -> Meaning | None:
+        """Return the device that ``resource`` calls ``listed``, and whether that is a share of it; None for other devices."""
+        return self._announced.meaning(resource, listed, known)
+
+    def resolve(self, resource: str, ids: Sequence[str], known: Collection[str]) -> dict[str, dict[str, Meaning]]:
+        """Return what ``ids`` of ``resource`` mean, by device, in the order of the devices' ids.
+
+        Raises:
+            InvalidRequest: unknown, duplicate or no ids, or the whole of a device and a share of it.
+        """
+        if not ids:
+            raise InvalidRequest("The request names no device.")
+        if len(set(ids)) != len(ids):
+            raise InvalidRequest("The request names a device twice.")
+        meanings = {id_: self._announced.meaning(resource, id_, known) for id_ in ids}
+        unknown = sorted(id_ for id_, meaning in meanings.items() if meaning is None)
+        if unknown:
+            raise InvalidRequest(f"This node has no device {', '.join(unknown)}.")
+        found: dict[str, dict[str, Meaning]] = {}
+        for id_, meaning in meanings.items():
+            if meaning is not None:
+                found.setdefault(meaning.device, {})[id_] = meaning
+        if any(len(each) > 1 and not all(one.share for one in each.values()) for each in found.values()):
+            raise InvalidRequest("The request names a device twice.")
+        self._note_named(resource, found.keys())
+        return dict(sorted(found.items()))
+
+    def _note_named(self, resource: str, devices: Collection[str]) -> None:
+        if 0 < len(resource) <= LONGEST_NAME and (resource in self._named or len(self._named) < MOST_RESOURCES):
+            known = self._named.setdefault(resource, set())
+            if not known.issuperset(devices):
+                known.update(devices)
+                self._by_device = None
+
+    def own(self, grants: Iterable[Grant]) -> frozenset[str]:
+        """Return the resources under which our own plugins hand devices out: those that they announced or named, and those
+        of the open ``grants``. Empty while no plugin has said anything.
+        """
+        given = {
+            grant.assignment.resource
+            for grant in grants
+            if grant.assignment is not None and grant.basis is not Basis.ADOPTED
+        }
+        return frozenset((self._announced.resources.keys() | self._named.keys() | given) - {""})
+
+    def of(self, record: DeviceRecord) -> frozenset[str]:
+        """Return the resources under which the device of ``record`` is handed out, by a plugin, a request or the record."""
+        if self._by_device is None:
+            self._by_device = self._resources_by_device()
+        found, last = self._by_device.get(record.device, frozenset()), record.last_grant
+        if not found and last is not None and last.assignment is not None and last.basis is not Basis.ADOPTED:
+            found = frozenset({last.assignment.resource})
+        return found - {""}
+
+    def _resources_by_device(self) -> dict[str, frozenset[str]]:
+        """What a plugin announced covers all that the resource has; what was requested counts where there is none."""
+        found: dict[str, set[str]] = {}
+        for resource, meanings in self._announced.resources.items():
+            for meaning in meanings.values():
+                found.setdefault(meaning.device, set()).add(resource)
+        for resource, devices in self._named.items():
+            for device in devices if resource not in self._announced.resources else ():
+                found.setdefault(device, set()).add(resource)
+        return {device: frozenset(resources) for device, resources in found.items()}
