@@ -50,12 +50,10 @@ from scrubber.domain.resources import Meaning
 from scrubber.domain.using import LONGEST_UNSEEN
 from scrubber.engine.breaker import watch_breaker
 from scrubber.engine.dependencies import Dependencies
-from scrubber.engine.eraser_pool import EraserPool
 from scrubber.engine.node import Node
 from scrubber.engine.pods import PodWatch
 from scrubber.engine.policy import follow_policy
 from scrubber.engine.reconcile import reconcile, welcome
-from scrubber.engine.strangers import Strangers
 from scrubber.engine.tend import tend_all
 from scrubber.engine.use import watch_use
 from scrubber.engine.views import ServiceView
@@ -198,8 +196,6 @@ async def _serve(
             journal=journal,
             tracer=Binding(traces or UNTRACED),
             pods=PodWatch(assignments=assignments, containers=containers, clock=clock),
-            strangers=Strangers(containers=containers, clock=clock),
-            eraser_pool=EraserPool(policy.limits.eraser_slots),
             identity=identity,
             policy=lambda: policies.policy,
             new_id=lambda kind: f"{kind}-{token_hex(6)}",

@@ -54,7 +54,7 @@ def facts_of(
         return told[1]
 
     def facts() -> Facts:
-        slots, force = dependencies.eraser_pool, policy()
+        slots, force = node.devices.eraser_pool, policy()
         return Facts(
             devices=devices(),
             handovers_waiting=node.waiting,

@@ -9,9 +9,7 @@ from typing import Any
 
 from scrubber.domain.device import NodeIdentity
 from scrubber.domain.policy import Policy
-from scrubber.engine.eraser_pool import EraserPool
 from scrubber.engine.pods import PodWatch
-from scrubber.engine.strangers import Strangers
 from scrubber.ports.device import Diagnostics, Eraser, Holders, Inventory, Resetter, Settings, Telemetry
 from scrubber.ports.node import Containers
 from scrubber.ports.record import AuditTrail, Certificates, Journal, Ledger, Signer
@@ -45,8 +43,6 @@ class Dependencies:
     signer: Signer
     journal: Journal
     pods: PodWatch
-    strangers: Strangers
-    eraser_pool: EraserPool
     identity: NodeIdentity
     policy: Callable[[], Policy]
     new_id: Callable[[str], str]

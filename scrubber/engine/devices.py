@@ -15,6 +15,7 @@ from scrubber.domain.record import DeviceRecord, Grant
 from scrubber.engine.breaker import CircuitBreaker
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.device.controller import DeviceController, NodeContext
+from scrubber.engine.eraser_pool import EraserPool
 from scrubber.engine.views import DeviceView
 
 __all__ = ["Devices"]
@@ -32,6 +33,7 @@ class Devices:
         known: ids of the devices that the kubelet is queried about, including those that are about to be added.
         gone: the last records of devices that left the node.
         breaker: what recoveries of the node may still do.
+        eraser_pool: how many erasers work at once on the node.
         maintenance: held by the one device that is scrubbed for maintenance.
         inventory_changed: set when devices may have come or gone.
     """
@@ -51,10 +53,16 @@ class Devices:
         self.known: frozenset[str] = frozenset()
         self.gone: dict[str, DeviceRecord] = {}
         self.breaker = CircuitBreaker(self.records, dependencies)
+        self.eraser_pool = EraserPool(dependencies.policy().limits.eraser_slots)
         self.maintenance = asyncio.Lock()
         self.inventory_changed = asyncio.Event()
         self._context = NodeContext(
-            changed=changed, still=self.still, resources=resources, records=self.records, breaker=self.breaker
+            changed=changed,
+            still=self.still,
+            resources=resources,
+            records=self.records,
+            breaker=self.breaker,
+            eraser_pool=self.eraser_pool,
         )
 
     def records(self) -> list[DeviceRecord]:

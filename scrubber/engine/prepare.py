@@ -301,7 +301,9 @@ class Preparation:
         if stranger is not None and not controller.state.record.tainted:
             fields = {"use": Use.STRANGER.value, "sentence": stranger.sentence}
             now = self._dependencies.clock.wall()
-            await controller.occupancy.unauthorized_use(Event("use.ungranted", now, controller.id, fields=fields))
+            await controller.occupancy.record_unauthorized_use(
+                Event("use.ungranted", now, controller.id, fields=fields)
+            )
 
     async def _join(self, controller: DeviceController, asking: Pod | None) -> ScrubberError | None:
         job = controller.state.job

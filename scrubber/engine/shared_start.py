@@ -7,7 +7,7 @@ it must be one of them, and the certificate says that no more was asked.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 
 from scrubber.domain.assignment import Pod, Reading
@@ -75,7 +75,8 @@ async def check_beside(
         policy=policy,
         dependencies=dependencies,
         standings=controller.occupancy.standings,
-        urgent=lambda: True,
+        unauthorized_use=controller.occupancy.unauthorized_use,
+        eraser_slot=nullcontext,
         progress=lambda _: None,
         still=_nobody,
     )

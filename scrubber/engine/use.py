@@ -154,7 +154,7 @@ async def _unannounced(controller: DeviceController, users: Iterable[_User], dep
             f"The kubelet started {assignment.pod.namespace}/{assignment.pod.name} on it without asking; it may have read "
             "what an earlier tenant left. The device is scrubbed when the pod is over."
         )
-        await controller.occupancy.unauthorized_use(_event(controller, user, sentence, dependencies))
+        await controller.occupancy.record_unauthorized_use(_event(controller, user, sentence, dependencies))
         await controller.occupancy.adopt(assignment, baseline)
 
 
@@ -163,13 +163,17 @@ async def _strangers(controller: DeviceController, users: Iterable[_User], depen
     for user in users:
         device, findings = controller.id, _faults(user, policy, dependencies.pods.reading)
         # What was proved is void at once, whether or not the like of it was told within the minute.
-        news = dependencies.strangers.is_news(device, user.owner)
+        news = controller.occupancy.unauthorized_use.is_news(user.owner)
         if news or not controller.state.record.tainted or (findings and controller.state.record.advertised):
-            await controller.occupancy.unauthorized_use(_event(controller, user, user.sentence, dependencies), findings)
+            await controller.occupancy.record_unauthorized_use(
+                _event(controller, user, user.sentence, dependencies), findings
+            )
         grants, reading = controller.state.record.open_grants, dependencies.pods.reading
-        if await dependencies.strangers.meet(device, user.holder, user.pod, grants, reading=reading, policy=policy):
+        if await controller.occupancy.unauthorized_use.handle(
+            user.holder, user.pod, grants, reading=reading, policy=policy
+        ):
             fields = {"pid": user.holder.pid, "pod_uid": user.pod}
-            await controller.occupancy.unauthorized_use(
+            await controller.occupancy.record_unauthorized_use(
                 Event("stranger.ended", dependencies.clock.wall(), device, fields=fields)
             )
 

@@ -151,7 +151,7 @@ async def test_restarts_of_the_kubelet_are_counted() -> None:
 @in_virtual_time
 async def test_slots_say_how_many_are_busy_and_who_waits() -> None:
     async with a_world(4) as world:
-        slots = world.controller()._dependencies.eraser_pool
+        slots = world.node.devices.eraser_pool
         size = slots.free
         assert (slots.busy, slots.waiting) == (0, 0)
         for each in world.matter.gpus.values():

@@ -64,7 +64,8 @@ def resetting(world: World, answering: Resetter, *, required: bool = True) -> Wo
         policy=policy,
         dependencies=replace(world.service.dependencies, resetter=answering),
         standings=controller.occupancy.standings,
-        urgent=lambda: False,
+        unauthorized_use=controller.occupancy.unauthorized_use,
+        eraser_slot=lambda: world.node.devices.eraser_pool.slot(lambda: False),
         progress=lambda _: None,
         still=world.service.node.devices.still,
     )

@@ -61,7 +61,8 @@ def work(world: World, answer: EraseReport | Exception, *, seconds: float = 0.0,
         policy=policy,
         dependencies=replace(world.service.dependencies, eraser=Answering(world, answer, seconds)),
         standings=controller.occupancy.standings,
-        urgent=lambda: False,
+        unauthorized_use=controller.occupancy.unauthorized_use,
+        eraser_slot=lambda: world.node.devices.eraser_pool.slot(lambda: False),
         progress=lambda _: None,
         still=world.service.node.devices.still,
     )
@@ -303,7 +304,7 @@ async def test_clearing_has_a_deadline_of_its_own_beside_the_plans() -> None:
 async def test_time_spent_waiting_for_a_slot_is_not_the_scrubs() -> None:
     async with a_world(devices=3) as world:
         assert world.service is not None
-        slots = world.service.dependencies.eraser_pool
+        slots = world.node.devices.eraser_pool
         async with slots.slot(lambda: True), slots.slot(lambda: True):
             waiting = world.service.life.start(scrub.run(work(world, WHOLE, slow_path=10.0), lambda _: None), "scrub")
             await world.run(60.0)

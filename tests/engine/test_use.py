@@ -491,6 +491,7 @@ async def test_a_fast_certificate_claims_only_what_the_driver_was_asked() -> Non
                 resources=lambda _: frozenset({RESOURCE}),
                 records=lambda: [world.record()],
                 breaker=world.node.devices.breaker,
+                eraser_pool=world.node.devices.eraser_pool,
             ),
         )
         check, result = await controller.scrubs.check(Occasion.START)

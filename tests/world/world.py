@@ -22,10 +22,8 @@ from scrubber.domain.record import DeviceRecord
 from scrubber.domain.telemetry import Signal
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.device.controller import DeviceController
-from scrubber.engine.eraser_pool import EraserPool
 from scrubber.engine.node import Node
 from scrubber.engine.pods import PodWatch
-from scrubber.engine.strangers import Strangers
 from scrubber.engine.views import HandOverCall
 from scrubber.ports.record import Change
 from scrubber.ports.runtime import UNTRACED, Tracer
@@ -152,8 +150,6 @@ class World:
             signer=self.signer,
             journal=self.journal,
             pods=PodWatch(assignments=AssignmentsOfLife(life, self.kubelet), containers=containers, clock=clock),
-            strangers=Strangers(containers=containers, clock=clock),
-            eraser_pool=EraserPool(self.policy.limits.eraser_slots),
             identity=self.identity,
             policy=lambda: self.policy,
             new_id=lambda kind: f"{kind}-{life.number}.{next(numbers)}",

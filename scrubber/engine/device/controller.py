@@ -17,6 +17,7 @@ from scrubber.engine.device.health import DeviceHealth
 from scrubber.engine.device.occupancy import Occupancy
 from scrubber.engine.device.scrubs import Scrubs
 from scrubber.engine.device.state import DeviceState
+from scrubber.engine.eraser_pool import EraserPool
 from scrubber.engine.views import DeviceView
 
 __all__ = ["DeviceController", "NodeContext"]
@@ -32,6 +33,7 @@ class NodeContext:
         resources: returns the kubelet's resources under which the device of a record is handed out, as far as they are known.
         records: returns the records of all devices.
         breaker: what recoveries may still do.
+        eraser_pool: how many erasers work at once.
     """
 
     changed: Callable[[], None]
@@ -39,6 +41,7 @@ class NodeContext:
     resources: Callable[[DeviceRecord], frozenset[str]]
     records: Callable[[], Collection[DeviceRecord]]
     breaker: CircuitBreaker
+    eraser_pool: EraserPool
 
 
 class DeviceController:
@@ -75,6 +78,7 @@ class DeviceController:
             occupancy=self.occupancy,
             dependencies=dependencies,
             breaker=node.breaker,
+            eraser_pool=node.eraser_pool,
             still=node.still,
         )
 

@@ -22,6 +22,7 @@ from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.device.health import DeviceHealth
 from scrubber.engine.device.state import DeviceState
 from scrubber.engine.refusals import held_by_own_pod
+from scrubber.engine.unauthorized_use import UnauthorizedUse
 from scrubber.ports.record import Change, Event
 from scrubber.ports.runtime import Clock
 
@@ -39,8 +40,8 @@ class WatchCoverage:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._free_since: float | None = None
-        self._looked = self._attended = clock.monotonic()
-        self._absent = -math.inf
+        self._looked = self._heartbeat = clock.monotonic()
+        self._stalled = -math.inf
         self._gap = False
 
     def look(self) -> None:
@@ -58,13 +59,13 @@ class WatchCoverage:
     def heartbeat(self) -> None:
         """Note that the service is awake: called all the time, also during a scrub, when nothing may look at the device."""
         now = self._clock.monotonic()
-        if now - self._attended > GAP:
-            self._absent = now
-        self._attended = now
+        if now - self._heartbeat > GAP:
+            self._stalled = now
+        self._heartbeat = now
 
-    def absent_since(self, moment: float) -> bool:
+    def stalled_since(self, moment: float) -> bool:
         """Return whether the service was stalled for too long after ``moment`` (monotonic seconds)."""
-        return self._absent >= moment or self._clock.monotonic() - max(self._attended, moment) > GAP
+        return self._stalled >= moment or self._clock.monotonic() - max(self._heartbeat, moment) > GAP
 
     def miss(self) -> None:
         """Note that what was seen could not be recorded, which counts as a gap."""
@@ -94,6 +95,7 @@ class Occupancy:
 
     Attributes:
         coverage: for how long the device was watched without a gap.
+        unauthorized_use: what was seen of it, by pod.
         unauthorized_users: who used the device without a grant at the last look: a sentence each. It decides nothing.
     """
 
@@ -103,6 +105,7 @@ class Occupancy:
         self._dependencies = dependencies
         self._held_by_no_process_since: float | None = None
         self.coverage = WatchCoverage(dependencies.clock)
+        self.unauthorized_use = UnauthorizedUse(state.id, containers=dependencies.containers, clock=dependencies.clock)
         self.unauthorized_users: tuple[str, ...] = ()
 
     async def held(self) -> bool:
@@ -202,7 +205,9 @@ class Occupancy:
             self.coverage.miss()
             raise
 
-    async def unauthorized_use(self, event: Event, findings: Iterable[Finding] = (), *, seen: bool = True) -> None:
+    async def record_unauthorized_use(
+        self, event: Event, findings: Iterable[Finding] = (), *, seen: bool = True
+    ) -> None:
         """Record unauthorized use of the device, seen or presumed: no certificate and no exception outlives it.
 
         Args:
@@ -233,7 +238,7 @@ class Occupancy:
         )
         fields = {"reason": "gap", "sentence": sentence}
         event = Event("certificate.voided", self._dependencies.clock.wall(), self._state.id, fields=fields)
-        await self.unauthorized_use(event, seen=False)
+        await self.record_unauthorized_use(event, seen=False)
         self.coverage.begin()
         return True
 

@@ -31,6 +31,7 @@ from scrubber.engine.device.backoff import Backoff, was_disturbed
 from scrubber.engine.device.health import DeviceHealth
 from scrubber.engine.device.occupancy import Occupancy
 from scrubber.engine.device.state import DeviceState, to_the_end
+from scrubber.engine.eraser_pool import EraserPool
 from scrubber.engine.refusals import earlier_pod_lives
 from scrubber.engine.scrub import ScrubJob, ScrubResult
 from scrubber.engine.steps.work import Work
@@ -45,6 +46,7 @@ class Scrubs:
 
     Args:
         breaker: whether a recovery may reset the device.
+        eraser_pool: the node's.
         still: keeps other devices of the node, by id, out of use while it is open.
 
     Attributes:
@@ -59,6 +61,7 @@ class Scrubs:
         occupancy: Occupancy,
         dependencies: Dependencies,
         breaker: CircuitBreaker,
+        eraser_pool: EraserPool,
         still: Callable[[Iterable[str]], AbstractAsyncContextManager[None]],
     ) -> None:
         self._state = state
@@ -66,6 +69,7 @@ class Scrubs:
         self._occupancy = occupancy
         self._dependencies = dependencies
         self._breaker = breaker
+        self._eraser_pool = eraser_pool
         self._still = still
         # The last scrub, when the ledger failed at its end.
         self._unrecorded: ScrubRecord | None = None
@@ -227,7 +231,8 @@ class Scrubs:
             policy=self._state.policy,
             dependencies=self._dependencies,
             standings=lambda: self._occupancy.standings(self._state.if_starting(asking)),
-            urgent=lambda: job.urgent,
+            unauthorized_use=self._occupancy.unauthorized_use,
+            eraser_slot=lambda: self._eraser_pool.slot(lambda: job.urgent),
             progress=job.progress,
             still=self._still,
             asking=asking,
@@ -270,7 +275,7 @@ class Scrubs:
     ) -> tuple[ScrubRecord, Certificate | None]:
         """Commit the end of a scrub, and the certificate if it passed."""
         async with self._state.lock:
-            if result.outcome is Outcome.PASSED and self._occupancy.coverage.absent_since(began):
+            if result.outcome is Outcome.PASSED and self._occupancy.coverage.stalled_since(began):
                 # What came after the eraser is unknown: the eraser may have been gone for as long as the service was stalled.
                 result = ScrubResult(Outcome.HELD_UP, result.steps)
             looked = self._dependencies.clock.monotonic()

@@ -20,7 +20,7 @@ async def diagnose(work: Work) -> StepResult:
     measured: dict[str, str | int | float | bool | None] = {"level": level.value}
     findings: tuple[Finding, ...]
     try:
-        async with dependencies.eraser_pool.slot(work.urgent):
+        async with work.eraser_slot():
             checks = await dependencies.diagnostics.diagnose(work.device, level, level.seconds + _SLACK)
     except Held as held:
         findings = (work.dirty(Step.DIAGNOSTICS, FindingCode.HELD, str(held)),)

@@ -211,7 +211,7 @@ async def _walks(work: Work) -> tuple[HolderReport, dict[Owner, list[Uninspected
     grants = work.record.open_grants
     had = {grant.pod.uid for grant in grants if grant.pod is not None and grant.pod.uid is not None}
     had |= {each.pod.uid for each in dependencies.pods.reading.naming(device.id) if each.pod.uid is not None}
-    had |= dependencies.strangers.of(device.id)
+    had |= work.unauthorized_use.pods
     walks = 0
     while True:
         report = await dependencies.holders.holders(device, had, work.scrub)
@@ -262,8 +262,7 @@ async def _about(work: Work, holder: Holder) -> Finding:
     uid = await work.dependencies.containers.pod_uid_of(holder.pid)
     who = _who(holder, uid)
     grants, reading = work.record.open_grants, work.dependencies.pods.reading
-    strangers = work.dependencies.strangers
-    if await strangers.meet(work.device.id, holder, uid, grants, reading=reading, policy=work.policy):
+    if await work.unauthorized_use.handle(holder, uid, grants, reading=reading, policy=work.policy):
         sentence = f"{who} held the device without a grant for over {work.policy.limits.dying_grace:g} s and was ended."
         return Finding(
             Step.HOLDERS, FindingCode.STRANGER_ENDED, Severity.NOTE, sentence, {"pid": holder.pid, "pod_uid": uid}
@@ -291,7 +290,7 @@ async def _unfinished(work: Work, owner: Owner, processes: Sequence[Uninspected]
         "blocks": blocks,
     }
     if lasts:
-        evidence["news"] = work.dependencies.strangers.is_news(work.device.id, f"uninspected {uid or 'node'}")
+        evidence["news"] = work.unauthorized_use.is_news(f"uninspected {uid or 'node'}")
     found = [
         Finding(Step.HOLDERS, FindingCode.WALK_UNFINISHED, Severity.DIRTY, sentence, evidence)
         if blocks

@@ -18,7 +18,7 @@ async def clear_memory(work: Work) -> StepResult:
     request = EraseRequest(
         work.scrub, audit=rule.audit, pattern=rule.pattern, deadline=limit, on_chip=Step.ON_CHIP in work.plan.steps
     )
-    async with dependencies.eraser_pool.slot(work.urgent):
+    async with work.eraser_slot():
         start = dependencies.clock.monotonic()
         try:
             report = await dependencies.eraser.erase(work.device, request, work.progress)

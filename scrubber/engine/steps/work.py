@@ -14,6 +14,7 @@ from scrubber.domain.policy import Plan, Policy
 from scrubber.domain.record import DeviceRecord, Grant
 from scrubber.domain.telemetry import Snapshot
 from scrubber.engine.dependencies import Dependencies
+from scrubber.engine.unauthorized_use import UnauthorizedUse
 from scrubber.ports.device import EraseReport, Progress
 
 __all__ = ["Work"]
@@ -25,7 +26,8 @@ class Work:
 
     Attributes:
         standings: where the pod of each open grant stands now.
-        urgent: whether somebody waits for this scrub now.
+        unauthorized_use: what was seen of unauthorized use of the device.
+        eraser_slot: holds one of the node's eraser slots while it is open.
         progress: receives how far the eraser is.
         still: keeps other devices, by id, out of use while it is open; raises ``Held`` when one is in use.
         asking: the pod for whose start the device is scrubbed; None when it is nobody's.
@@ -39,7 +41,8 @@ class Work:
     policy: Policy
     dependencies: Dependencies
     standings: Callable[[], Awaitable[list[tuple[Grant, Standing]]]]
-    urgent: Callable[[], bool]
+    unauthorized_use: UnauthorizedUse
+    eraser_slot: Callable[[], AbstractAsyncContextManager[None]]
     progress: Callable[[Progress], None]
     still: Callable[[Iterable[str]], AbstractAsyncContextManager[None]]
     asking: Pod | None = None
