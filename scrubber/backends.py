@@ -1,206 +1,116 @@
-"""What the service's devices are made of: every device port of one backend, put together, started and closed as one.
+"""The registry of backends: one row for each kind of device that the service can serve.
 
-Adapters do not know each other. That NVML says who holds a GPU, and CUDA clears it, is brought together here.
+To add a backend, add a folder in ``scrubber/adapters`` and a row here. A row's adapters are imported when its backend is
+opened, so that the command line can read the registry without loading any of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
-from importlib.util import find_spec
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from scrubber.adapters.children.process import Children
-from scrubber.adapters.children.questions import QuestionPool
-from scrubber.adapters.cuda.diagnostician import CudaDiagnostics
-from scrubber.adapters.cuda.erasure import CudaEraser
-from scrubber.adapters.cuda.programs import Programs
-from scrubber.adapters.cuda.workplace import Workplace
-from scrubber.adapters.nvidia.holders import NvidiaHolders
-from scrubber.adapters.nvidia.inventory import NvidiaInventory
-from scrubber.adapters.nvidia.places import Places
-from scrubber.adapters.nvidia.question import DRIVER_MODULE, driver_arguments
-from scrubber.adapters.nvidia.resetter import NvidiaResetter
-from scrubber.adapters.nvidia.settings import NvidiaSettings
-from scrubber.adapters.nvidia.signals import EventWatch
-from scrubber.adapters.nvidia.telemetry import NvidiaTelemetry
-from scrubber.adapters.nvidia.work import NvidiaGpu
-from scrubber.adapters.sim.backend import SimBackend
-from scrubber.domain.device import Device, NodeIdentity
-from scrubber.domain.errors import Away, BadConfiguration
-from scrubber.ports.device import Diagnostics, Eraser, Holders, Inventory, Resetter, Settings, Telemetry
+from scrubber.domain.errors import BadConfiguration
 
-__all__ = ["DeviceBackend", "nvidia_backend", "sim_backend"]
+if TYPE_CHECKING:
+    from scrubber.config.settings import ServiceSettings
+    from scrubber.ports.device import DeviceBackend, InfrastructureLookup
 
-_AWAKE_WITHIN = 30.0
-"""Seconds that GPUs get to wake up; one that takes longer is asked all the same, and found to be stuck."""
-
-Infrastructure = Callable[[int], Awaitable[str | None]]
-"""The name by which a process belongs to the node's infrastructure; None for everybody else."""
+__all__ = ["BACKENDS", "Backend", "BackendContext"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceBackend:
-    """The device ports of one node.
+class BackendContext:
+    """What the service gives a backend.
 
     Attributes:
-        children: who starts the child processes.
-        not_advertised: what is on the node and not handed out, each with the reason; asked anew each time.
-    """
-
-    inventory: Inventory
-    holders: Holders
-    telemetry: Telemetry
-    settings: Settings
-    resetter: Resetter
-    eraser: Eraser
-    diagnostics: Diagnostics
-    children: Children
-    not_advertised: Callable[[], Mapping[str, str]] = field(default=dict)
-
-
-@asynccontextmanager
-async def sim_backend(directory: Path, *, question: float) -> AsyncIterator[DeviceBackend]:
-    """The simulated node in ``directory``.
-
-    Raises:
-        BadConfiguration: there is none.
-        SecondInstance: another service has it.
-    """
-    backend = SimBackend(directory, question_deadline=question)
-    await backend.start()
-    try:
-        yield DeviceBackend(
-            inventory=backend.inventory,
-            holders=backend.holders,
-            telemetry=backend.telemetry,
-            settings=backend.settings,
-            resetter=backend.resetter,
-            eraser=backend.eraser,
-            diagnostics=backend.diagnostics,
-            children=backend.children,
-        )
-    finally:
-        await backend.close()
-
-
-class _FollowedInventory:
-    """:class:`scrubber.ports.Inventory` that has the events of what it finds watched."""
-
-    def __init__(self, inventory: NvidiaInventory, watch: EventWatch, holders: NvidiaHolders) -> None:
-        self._inventory = inventory
-        self._watch = watch
-        self._holders = holders
-        self.last: Sequence[Device] = ()
-
-    async def devices(self) -> tuple[Device, ...]:
-        found = await self._inventory.devices()
-        known = {device.id for device in self.last}
-        for device in found:
-            if device.id not in known:  # also one that was away: a GPU back from MIG mode, or on the bus again
-                self._holders.forget(device.id)
-        self.last = found
-        self._watch.follow(found)
-        # Whoever opens a GPU first wakes it, which takes seconds where nothing keeps it awake. The events' children have
-        # that time; a question that is asked before would be called stuck.
-        await self._watch.ready(_AWAKE_WITHIN)
-        return found
-
-    async def identity(self) -> NodeIdentity:
-        return await self._inventory.identity()
-
-
-class _Watchers:
-    """Whoever keeps something about a GPU that does not outlive its reset."""
-
-    def __init__(self, watch: EventWatch, holders: NvidiaHolders) -> None:
-        self._watch = watch
-        self._holders = holders
-
-    async def pause(self, gpu: str) -> None:
-        await self._watch.pause(gpu)
-
-    async def resume(self, gpu: str, deadline: float) -> None:
-        await self._watch.resume(gpu, deadline)
-
-    def forget(self, device: str) -> None:
-        self._watch.forget(device)
-        self._holders.forget(device)
-
-
-@asynccontextmanager
-async def nvidia_backend(
-    places: Places,
-    state: Path,
-    *,
-    node: str,
-    question: float,
-    infrastructure: Infrastructure,
-    walk: float = 10.0,
-    children: Children | None = None,
-    environment: Mapping[str, str] | None = None,
-) -> AsyncIterator[DeviceBackend]:
-    """The node's NVIDIA GPUs.
-
-    Args:
-        state: a directory of the service's own: locks, fences, compiled kernels.
         question: seconds that one question to the driver may take.
-        walk: seconds within which one walk over ``/proc`` is answered; its processes share four fifths of that.
-        environment: more variables for the CUDA children.
-
-    Raises:
-        BadConfiguration: nvidia-ml-py is not installed, or CuPy is not or cannot be loaded.
     """
-    if find_spec("pynvml") is None:  # looked for and not loaded; without it every child of the driver would only die
+
+    settings: ServiceSettings
+    question: float
+    infrastructure: InfrastructureLookup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backend:
+    """One row of the registry.
+
+    Attributes:
+        summary: the backend in a few words, for help texts.
+        simulated: its devices are not hardware: the service needs neither the host's PID namespace nor cgroups for them.
+        check: checks the settings that only this backend has. Raises :class:`BadConfiguration`.
+        open: starts the adapters and yields their ports; closes them on exit. Raises :class:`BadConfiguration`.
+        unsupported_settings: returns one message for each device setting of a policy that no device of this backend has.
+    """
+
+    name: str
+    summary: str
+    simulated: bool = False
+    check: Callable[[ServiceSettings], None]
+    open: Callable[[BackendContext], AbstractAsyncContextManager[DeviceBackend]]
+    unsupported_settings: Callable[[Mapping[str, str]], Sequence[str]] = lambda _: ()
+
+
+def _check_simulated(settings: ServiceSettings) -> None:
+    if settings.sim_dir is None:
         raise BadConfiguration(
-            "nvidia-ml-py is not installed, so no GPU can be asked anything: install the service with its extra cuda12 "
-            "(or cuda13, as the driver's version asks)."
+            "The sim backend needs the directory of a simulated node: give it with --sim-dir DIR "
+            "(scrubber sim create --dir DIR makes one)."
         )
-    own = children or Children()
-    locks = state / "locks"
-    locks.mkdir(mode=0o700, parents=True, exist_ok=True)
-    async with AsyncExitStack() as stack:
-        stack.push_async_callback(own.close)
-        inventory = NvidiaInventory(places, own, node=node)
-        stack.push_async_callback(inventory.close)
-        arguments = driver_arguments(places)
-        questions = QuestionPool(
-            own, DRIVER_MODULE, arguments=arguments, deadline=question, environment=places.environment()
+
+
+def _open_simulated(context: BackendContext) -> AbstractAsyncContextManager[DeviceBackend]:
+    from scrubber.adapters.sim.backend import sim_backend
+
+    assert context.settings.sim_dir is not None  # checked with the settings
+    return sim_backend(context.settings.sim_dir, question=context.question)
+
+
+def _check_nvidia(settings: ServiceSettings) -> None:
+    if not settings.nvidia_driver_root.is_dir():
+        raise BadConfiguration(
+            f"--nvidia-driver-root {settings.nvidia_driver_root} is not there; give the directory below which the driver's "
+            "libraries lie, such as / or /run/nvidia/driver."
         )
-        stack.push_async_callback(questions.close)
-        watch = EventWatch(own, places, inventory.fingerprint)
-        stack.push_async_callback(watch.close)
-        holders = NvidiaHolders(own, questions, places, infrastructure=infrastructure, walk_deadline=walk)
-        stack.push_async_callback(holders.close)
-        followed = _FollowedInventory(inventory, watch, holders)
-        programs = Programs(own, state, libraries=places.library_directories(), environment=environment)
-        stack.push_async_callback(programs.close)
-        try:
-            await programs.warm()  # a CuPy that is missing is told now, and not by the first scrub
-        except Away as away:
-            raise BadConfiguration(str(away)) from away
-        workplace = Workplace(programs, NvidiaGpu(questions, holders), locks)
-        eraser = CudaEraser(workplace)
-        resetter = NvidiaResetter(
-            devices=lambda: followed.last,
-            holders=holders,
-            erasers=eraser,
-            events=_Watchers(watch, holders),
-            questions=questions,
-            holdings=(inventory,),
-            children=own,
-            places=places,
-        )
-        watch.start()
-        yield DeviceBackend(
-            inventory=followed,
-            holders=holders,
-            telemetry=NvidiaTelemetry(questions, watch, holders),
-            settings=NvidiaSettings(questions),
-            resetter=resetter,
-            eraser=eraser,
-            diagnostics=CudaDiagnostics(workplace),
-            children=own,
-            not_advertised=lambda: inventory.not_advertised,
-        )
+
+
+def _open_nvidia(context: BackendContext) -> AbstractAsyncContextManager[DeviceBackend]:
+    from scrubber.adapters.nvidia.backend import nvidia_backend
+    from scrubber.adapters.nvidia.places import Places
+
+    return nvidia_backend(
+        Places.of(context.settings.nvidia_driver_root),
+        context.settings.state_dir,
+        node=context.settings.node_name,
+        question=context.question,
+        infrastructure=context.infrastructure,
+    )
+
+
+def _unsupported_by_nvidia(settings: Mapping[str, str]) -> Sequence[str]:
+    from scrubber.adapters.nvidia.setting_values import refusals
+
+    return refusals(settings)
+
+
+_ROWS = (
+    Backend(
+        name="sim",
+        summary="the simulated node",
+        simulated=True,
+        check=_check_simulated,
+        open=_open_simulated,
+    ),
+    Backend(
+        name="nvidia",
+        summary="NVIDIA's driver",
+        check=_check_nvidia,
+        open=_open_nvidia,
+        unsupported_settings=_unsupported_by_nvidia,
+    ),
+)
+
+BACKENDS: Mapping[str, Backend] = {each.name: each for each in _ROWS}
+"""By name, in the order of the help text; the first one is the default."""

@@ -33,15 +33,13 @@ from scrubber.adapters.kubelet.assignments import KubeletAssignments
 from scrubber.adapters.kubelet.pid_namespace import refuse_another_pid_namespace
 from scrubber.adapters.kubelet.service_accounts import ServiceAccounts
 from scrubber.adapters.ledger.sqlite import SqliteLedger
-from scrubber.adapters.nvidia.places import Places
-from scrubber.adapters.nvidia.setting_values import refusals
 from scrubber.adapters.signing.node_key import NodeKey
 from scrubber.adapters.systemd import SystemdNotifier
 from scrubber.api.server import ApiServer
 from scrubber.api.sockets import Sockets
-from scrubber.backends import DeviceBackend, nvidia_backend, sim_backend
+from scrubber.backends import BACKENDS, BackendContext
 from scrubber.config.policy_file import PolicySource, signed
-from scrubber.config.settings import Backend, ServiceSettings, TraceExport
+from scrubber.config.settings import ServiceSettings, TraceExport
 from scrubber.domain.assignment import Trust
 from scrubber.domain.device import Device, NodeIdentity
 from scrubber.domain.errors import Away, BadConfiguration, ScrubberError
@@ -66,6 +64,7 @@ from scrubber.observability.logging import configure_logging
 from scrubber.observability.metrics.metrics import Metrics
 from scrubber.observability.metrics_server import check, serve_on
 from scrubber.observability.tracing import Traces, otlp
+from scrubber.ports.device import DeviceBackend
 from scrubber.ports.node import Containers
 from scrubber.ports.record import Change, Event, LedgerState
 from scrubber.ports.runtime import UNTRACED, Clock
@@ -129,7 +128,7 @@ async def _serve(
 ) -> None:
     """Build everything, run it, and take it down in the reverse order."""
     policy = policies.policy
-    if settings.backend is Backend.NVIDIA:
+    if not settings.backend.simulated:
         refuse_another_pid_namespace(settings.pod_resources_socket)
     supervisor = SystemdNotifier(os.environ.get("NOTIFY_SOCKET", ""))
     clock = SystemClock()
@@ -207,7 +206,7 @@ async def _serve(
         def info() -> ServiceView:
             return ServiceView(
                 __version__,
-                settings.backend.value,
+                settings.backend.name,
                 identity,
                 policies.policy,
                 ledger.health(),
@@ -222,7 +221,7 @@ async def _serve(
             )
 
         node = Node(dependencies=dependencies, info=info, epoch=epoch)
-        metrics.service.runs(version=__version__, backend=settings.backend.value, driver=identity.driver)
+        metrics.service.runs(version=__version__, backend=settings.backend.name, driver=identity.driver)
         metrics.service.key(key.key_id)
         metrics.ask = facts_of(
             node, dependencies=dependencies, ledger=ledger, children=backend.children, policy=lambda: policies.policy
@@ -373,8 +372,8 @@ def _adjusted(policy: Policy, settings: ServiceSettings, log: structlog.typing.F
     """The policy as this start wants it, for this backend."""
     policy = policy.on(settings.node_name)
     everyone = (policy, *(each.policy for each in policy.overrides))
-    impossible = [why for one in everyone for why in refusals(one.settings)]
-    if impossible and settings.backend is Backend.NVIDIA:
+    impossible = [why for one in everyone for why in BACKENDS[settings.backend.name].unsupported_settings(one.settings)]
+    if impossible:
         raise BadConfiguration(f"{settings.policy}: settings: {' '.join(impossible)}")
     if not settings.disabled_healthchecks:
         return policy
@@ -388,9 +387,6 @@ def _adjusted(policy: Policy, settings: ServiceSettings, log: structlog.typing.F
 def _backend(
     settings: ServiceSettings, policies: PolicySource, containers: Containers
 ) -> AbstractAsyncContextManager[DeviceBackend]:
-    if settings.backend is Backend.SIM:
-        assert settings.sim_dir is not None  # the settings saw to it
-        return sim_backend(settings.sim_dir, question=policies.policy.limits.question)
     accounts = ServiceAccounts(settings.kubelet_dir, settings.pod_logs_dir)
 
     async def infrastructure(pid: int) -> str | None:
@@ -402,13 +398,9 @@ def _backend(
         account = None if uid is None else accounts.of(uid)
         return "/".join(account) if account in policies.policy.infrastructure.pods and account is not None else None
 
-    return nvidia_backend(
-        Places.of(settings.nvidia_driver_root),
-        settings.state_dir,
-        node=settings.node_name,
-        question=policies.policy.limits.question,
-        infrastructure=infrastructure,
-    )
+    question = policies.policy.limits.question
+    context = BackendContext(settings=settings, question=question, infrastructure=infrastructure)
+    return BACKENDS[settings.backend.name].open(context)
 
 
 def _containers(settings: ServiceSettings) -> CgroupContainers | MarkerContainers:

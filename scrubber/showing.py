@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 import structlog
 
-from scrubber.adapters.children.process import Children
 from scrubber.adapters.ledger.auditor import look_through
 from scrubber.adapters.ledger.examination import Verdict
 from scrubber.adapters.ledger.sqlite import SqliteLedger
@@ -22,6 +21,7 @@ from scrubber.engine.node import Node
 from scrubber.engine.views import NodeView
 from scrubber.observability.journal import StructlogJournal
 from scrubber.observability.metrics.facts import Facts, Shown
+from scrubber.ports.device import ChildCounts
 from scrubber.ports.record import AuditTrail, Event
 from scrubber.ports.runtime import Clock
 
@@ -36,7 +36,7 @@ _TRIED_AGAIN = 60.0
 
 
 def facts_of(
-    node: Node, *, dependencies: Dependencies, ledger: SqliteLedger, children: Children, policy: Callable[[], Policy]
+    node: Node, *, dependencies: Dependencies, ledger: SqliteLedger, children: ChildCounts, policy: Callable[[], Policy]
 ) -> Callable[[], Facts]:
     """A function that says what is so now. Any thread may call it: it reads values that are replaced, and never changed."""
 

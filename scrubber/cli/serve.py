@@ -13,10 +13,11 @@ import sys
 from enum import StrEnum
 from pathlib import Path
 from socket import gethostname
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from scrubber.backends import BACKENDS
 from scrubber.cli import metrics_flags as metrics
 from scrubber.cli import plugin_flags as flags
 from scrubber.cli.lasting import as_usual
@@ -24,7 +25,6 @@ from scrubber.cli.options import KubeletDirOption, SocketOption, seconds
 from scrubber.config.settings import (
     FROM_KUBELET_DIR,
     Address,
-    Backend,
     ContainerIdentity,
     DisabledHealthchecks,
     LogFormat,
@@ -36,6 +36,15 @@ from scrubber.config.settings import (
 
 __all__ = ["add_commands"]
 
+if TYPE_CHECKING:
+
+    class BackendName(StrEnum):
+        """One member for each row of the registry."""
+
+else:
+    BackendName = StrEnum("BackendName", [(each, each) for each in BACKENDS])
+
+_DEFAULT_BACKEND = next(iter(BackendName))
 
 LogFormatOption = Annotated[
     LogFormat,
@@ -86,8 +95,12 @@ def _load_logging() -> None:
 
 def serve(
     backend: Annotated[
-        Backend, typer.Option(envvar="SCRUBBER_BACKEND", help="sim: the simulated node; nvidia: NVIDIA's driver.")
-    ] = Backend.SIM,
+        BackendName,
+        typer.Option(
+            envvar="SCRUBBER_BACKEND",
+            help="; ".join(f"{each.name}: {each.summary}" for each in BACKENDS.values()) + ".",
+        ),
+    ] = _DEFAULT_BACKEND,
     sim_dir: Annotated[
         Path | None,
         typer.Option(
@@ -212,8 +225,9 @@ def serve(
     ] = "",
 ) -> None:
     """Run the scrub service. It knows every device's state, scrubs, certifies, and quarantines what it cannot prove."""
+    chosen = BACKENDS[backend.value]
     settings = ServiceSettings(
-        backend=backend,
+        backend=chosen,
         sim_dir=sim_dir,
         state_dir=state_dir,
         socket=socket,
@@ -236,7 +250,7 @@ def serve(
         node_name=node_name or gethostname(),
         pod_resources_socket=pod_resources_socket or FROM_KUBELET_DIR,
         nvidia_driver_root=nvidia_driver_root,
-        fail_on_init_error=fail_on_init_error and backend is Backend.NVIDIA,
+        fail_on_init_error=fail_on_init_error and not chosen.simulated,
         disabled_healthchecks=DisabledHealthchecks.parse(disable_healthchecks),
     )
     _only_our_lines()

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import grp
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from socket import gethostname
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from scrubber.domain.errors import BadConfiguration
 
@@ -23,7 +24,6 @@ __all__ = [
     "EMULATED",
     "FROM_KUBELET_DIR",
     "Address",
-    "Backend",
     "ContainerIdentity",
     "DisabledHealthchecks",
     "LogFormat",
@@ -39,11 +39,15 @@ EMULATED = "emulated"
 """File that the kubelet emulator writes into its directory; a real kubelet's directory has none."""
 
 
-class Backend(StrEnum):
-    """Where the devices come from."""
+class ChosenBackend(Protocol):
+    """What the settings need to know of the chosen backend: a row of :data:`scrubber.backends.BACKENDS`."""
 
-    SIM = "sim"
-    NVIDIA = "nvidia"
+    @property
+    def name(self) -> str: ...
+    @property
+    def simulated(self) -> bool: ...
+    @property
+    def check(self) -> Callable[[ServiceSettings], None]: ...
 
 
 class ContainerIdentity(StrEnum):
@@ -186,7 +190,7 @@ class ServiceSettings:
     """Everything ``scrubber serve`` is told. Paths are made absolute, because children run elsewhere.
 
     Attributes:
-        backend: the simulated node or NVIDIA's driver.
+        backend: a row of :data:`scrubber.backends.BACKENDS`.
         sim_dir: directory of the simulated node; needed by the ``sim`` backend only.
         state_dir: the ledger; mode 0700. The devices' lock files are the backend's.
         socket: directory of the service's sockets.
@@ -214,7 +218,7 @@ class ServiceSettings:
         BadConfiguration: a value that cannot work.
     """
 
-    backend: Backend = Backend.SIM
+    backend: ChosenBackend
     sim_dir: Path | None = None
     state_dir: Path = Path("/var/lib/scrubber")
     socket: Path = Path("/run/scrubber")
@@ -247,11 +251,7 @@ class ServiceSettings:
             value = getattr(self, each.name)
             if isinstance(value, Path):
                 object.__setattr__(self, each.name, value.absolute())
-        if self.backend is Backend.SIM and self.sim_dir is None:
-            raise BadConfiguration(
-                "The sim backend needs the directory of a simulated node: give it with --sim-dir DIR "
-                "(scrubber sim create --dir DIR makes one)."
-            )
+        self.backend.check(self)
         if not self.policy:
             raise BadConfiguration("--policy is empty; name a policy file, or a shipped policy such as default.")
         if not self.node_name or any(each.isspace() for each in self.node_name):
@@ -267,7 +267,7 @@ class ServiceSettings:
         """Whether processes are assigned to pods by cgroup; where ``auto`` decides, by what kubelet is configured."""
         if self.containers is not ContainerIdentity.AUTO:
             return self.containers is ContainerIdentity.CGROUP
-        if self.backend is not Backend.SIM or self.cgroup_root is not None:
+        if not self.backend.simulated or self.cgroup_root is not None:
             return True
         there = _exists(self.kubelet_dir, unreadable=True) or _exists(self.pod_resources_socket, unreadable=True)
         return there and not _exists(self.kubelet_dir / EMULATED, unreadable=False)
@@ -282,11 +282,6 @@ class ServiceSettings:
             "--cgroup-root": self.cgroup_root,
             "--nvidia-driver-root": self.nvidia_driver_root,
         }
-        if self.backend is Backend.NVIDIA and not self.nvidia_driver_root.is_dir():
-            raise BadConfiguration(
-                f"--nvidia-driver-root {self.nvidia_driver_root} is not there; give the directory below which the driver's "
-                "libraries lie, such as / or /run/nvidia/driver."
-            )
         for flag, path in directories.items():
             if path is not None and path.exists() and not path.is_dir():
                 raise BadConfiguration(f"{flag} {path} is not a directory; give the directory that it should be in.")

@@ -20,7 +20,7 @@ _MOUNT_IT = (
 def cgroups(node: Node) -> Iterator[Check]:
     """The hierarchy that holds the pods is mounted, can be written, and can kill or freeze what a pod left behind."""
     said = node.service
-    if said.places.cgroups is None and (said.backend == "sim" or said.places.kubelet is not None):
+    if said.places.cgroups is None and (said.simulated or said.places.kubelet is not None):
         yield _by_marker(node)
         return
     # Imported here: every other command would wait for what the adapter loads.
@@ -28,7 +28,7 @@ def cgroups(node: Node) -> Iterator[Check]:
     from scrubber.adapters.containers.paths import kubepods_below
     from scrubber.domain.errors import BadConfiguration
 
-    serious = Level.ERROR if said.backend == "nvidia" else Level.WARNING
+    serious = Level.ERROR if said.has_hardware else Level.WARNING
     try:
         root = node.path(said.places.cgroups) if said.places.cgroups else discover_root(node.path("/sys/fs/cgroup"))
         if root is None:
@@ -100,7 +100,7 @@ def _by_marker(node: Node) -> Check:
         f"{by}, and the kubelet in {kubelet} is real: its containers carry no markers, so every hand-over between pods waits "
         "for a time to pass instead of for the processes."
     )
-    serious = Level.ERROR if node.service.backend == "nvidia" else Level.WARNING
+    serious = Level.ERROR if node.service.has_hardware else Level.WARNING
     return Check("cgroups", serious, sentence, "Restart the service with --containers cgroup (or auto).")
 
 

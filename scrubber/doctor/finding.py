@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from scrubber.backends import BACKENDS
 from scrubber.doctor.looking import FileSystem, file_system_of
 
 __all__ = [
@@ -133,6 +134,16 @@ class ServiceSaid:
     @property
     def answered(self) -> bool:
         return not self.refusal and not self.broken
+
+    @property
+    def simulated(self) -> bool:
+        """Whether it serves a backend that needs no hardware."""
+        return self.backend in BACKENDS and BACKENDS[self.backend].simulated
+
+    @property
+    def has_hardware(self) -> bool:
+        """Whether it serves a backend of real devices; False as well while the backend is not known."""
+        return self.backend in BACKENDS and not BACKENDS[self.backend].simulated
 
 
 @dataclass(frozen=True, slots=True)

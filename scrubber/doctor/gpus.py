@@ -32,10 +32,10 @@ def driver(node: Node) -> Iterator[Check]:
     try:
         text = read_text(path)
     except OSError as error:
-        if node.service.backend == "sim":
+        if node.service.simulated:
             yield Check("driver", Level.OK, "No NVIDIA driver is loaded; the simulated node needs none.")
             return
-        level = Level.ERROR if node.service.backend == "nvidia" else Level.WARNING
+        level = Level.ERROR if node.service.has_hardware else Level.WARNING
         sentence = f"No NVIDIA driver is loaded ({path}: {error.strerror})."
         yield Check(
             "driver", level, sentence, "modprobe nvidia loads it; dmesg says why not. A GPU Operator loads its own."
@@ -128,7 +128,7 @@ def device_nodes(node: Node) -> Iterator[Check]:
 
 def unauthorized_use(node: Node) -> Iterator[Check]:
     """How the service notices that a process uses a GPU without a grant, and what it does not notice."""
-    if node.service.backend != "nvidia":
+    if not node.service.has_hardware:
         return
     sentence = (
         "Between scrubs the service looks at driver contexts. A process that only has a GPU's device node open is not seen "

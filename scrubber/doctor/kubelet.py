@@ -24,7 +24,7 @@ def pod_resources_socket(node: Node) -> Path:
 
 def _serious(node: Node) -> Level:
     """What breaks a promise where there are real GPUs; who serves simulated ones, or nothing, breaks none."""
-    return Level.ERROR if node.service.backend == "nvidia" else Level.WARNING
+    return Level.ERROR if node.service.has_hardware else Level.WARNING
 
 
 def kubelet(node: Node) -> Iterator[Check]:
@@ -89,7 +89,7 @@ def plugins(node: Node) -> Iterator[Check]:
     except OSError as error:
         yield unseen("plugins", "which plugins serve the kubelet was not seen", error)
         return
-    if rivals and node.service.backend != "sim":
+    if rivals and not node.service.simulated:
         sentence = f"Another plugin may hand out the same GPUs, past this service: {rivals[0]}."
         remedy = (
             "kubectl delete its DaemonSet (nvidia-device-plugin, or the GPU Operator's devicePlugin.enabled: false), as "
@@ -148,7 +148,7 @@ def pod_resources(node: Node) -> Iterator[Check]:
 
 def pid_namespace(node: Node) -> Iterator[Check]:
     """The node's processes are seen from here. The service refuses to start where they are not, unless it simulates."""
-    if node.service.backend == "sim":
+    if node.service.simulated:
         yield Check("pid-namespace", Level.OK, "The simulated node needs no PID namespace of the machine's.")
         return
     # Imported here: every other command would wait for what the kubelet's adapter loads.

@@ -77,12 +77,12 @@ def _numbers(version: str) -> list[int]:
 
 def bindings(node: Node) -> Iterator[Check]:
     """NVML's bindings and CuPy are installed, for a CUDA that the driver takes."""
-    if node.service.backend == "sim":
+    if node.service.simulated:
         yield Check("bindings", Level.OK, "The simulated node needs neither NVML's bindings nor CuPy.")
         return
-    if node.service.backend != "nvidia" and not node.has_driver:
+    if not node.service.has_hardware and not node.has_driver:
         return  # the driver's check says that there is none
-    level = Level.ERROR if node.service.backend == "nvidia" else Level.WARNING
+    level = Level.ERROR if node.service.has_hardware else Level.WARNING
     nvml = _version("nvidia-ml-py")
     cupy = {name: version for name in _CUPY if (version := _version(name))}
     wanted = f"{_INSTALL} '.[cuda12]', or '.[cuda13]' for drivers from 580 on."
@@ -111,7 +111,7 @@ def bindings(node: Node) -> Iterator[Check]:
 
 def driver_libraries(node: Node) -> Iterator[Check]:
     """The driver's libraries are where the loader finds them. No compiler (NVRTC) is needed: our kernels are shipped."""
-    if node.service.backend == "sim" or not node.has_driver:
+    if node.service.simulated or not node.has_driver:
         return  # not needed, or the driver's check says what is missing first
     missing = [name for name in _DRIVERS if _find(node, name) is None]
     if not missing:

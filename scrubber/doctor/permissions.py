@@ -172,7 +172,7 @@ def service_process(node: Node) -> int | None:
 
 def capabilities(node: Node) -> Iterator[Check]:
     """The service has what it takes to see every process, to end leftovers and to reset devices."""
-    if node.service.backend == "sim":
+    if node.service.simulated:
         yield Check("capabilities", Level.OK, "The simulated node needs none.")
         return
     name, remedy = "capabilities", f"{AS_ROOT}, on the node or in the service's pod."
@@ -195,7 +195,7 @@ def capabilities(node: Node) -> Iterator[Check]:
     lacking = [each for bit, each in _NEEDED.items() if not int(has[1], 16) >> bit & 1]
     who = f"The service (PID {pid}) runs as {user_name(int(uid[1]))}"
     if lacking:
-        level = Level.ERROR if node.service.backend == "nvidia" else Level.WARNING
+        level = Level.ERROR if node.service.has_hardware else Level.WARNING
         yield Check(name, level, f"{who} and lacks {', '.join(lacking)}: it would miss users of GPUs.", _PRIVILEGED)
         return
     yield Check(name, Level.OK, f"{who} with all that it needs.")

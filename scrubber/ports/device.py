@@ -1,9 +1,12 @@
-"""What the engine asks of devices: which there are, what they say, who holds them, and clearing, resetting and diagnosing them."""
+"""What the engine asks of devices: which there are, what they say, who holds them, and clearing, resetting and diagnosing them.
+
+A backend implements all of these ports for one kind of device; :class:`DeviceBackend` holds them together.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from scrubber.domain.device import Device, NodeIdentity
@@ -12,11 +15,14 @@ from scrubber.domain.reset import ResetPlan
 from scrubber.domain.telemetry import Holder, HolderReport, Signal, Snapshot
 
 __all__ = [
+    "ChildCounts",
+    "DeviceBackend",
     "Diagnostics",
     "EraseReport",
     "EraseRequest",
     "Eraser",
     "Holders",
+    "InfrastructureLookup",
     "Inventory",
     "OnChip",
     "Progress",
@@ -247,3 +253,38 @@ class Resetter(Protocol):
             Unreadable: the reset failed; the message says how.
             Stuck: it did not end in time.
         """
+
+
+class ChildCounts(Protocol):
+    """How many child processes a backend has started, for the metrics."""
+
+    @property
+    def starts(self) -> Mapping[str, int]:
+        """By kind of child, how many were started."""
+
+    @property
+    def abandoned_total(self) -> int:
+        """How many outlived SIGKILL and were given up."""
+
+
+InfrastructureLookup = Callable[[int], Awaitable[str | None]]
+"""Returns the name by which a process belongs to the node's infrastructure; None for every other process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceBackend:
+    """The device ports of one node's devices of one kind.
+
+    Attributes:
+        not_advertised: returns the devices that are on the node and not handed out, each with the reason.
+    """
+
+    inventory: Inventory
+    holders: Holders
+    telemetry: Telemetry
+    settings: Settings
+    resetter: Resetter
+    eraser: Eraser
+    diagnostics: Diagnostics
+    children: ChildCounts
+    not_advertised: Callable[[], Mapping[str, str]] = field(default=dict)

@@ -9,8 +9,10 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-from scrubber.backends import DeviceBackend, nvidia_backend
+from scrubber.adapters.children.process import Children
+from scrubber.adapters.nvidia.backend import nvidia_backend
 from scrubber.domain.device import Device
+from scrubber.ports.device import DeviceBackend
 from tests.nvidia import holder
 from tests.nvidia.world import MIB, Gpu, Instance, Subject, World
 
@@ -89,12 +91,14 @@ class NvidiaRig:
 @asynccontextmanager
 async def started(world: World, state: Path, *, question: float = 5.0) -> AsyncIterator[NvidiaRig]:
     """The backend over ``world``, once the events of every GPU are listened to."""
+    children = Children()
     async with nvidia_backend(
         world.places,
         state,
         node="node-1",
         question=question,
         infrastructure=_nobody,
+        children=children,
         environment=standin_environment(world),
     ) as backend:
         signals = backend.telemetry.signals()
@@ -104,7 +108,7 @@ async def started(world: World, state: Path, *, question: float = 5.0) -> AsyncI
                 told = await anext(signals)
                 unheard.discard(told.device or "")
         yield NvidiaRig(world, backend)
-    assert backend.children.pids() == frozenset()
+    assert children.pids() == frozenset()
 
 
 async def _nobody(_: int) -> str | None:

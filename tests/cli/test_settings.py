@@ -11,12 +11,12 @@ import pytest
 
 import plugin.main
 from plugin.main import PluginSettings
+from scrubber.backends import BACKENDS, Backend
 from scrubber.cli.main import main
 from scrubber.config.policy_file import load_policy
 from scrubber.config.settings import (
     EMULATED,
     Address,
-    Backend,
     ContainerIdentity,
     DisabledHealthchecks,
     LogFormat,
@@ -26,6 +26,8 @@ from scrubber.config.settings import (
 )
 from scrubber.domain.errors import BadConfiguration
 from scrubber.domain.policy import XidClass
+
+SIMULATED, NVIDIA = BACKENDS["sim"], BACKENDS["nvidia"]
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +64,7 @@ def test_what_nobody_says_has_the_documented_default(told: list[ServiceSettings]
     assert exit_code("serve", "--sim-dir", str(tmp_path)) == 7
     assert told == [
         ServiceSettings(
-            backend=Backend.SIM,
+            backend=SIMULATED,
             sim_dir=tmp_path,
             state_dir=Path("/var/lib/scrubber"),
             socket=Path("/run/scrubber"),
@@ -121,7 +123,7 @@ NVIDIAS = {
 def everything(directory: Path) -> ServiceSettings:
     (directory / "driver").mkdir(exist_ok=True)
     return ServiceSettings(
-        backend=Backend.NVIDIA,
+        backend=NVIDIA,
         sim_dir=directory / "sim",
         state_dir=directory / "state",
         socket=directory / "sockets",
@@ -175,7 +177,7 @@ def test_a_flag_wins_over_its_variable(
 
 
 def test_the_kubelets_socket_is_looked_for_in_its_directory(tmp_path: Path) -> None:
-    settings = ServiceSettings(sim_dir=tmp_path, kubelet_dir=tmp_path / "k")
+    settings = ServiceSettings(backend=SIMULATED, sim_dir=tmp_path, kubelet_dir=tmp_path / "k")
     assert settings.pod_resources_socket == tmp_path / "k" / "pod-resources" / "kubelet.sock"
 
 
@@ -183,9 +185,10 @@ class TestWhetherCgroupsAreUsed:
     """``--containers auto`` decides by what kubelet is configured."""
 
     def uses_cgroups(self, directory: Path, **more: Any) -> bool:
+        more = {"backend": SIMULATED, **more}
         return ServiceSettings(sim_dir=directory, kubelet_dir=directory / "k", **more).uses_cgroups
 
-    @pytest.mark.parametrize("backend", Backend)
+    @pytest.mark.parametrize("backend", BACKENDS.values())
     def test_cgroups_are_used_with_every_backend_when_the_kubelet_is_real(
         self, tmp_path: Path, backend: Backend
     ) -> None:
@@ -204,7 +207,7 @@ class TestWhetherCgroupsAreUsed:
         (tmp_path / "k" / EMULATED).touch()
         assert not self.uses_cgroups(tmp_path)
         assert self.uses_cgroups(tmp_path, cgroup_root=tmp_path)
-        assert self.uses_cgroups(tmp_path, backend=Backend.NVIDIA)
+        assert self.uses_cgroups(tmp_path, backend=NVIDIA)
 
     @pytest.mark.parametrize(("said", "used"), [(ContainerIdentity.CGROUP, True), (ContainerIdentity.MARKER, False)])
     def test_what_is_said_counts_whatever_the_kubelet_is(
@@ -217,7 +220,7 @@ class TestWhetherCgroupsAreUsed:
 
 def test_settings_outlive_a_change_of_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    settings = ServiceSettings(sim_dir=Path("sim"), socket=Path("run"), kubelet_dir=Path("k"))
+    settings = ServiceSettings(backend=SIMULATED, sim_dir=Path("sim"), socket=Path("run"), kubelet_dir=Path("k"))
     paths = [getattr(settings, each.name) for each in dataclasses.fields(settings)]
     assert all(path.is_absolute() for path in paths if isinstance(path, Path))
 

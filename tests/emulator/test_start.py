@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from plugin.api import deviceplugin_pb2 as api
+from scrubber.backends import BACKENDS
 from scrubber.config.settings import ServiceSettings
 from scrubber.emulator import ContainerSpec, ContainerState, Kubelet, Phase, RestartPolicy
 from tests.emulation import RESOURCE, SOON, Refusal, TinyPlugin, container, emulated, pod, register, registered, serving
@@ -25,7 +26,7 @@ async def refuse(_devices: list[str]) -> None:
 
 
 async def test_a_service_beside_the_emulator_and_its_markers_uses_no_cgroups_unless_told_to(kubelet: Kubelet) -> None:
-    assert not ServiceSettings(sim_dir=kubelet.root, kubelet_dir=kubelet.root).uses_cgroups
+    assert not ServiceSettings(backend=BACKENDS["sim"], sim_dir=kubelet.root, kubelet_dir=kubelet.root).uses_cgroups
 
 
 async def test_pre_start_comes_before_every_start_init_main_and_restart(kubelet: Kubelet) -> None:

@@ -16,12 +16,14 @@ from pathlib import Path
 
 from bench.gpu.paths import Ports
 from scrubber.adapters.children.message import Message
+from scrubber.adapters.children.process import Children
 from scrubber.adapters.children.questions import QuestionPool
 from scrubber.adapters.cuda.diagnostician import CudaDiagnostics
 from scrubber.adapters.cuda.erasure import CudaEraser
 from scrubber.adapters.cuda.fence import Gpu
 from scrubber.adapters.cuda.programs import DIAGNOSIS, Programs
 from scrubber.adapters.cuda.workplace import Workplace
+from scrubber.adapters.nvidia.backend import nvidia_backend
 from scrubber.adapters.nvidia.holders import NvidiaHolders
 from scrubber.adapters.nvidia.places import Places
 from scrubber.adapters.nvidia.question import DRIVER_MODULE, about, driver_arguments, gpu_of
@@ -29,11 +31,10 @@ from scrubber.adapters.nvidia.work import NvidiaGpu
 from scrubber.adapters.walk import Nodes
 from scrubber.adapters.walker import WALKER_MODULE, read_walk
 from scrubber.adapters.walker import about as about_walk
-from scrubber.backends import DeviceBackend, Infrastructure, nvidia_backend
 from scrubber.domain.device import AccessKind, Device, find_device
 from scrubber.domain.errors import Away, Held
 from scrubber.domain.telemetry import HolderKind
-from scrubber.ports.device import Diagnostics, Eraser
+from scrubber.ports.device import DeviceBackend, Diagnostics, Eraser, InfrastructureLookup
 from tests.gpu.extent import Extent
 from tests.gpu.programs import library_path, python_path
 
@@ -105,6 +106,7 @@ class Stand:
         backend: DeviceBackend,
         scratch: Path,
         *,
+        children: Children,
         programs: Programs,
         questions: QuestionPool,
         walks: QuestionPool,
@@ -116,7 +118,7 @@ class Stand:
         self.places = places
         self.devices = devices
         self.device = device
-        self.children = backend.children
+        self.children = children
         self.backend = backend
         self.resetter = backend.resetter
         self._scratch = scratch
@@ -156,6 +158,7 @@ class Stand:
         python = python_path(*(() if stand_in is None else (_STAND_IN,)))
         places = _Told(found.driver_root, found.dev, found.proc_driver, found.sys, found.run, python)
         environment = {**places.environment(), **_stood_in(stand_in)}
+        children = Children()
         async with AsyncExitStack() as stack:
             backend = await stack.enter_async_context(
                 nvidia_backend(
@@ -164,22 +167,23 @@ class Stand:
                     node="gpu-check",
                     question=_QUESTION_SECONDS,
                     infrastructure=_named(options.infrastructure),
+                    children=children,
                     environment=environment,
                 )
             )
             programs = Programs(
-                backend.children, scratch / "probe", libraries=places.library_directories(), environment=environment
+                children, scratch / "probe", libraries=places.library_directories(), environment=environment
             )
             stack.push_async_callback(programs.close)
             questions = QuestionPool(
-                backend.children,
+                children,
                 DRIVER_MODULE,
                 arguments=driver_arguments(places),
                 deadline=_QUESTION_SECONDS,
                 environment=places.environment(),
             )
             stack.push_async_callback(questions.close)
-            walks = QuestionPool(backend.children, WALKER_MODULE, deadline=_WALK_SECONDS, blames=Away)
+            walks = QuestionPool(children, WALKER_MODULE, deadline=_WALK_SECONDS, blames=Away)
             stack.push_async_callback(walks.close)
             devices = await backend.inventory.devices()
             if not devices:
@@ -190,6 +194,7 @@ class Stand:
                 places,
                 backend,
                 scratch,
+                children=children,
                 programs=programs,
                 questions=questions,
                 walks=walks,
@@ -289,7 +294,7 @@ def _settling(backend: DeviceBackend) -> NvidiaHolders:
     return holders
 
 
-def _named(pids: frozenset[int]) -> Infrastructure:
+def _named(pids: frozenset[int]) -> InfrastructureLookup:
     async def name(pid: int) -> str | None:
         return "named on the command line" if pid in pids else None
 

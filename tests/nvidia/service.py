@@ -14,10 +14,11 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from scrubber import daemon
+from scrubber.adapters.nvidia import backend
+from scrubber.adapters.nvidia.backend import nvidia_backend
 from scrubber.adapters.nvidia.places import Places
-from scrubber.backends import DeviceBackend, nvidia_backend
 from scrubber.cli.main import main
+from scrubber.ports.device import DeviceBackend
 from tests.nvidia.world import World
 
 __all__ = ["cuda_environment", "run"]
@@ -38,7 +39,7 @@ def run(root: Path, arguments: Sequence[str]) -> None:
     def over_the_world(_: Places, state: Path, **more: Any) -> AbstractAsyncContextManager[DeviceBackend]:
         return nvidia_backend(world.places, state, environment=cuda_environment(root), **more)
 
-    vars(daemon)["nvidia_backend"] = over_the_world
+    vars(backend)["nvidia_backend"] = over_the_world
     where = ("--nvidia-driver-root", str(root)) if arguments[:1] == ["serve"] else ()
     with nullcontext() if (root / "state").is_dir() else World.create(root, mebibytes=48):
         main([*arguments, *where])

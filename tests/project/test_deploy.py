@@ -18,10 +18,11 @@ from plugin.nvidia_config import MOUNTED_ROOT
 from scrubber.adapters.kubelet.checkpoint import CHECKPOINT
 from scrubber.adapters.nvidia.places import Places
 from scrubber.api.sockets import Purpose, Sockets
+from scrubber.backends import BACKENDS
 from scrubber.cli.main import app
 from scrubber.cli.serve import Registration
 from scrubber.config.policy_file import load_policy
-from scrubber.config.settings import Backend, ServiceSettings
+from scrubber.config.settings import ServiceSettings
 from tests.deployed import (
     BASE,
     CDI,
@@ -131,7 +132,7 @@ def test_devices_are_not_named_by_a_variable_that_any_pod_can_set() -> None:
 
 
 def test_the_service_has_every_path_that_its_settings_name_and_no_other() -> None:
-    settings = ServiceSettings(backend=Backend.NVIDIA)
+    settings = ServiceSettings(backend=BACKENDS["nvidia"])
     read = [
         settings.pod_resources_socket.parent,
         (settings.kubelet_dir / CHECKPOINT).parent,
@@ -166,7 +167,7 @@ def test_the_unit_of_the_service_closes_nothing_that_it_needs() -> None:
 
 
 def test_the_unit_makes_the_directories_that_the_service_looks_for() -> None:
-    said, settings = unit("scrubber.service"), ServiceSettings(backend=Backend.NVIDIA)
+    said, settings = unit("scrubber.service"), ServiceSettings(backend=BACKENDS["nvidia"])
     assert f"/var/lib/{said['StateDirectory'][0]}" == str(settings.state_dir) == said["RequiresMountsFor"][0]
     assert f"/run/{said['RuntimeDirectory'][0]}" == str(settings.socket)
     assert said["StateDirectoryMode"] == ["0700"]
@@ -199,7 +200,7 @@ class TestBoth:
         command, values = parsed(of.container["args"], monkeypatch, environment_of(of))
         assert command == ("serve" if of.pod.get("hostPID") else "plugin")
         if command == "serve":
-            assert values["backend"] is Backend.NVIDIA
+            assert values["backend"] == "nvidia"
         else:  # the only way to register that its mounts allow
             assert values["registration"] is Registration.CLASSIC
         assert "command" not in of.container  # the image's entry point
@@ -262,7 +263,7 @@ def test_a_probe_asks_what_the_program_answers(probe: str, monkeypatch: pytest.M
     program, *words = SERVICE.container[probe]["exec"]["command"]
     assert f'ENTRYPOINT ["{program}"]' in CONTAINERFILE
     command, values = parsed(words, monkeypatch, {})
-    assert (command, values["socket"]) == ("devices", ServiceSettings(backend=Backend.NVIDIA).socket)
+    assert (command, values["socket"]) == ("devices", ServiceSettings(backend=BACKENDS["nvidia"]).socket)
 
 
 @pytest.mark.parametrize("name", sorted(UNITS))

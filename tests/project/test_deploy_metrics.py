@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from plugin.main import PluginSettings
+from scrubber.backends import BACKENDS
 from scrubber.cli import metrics_flags
 from scrubber.config.settings import Address, MetricsTls, ServiceSettings
 from scrubber.observability.metrics_server import Tls
@@ -168,7 +169,9 @@ def test_both_daemons_know_the_same_files() -> None:
     assert given is not None
     what_is_served: Tls = given
     assert what_is_served.client_ca == Path("/ca")
-    assert ServiceSettings(sim_dir=Path("/")).metrics_tls is PluginSettings().metrics_tls is None
+    assert (
+        ServiceSettings(backend=BACKENDS["sim"], sim_dir=Path("/")).metrics_tls is PluginSettings().metrics_tls is None
+    )
 
 
 def test_the_page_says_how_they_are_scraped_and_what_there_is_not() -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from scrubber.adapters.children.process import Children
@@ -26,8 +28,34 @@ from scrubber.adapters.sim.signals import SignalWatch
 from scrubber.adapters.sim.telemetry import DRIVER_MODULE, SimTelemetry
 from scrubber.adapters.walker import WALKER_MODULE, budget_within
 from scrubber.domain.errors import Away, BadConfiguration, DeviceFault, SecondInstance
+from scrubber.ports.device import DeviceBackend
 
-__all__ = ["SimBackend"]
+__all__ = ["SimBackend", "sim_backend"]
+
+
+@asynccontextmanager
+async def sim_backend(directory: Path, *, question: float) -> AsyncIterator[DeviceBackend]:
+    """The simulated node in ``directory``, started.
+
+    Raises:
+        BadConfiguration: there is none.
+        SecondInstance: another service has it.
+    """
+    backend = SimBackend(directory, question_deadline=question)
+    await backend.start()
+    try:
+        yield DeviceBackend(
+            inventory=backend.inventory,
+            holders=backend.holders,
+            telemetry=backend.telemetry,
+            settings=backend.settings,
+            resetter=backend.resetter,
+            eraser=backend.eraser,
+            diagnostics=backend.diagnostics,
+            children=backend.children,
+        )
+    finally:
+        await backend.close()
 
 
 class SimBackend:
