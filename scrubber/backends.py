@@ -1,7 +1,7 @@
 """The registry of backends: one row for each kind of device that the service can serve.
 
 To add a backend, add a folder in ``scrubber/adapters`` and a row here. A row's adapters are imported when its backend is
-opened, so that the command line can read the registry without loading any of them.
+opened, its signals apart, so that the command line can read the registry without loading them.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from scrubber.adapters.nvidia.conditions import NVIDIA_SIGNALS
 from scrubber.domain.errors import BadConfiguration
 
 if TYPE_CHECKING:
     from scrubber.config.settings import ServiceSettings
+    from scrubber.domain.signal_table import SignalTable
     from scrubber.ports.device import DeviceBackend, InfrastructureLookup
 
 __all__ = ["BACKENDS", "Backend", "BackendContext"]
@@ -40,6 +42,7 @@ class Backend:
     Attributes:
         summary: the backend in a few words, for help texts.
         simulated: its devices are not hardware: the service needs neither the host's PID namespace nor cgroups for them.
+        signals: what can go wrong with its devices.
         check: checks the settings that only this backend has. Raises :class:`BadConfiguration`.
         open: starts the adapters and yields their ports; closes them on exit. Raises :class:`BadConfiguration`.
         unsupported_settings: returns one message for each device setting of a policy that no device of this backend has.
@@ -48,6 +51,7 @@ class Backend:
     name: str
     summary: str
     simulated: bool = False
+    signals: SignalTable
     check: Callable[[ServiceSettings], None]
     open: Callable[[BackendContext], AbstractAsyncContextManager[DeviceBackend]]
     unsupported_settings: Callable[[Mapping[str, str]], Sequence[str]] = lambda _: ()
@@ -100,12 +104,14 @@ _ROWS = (
         name="sim",
         summary="the simulated node",
         simulated=True,
+        signals=NVIDIA_SIGNALS,  # a simulated device is a GPU of NVIDIA's as far as its faults go
         check=_check_simulated,
         open=_open_simulated,
     ),
     Backend(
         name="nvidia",
         summary="NVIDIA's driver",
+        signals=NVIDIA_SIGNALS,
         check=_check_nvidia,
         open=_open_nvidia,
         unsupported_settings=_unsupported_by_nvidia,

@@ -132,7 +132,7 @@ async def _serve(
         refuse_another_pid_namespace(settings.pod_resources_socket)
     supervisor = SystemdNotifier(os.environ.get("NOTIFY_SOCKET", ""))
     clock = SystemClock()
-    journal = StructlogJournal(registry=CollectorRegistry(), logger=log)
+    journal = StructlogJournal(registry=CollectorRegistry(), logger=log, signals=policy.signals)
     metrics = journal.metrics
     losses.counted_by(metrics.service.line_lost)
     async with AsyncExitStack() as stack:
@@ -370,9 +370,10 @@ async def _keep_alive(supervisor: SystemdNotifier, clock: Clock) -> None:
 
 def _adjusted(policy: Policy, settings: ServiceSettings, log: structlog.typing.FilteringBoundLogger) -> Policy:
     """The policy as this start wants it, for this backend."""
-    policy = policy.on(settings.node_name)
+    row = BACKENDS[settings.backend.name]
+    policy = policy.on(settings.node_name).with_signals(row.signals)
     everyone = (policy, *(each.policy for each in policy.overrides))
-    impossible = [why for one in everyone for why in BACKENDS[settings.backend.name].unsupported_settings(one.settings)]
+    impossible = [why for one in everyone for why in row.unsupported_settings(one.settings)]
     if impossible:
         raise BadConfiguration(f"{settings.policy}: settings: {' '.join(impossible)}")
     if not settings.disabled_healthchecks:

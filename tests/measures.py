@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from prometheus_client import CollectorRegistry
 
+from scrubber.adapters.nvidia.conditions import NVIDIA_SIGNALS
 from scrubber.domain.device import Device
 from scrubber.domain.evidence import Finding, Occasion, Outcome, Path, ScrubRecord, Severity, Step, StepResult, Verdict
 from scrubber.domain.policy import Enforcement
@@ -25,7 +26,7 @@ class Measures:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.metrics = Metrics(self.registry)
+        self.metrics = Metrics(self.registry, NVIDIA_SIGNALS)
         self.facts = Facts()
         self.metrics.ask = lambda: self.facts
 

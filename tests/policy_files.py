@@ -7,9 +7,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from scrubber.adapters.nvidia.conditions import NVIDIA_SIGNALS
 from scrubber.domain.diagnosis import CHECKS, Level
-from scrubber.domain.policy import Enforcement, News, ResetUse, Sharing, Ungranted, Uninspectable, XidClass
-from scrubber.domain.signals import SOFT
+from scrubber.domain.policy import Enforcement, News, ResetUse, Sharing, Ungranted, Uninspectable
+from scrubber.domain.signal_table import ErrorClass
 
 __all__ = ["FILES", "FLOORS", "OVERRIDES"]
 
@@ -50,9 +51,11 @@ FLOOR = st.dictionaries(st.sampled_from(list(CHECKS)), RATES, max_size=2) | st.j
 FLOORS = st.dictionaries(PATTERNS, FLOOR, max_size=3)
 WORDS = st.text(max_size=8) | st.sampled_from(["1e5", "08", "no", "~", ".inf", "0x1F", "1_000", "2026-11-20", " a\nb "])
 SETTINGS = st.dictionaries(st.sampled_from(["power_limit_watts", "1e5", "compute_mode", "=", "<<"]), WORDS, max_size=3)
-CODES = st.dictionaries(st.integers(1, 160) | st.integers(1, 9999), one_of(XidClass), max_size=12)
+CODES = st.dictionaries(st.integers(1, 160) | st.integers(1, 9999), one_of(ErrorClass), max_size=12)
 XIDS = CODES.map(
-    lambda codes: {kind.value: sorted(code for code, each in codes.items() if each == kind.value) for kind in XidClass}
+    lambda codes: {
+        kind.value: sorted(code for code, each in codes.items() if each == kind.value) for kind in ErrorClass
+    }
 )
 NAMES = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,6}[a-z0-9])?", fullmatch=True) | st.sampled_from(["1e5", "08", "null"])
 
@@ -88,7 +91,7 @@ LIMITS: dict[str, st.SearchStrategy[Any]] = {
     "temperature_celsius": st.integers(40, 150),
 }
 HEALTH: dict[str, st.SearchStrategy[Any]] = {
-    "sustained": st.dictionaries(st.sampled_from(sorted(SOFT)), times(0, 1e5) | NEVER, max_size=4),
+    "sustained": st.dictionaries(st.sampled_from(sorted(NVIDIA_SIGNALS.soft)), times(0, 1e5) | NEVER, max_size=4),
     "calm": times(0.01, 1e4),
     "news": one_of(News),
 }

@@ -110,9 +110,10 @@ def _present(device: pb.Device) -> dict[str, str]:
 
 def _to_be_normal(device: pb.Device) -> str:
     """Warnings that stand now and that a person who accepts the device calls normal for it."""
-    from scrubber.domain.baseline import ACCEPTABLE
+    from scrubber.backends import BACKENDS
 
-    return ", ".join(sorted({each.code for each in device.lasting} & ACCEPTABLE))
+    acceptable = {code for each in BACKENDS.values() for code in each.signals.acceptable}
+    return ", ".join(sorted({each.code for each in device.lasting} & acceptable))
 
 
 def _proposal(device: pb.Device, shown: Mapping[str, str]) -> Answer:

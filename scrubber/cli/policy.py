@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from scrubber.adapters.nvidia.conditions import NVIDIA_SIGNALS
 from scrubber.cli.exits import Exit
 from scrubber.cli.options import OutputOption, new_app
 from scrubber.cli.output import Answer, Output, complain, emit
@@ -22,9 +23,10 @@ from scrubber.domain.errors import BadConfiguration
 from scrubber.domain.handover import Checks, Decision, HandoverFacts, Verdict, decide
 from scrubber.domain.health import Cause, Health, WayBack
 from scrubber.domain.hygiene import Hygiene
-from scrubber.domain.policy import News, Override, Policy, XidClass
+from scrubber.domain.policy import News, Override, Policy
 from scrubber.domain.record import DeviceRecord, Grant
-from scrubber.domain.signals import SOFT, XIDS, way_back
+from scrubber.domain.signal_table import ERROR_CLASSES, ErrorClass
+from scrubber.domain.signals import way_back
 
 if TYPE_CHECKING:
     from scrubber.config.xid_file import XidRow
@@ -107,8 +109,8 @@ def xids(policy: PolicyArgument = "default", output: OutputOption = Output.TABLE
     from scrubber.config.policy_file import load_policy
     from scrubber.config.xid_file import load_xids
 
-    found, table = load_policy(policy), load_xids()
-    data = [_xid(code, found, table) for code in sorted(found.xids)]
+    found, table = load_policy(policy).with_signals(NVIDIA_SIGNALS), load_xids()
+    data = [_xid(code, found, table) for code in sorted(found.error_classes)]
     rows = [(str(each["code"]), each["class"], each["source"], each["note"] or "-") for each in data]
     names = [str(each["code"]) for each in data]
     emit(Answer(data, names, ("CODE", "CLASS", "SOURCE", "NOTE"), rows, kind="Xid"), output)
@@ -181,7 +183,7 @@ def explain(
     from scrubber.config.policy_format import short_name
     from scrubber.config.xid_file import load_xids
 
-    file = load_policy(policy)
+    file = load_policy(policy).with_signals(NVIDIA_SIGNALS)
     node = file.on(node_name)
     resources = [resource] if resource else []
     override = next((each for each in node.overrides if each.fits(model, resources)), None)
@@ -217,7 +219,7 @@ def explain(
         "reason": decision.reason,
         "exception": _exception(decision),
         "sentence": _SENTENCES[answer],
-        "sustained": {code: found.health.sustained.get(code) for code in sorted(SOFT)},
+        "sustained": {code: found.health.sustained.get(code) for code in sorted(found.signals.soft)},
         "xid": of_xid,
     }
     emit(Answer(data, [answer], (), rows, kind="PolicyExplanation"), output)
@@ -322,7 +324,7 @@ def _health(policy: Policy) -> Iterator[tuple[str, str]]:
     for seconds in sorted(set(rule.sustained.values())):
         codes = sorted(code for code, each in rule.sustained.items() if each == seconds)
         yield (f"lasting {write_seconds(seconds)}", f"takes the device out of service: {', '.join(codes)}")
-    never = sorted(SOFT - rule.sustained.keys())
+    never = sorted(policy.signals.soft - rule.sustained.keys())
     if never:
         yield ("for however long", f"leaves the device suspect: {', '.join(never)}")
     hears = "at once" if rule.news is News.AT_ONCE else "once the pod that has the device has given it back"
@@ -331,12 +333,14 @@ def _health(policy: Policy) -> Iterator[tuple[str, str]]:
 
 def _xid(code: int, policy: Policy, table: Mapping[int, XidRow]) -> dict[str, Any]:
     """What an XID means under a policy: where the policy says so, ``policy`` is the source, else what the table names."""
-    kind, row = policy.xid_class(code), table.get(code)
-    source = row.source if row is not None and row.kind is kind else "policy" if code in policy.xids else "none"
+    kind, row = policy.error_class(code), table.get(code)
+    source = (
+        row.source if row is not None and row.kind is kind else "policy" if code in policy.error_classes else "none"
+    )
     found: dict[str, Any] = {"code": code, "class": kind.value, "source": source, "note": row.note if row else None}
-    severity = XIDS[kind].severity
+    severity = ERROR_CLASSES[kind].severity
     if severity is evidence.Severity.FAULT:
-        back = way_back(f"xid-{code}", policy)
+        back = way_back(policy.signals.errors.code(code), policy)
         sentence = Cause("example", "", back, 0.0).return_sentence
         return {**found, "follows": "the device is out of service", "way_back": back.value, "sentence": sentence}
     warns = severity is evidence.Severity.WARNING
@@ -350,7 +354,7 @@ def _of_xid(found: dict[str, Any] | None) -> Iterator[tuple[str, str]]:
     note = f": {found['note']}" if found["note"] else ""
     yield (f"xid {found['code']}", f"{found['class']} (source: {found['source']}){note}")
     said = "where the driver itself asks for something, that decides"
-    if found["class"] == XidClass.CONTEXT.value:
+    if found["class"] == ErrorClass.CONTEXT.value:
         said = "where the driver says itself what the device needs, even if that is nothing, the code is only recorded"
     yield ("what follows", f"{found['follows']}; {said}")
     if found["way_back"] is not None:

@@ -67,9 +67,9 @@ def parse_policy(content: bytes, name: str, *, xids: Mapping[int, XidRow]) -> Po
 
 def _upon(policy: Policy, table: Mapping[int, XidRow]) -> Policy:
     """``policy`` with the table's classes for the XIDs that it does not name, and the table's notes."""
-    xids = {**{code: row.kind for code, row in table.items()}, **policy.xids}
+    classes = {**{code: row.kind for code, row in table.items()}, **policy.error_classes}
     notes = {code: row.note for code, row in table.items()}
-    return replace(policy, xids=dict(sorted(xids.items())), xid_notes=notes)
+    return replace(policy, error_classes=dict(sorted(classes.items())), error_notes=notes)
 
 
 def signed(policy: Policy) -> Policy:
@@ -81,7 +81,8 @@ def signed(policy: Policy) -> Policy:
 def policy_digest(policy: Policy) -> str:
     """Hexadecimal SHA-256 of the canonical JSON of the values that decide what a certificate proves."""
     values = _deciding(policy)
-    # The names under which these two are in the digest.
+    # The names under which these four are in the digest.
+    values["xids"], values["unlisted_xid"] = values.pop("error_classes"), values.pop("unlisted_error")
     values["envvar_refused"] = values.pop("injection")["envvar"] is Envvar.REFUSE
     values["max_temperature_celsius"] = values["limits"].pop("temperature_celsius")
     # Of the patterns of the floors the first that fits counts, so their order is part of what they say.

@@ -41,8 +41,8 @@ from scrubber.config.yaml_lines import Located, Location, as_yaml
 from scrubber.domain.basis import HandOver
 from scrubber.domain.declaration import Contradiction, Declaration, ValueType, declarations, summary
 from scrubber.domain.diagnosis import CHECKS
-from scrubber.domain.policy import Override, Policy, Proof, XidClass
-from scrubber.domain.signals import SOFT
+from scrubber.domain.policy import Override, Policy, Proof
+from scrubber.domain.signal_table import ErrorClass
 
 __all__ = ["RuleSection", "policy_reference", "policy_schema", "read_policy", "section_of", "short_name", "written"]
 
@@ -65,7 +65,7 @@ def policy_schema() -> dict[str, Any]:
     return json_schema(_FILE, "Scrub policy")
 
 
-def written(policy: Policy, table: Mapping[int, XidClass]) -> _Written:
+def written(policy: Policy, table: Mapping[int, ErrorClass]) -> _Written:
     """Return what a file with nothing left out would say. Reading it gives the same policy.
 
     Args:
@@ -73,7 +73,11 @@ def written(policy: Policy, table: Mapping[int, XidClass]) -> _Written:
         table: the classes of the XIDs that need not be written.
     """
     overrides = [_differences(each, policy) for each in policy.overrides]
-    return {**_FILE.write(replace(policy, overrides=())), "xids": _xids(policy.xids, table), "overrides": overrides}
+    return {
+        **_FILE.write(replace(policy, overrides=())),
+        "xids": _xids(policy.error_classes, table),
+        "overrides": overrides,
+    }
 
 
 def short_name(override: Override) -> str:
@@ -153,10 +157,10 @@ class _Proofs(Section):
 class _Xids(Section):
     """By class, the codes that have it. Reading gives the class of each code."""
 
-    def read(self, written: Any, where: Location) -> dict[int, XidClass]:
+    def read(self, written: Any, where: Location) -> dict[int, ErrorClass]:
         lists = super().read(written, where)
-        classes: dict[int, XidClass] = {}
-        for kind in XidClass:
+        classes: dict[int, ErrorClass] = {}
+        for kind in ErrorClass:
             for position, codes in enumerate(lists.get(kind.value, ())):
                 for code in codes:
                     if code in classes:
@@ -167,7 +171,7 @@ class _Xids(Section):
         return classes
 
     def write(self, value: Any) -> Any:
-        lists = {kind.value: write_codes(code for code, each in value.items() if each is kind) for kind in XidClass}
+        lists = {kind.value: write_codes(code for code, each in value.items() if each is kind) for kind in ErrorClass}
         return {name: codes for name, codes in lists.items() if codes}
 
     def changed(self, before: Any, after: Any) -> Any:
@@ -379,6 +383,22 @@ _SERVICE_ACCOUNT = _ServiceAccount(
     ),
 )
 
+_CONDITIONS = (
+    "baseline-changed",
+    "ecc-mode-pending",
+    "events-unheard",
+    "hw-slowdown",
+    "hw-thermal-slowdown",
+    "inforom-corrupt",
+    "mig-mode-pending",
+    "nvlink-down",
+    "pcie-generation",
+    "pcie-width",
+    "power-brake",
+    "too-hot",
+)
+"""The soft conditions of all backends, which a file names by code."""
+
 _KINDS: Mapping[ValueType, Callable[[Declaration], Kind]] = {
     ValueType.SECTION: lambda each: section_of(type(each.default), _name(each)),
     ValueType.SWITCH: lambda _: Switch(),
@@ -395,11 +415,11 @@ _KINDS: Mapping[ValueType, Callable[[Declaration], Kind]] = {
     ValueType.RESOURCES: lambda each: _list_of(RESOURCE, each),
     ValueType.SYSTEMD_UNITS: lambda each: _list_of(SYSTEMD_UNIT, each, frozenset),
     ValueType.SERVICE_ACCOUNTS: lambda each: _list_of(_SERVICE_ACCOUNT, each, frozenset),
-    ValueType.SECONDS_BY_CONDITION: lambda _: _SecondsByCondition(Seconds(0, or_never=True), sorted(SOFT)),
+    ValueType.SECONDS_BY_CONDITION: lambda _: _SecondsByCondition(Seconds(0, or_never=True), _CONDITIONS),
     ValueType.PER_SECOND_BY_MODEL: lambda _: _Floors(),
     ValueType.PROOF_BY_HAND_OVER: _proofs,
     ValueType.DEVICE_SETTINGS: lambda _: MappingOf(DEVICE_SETTING),
-    ValueType.XIDS_BY_CLASS: _xids_by_class,
+    ValueType.CODES_BY_CLASS: _xids_by_class,
     ValueType.OVERRIDES: lambda each: _Overrides(_override_section(), each.example),
 }
 
@@ -463,10 +483,10 @@ _FILE = _file()
 # --- writing ------------------------------------------------------------------------------------------------------------
 
 
-def _xids(classes: Mapping[int, XidClass], others: Mapping[int, XidClass]) -> _Written:
+def _xids(classes: Mapping[int, ErrorClass], others: Mapping[int, ErrorClass]) -> _Written:
     """By class, the codes that have another one in ``others``, or none."""
     differing = {code: kind for code, kind in classes.items() if others.get(code) is not kind}
-    found: _Written = _FILE.kinds()["xids"].write(differing)
+    found: _Written = _FILE.kinds()["error_classes"].write(differing)
     return found
 
 
@@ -478,7 +498,7 @@ def _differences(override: Override, node: Policy) -> _Written:
     differing = _differing(mine, others) | {"name": short_name(override)}
     if floors:
         differing.setdefault("diagnostics", {})["floors"] = floors
-    xids = _xids(override.policy.xids, node.xids)
+    xids = _xids(override.policy.error_classes, node.error_classes)
     differing |= {"xids": xids} if xids else {}
     return {"name": "", **who, **differing}
 

@@ -176,13 +176,15 @@ class DisabledHealthchecks:
 
     def applied_to(self, policy: Policy) -> Policy:
         """``policy`` and its overrides, with these XIDs ignored."""
-        from scrubber.domain.policy import XidClass  # the plugin has these settings too, and no use for policies
+        from scrubber.domain.signal_table import (
+            ErrorClass,  # the plugin has these settings too, and no use for policies
+        )
 
         overrides = tuple(replace(each, policy=self.applied_to(each.policy)) for each in policy.overrides)
         if self.everything:
-            return replace(policy, xids={}, unlisted_xid=XidClass.IGNORE, overrides=overrides)
-        xids = {**policy.xids, **dict.fromkeys(sorted(self.codes), XidClass.IGNORE)}
-        return replace(policy, xids=xids, overrides=overrides)
+            return replace(policy, error_classes={}, unlisted_error=ErrorClass.IGNORE, overrides=overrides)
+        classes = {**policy.error_classes, **dict.fromkeys(sorted(self.codes), ErrorClass.IGNORE)}
+        return replace(policy, error_classes=classes, overrides=overrides)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -184,9 +184,11 @@ class Number(Kind):
 
 @dataclass(frozen=True)
 class Choice(Kind):
-    """One word of an enum."""
+    """One word of an enum; its name and description in the JSON schema are the enum's unless others are given."""
 
     words: type[StrEnum]
+    name: str = ""
+    description: str = ""
 
     def read(self, written: Any, where: Location) -> StrEnum:
         for word in self.words:
@@ -198,8 +200,8 @@ class Choice(Kind):
         return value.value
 
     def schema(self, definitions: _Schema) -> _Schema:
-        name = self.words.__name__
-        described = {"description": self.words.__doc__} if self.words.__doc__ else {}
+        name, description = self.name or self.words.__name__, self.description or self.words.__doc__
+        described = {"description": description} if description else {}
         definitions[name] = {"enum": [each.value for each in self.words], "title": name, "type": "string", **described}
         return _reference(name)
 

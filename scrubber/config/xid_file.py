@@ -26,7 +26,7 @@ from scrubber.config.values import (
 )
 from scrubber.config.yaml_lines import Location, file_content, read_yaml
 from scrubber.domain.errors import BadConfiguration
-from scrubber.domain.policy import XidClass
+from scrubber.domain.signal_table import ErrorClass
 
 __all__ = ["XidRow", "load_xids", "parse_xids", "xid_schema"]
 
@@ -41,7 +41,7 @@ class XidRow:
     """
 
     code: int
-    kind: XidClass
+    kind: ErrorClass
     source: str
     note: str
 
@@ -51,7 +51,13 @@ _ENTRY = Section(
     "A code, or a range of codes that mean the same.",
     (
         Key("code", CODES, "A number such as 79, or a range such as 39-41.", required=True, example="79"),
-        Key("class", Choice(XidClass), "What it means for the device.", required=True, example="unknown"),
+        Key(
+            "class",
+            Choice(ErrorClass, "XidClass", "What an XID means for the device."),
+            "What it means for the device.",
+            required=True,
+            example="unknown",
+        ),
         Key("source", SOME_TEXT, "Where the class comes from: one of sources.", required=True, example="action"),
         Key("note", SOME_TEXT, "What the code says, in a few words.", required=True, example="what the code says"),
     ),

@@ -12,13 +12,10 @@ from dataclasses import dataclass, replace
 
 from scrubber.domain.device import Device
 
-__all__ = ["ACCEPTABLE", "Baseline", "Difference", "differences", "facts_of"]
+__all__ = ["Baseline", "Difference", "differences", "facts_of"]
 
 _FACTS = ("serial", "vbios", "inforom")
 """Traits of a device that stay as they are while nobody services it."""
-
-ACCEPTABLE = frozenset({"inforom-corrupt", "nvlink-down", "pcie-generation", "pcie-width"})
-"""Conditions that can be a device's lasting nature, by its slot say: a person may call what is read normal for it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import BreakerRule
 from scrubber.domain.quantities import span
 from scrubber.domain.record import DeviceRecord
-from scrubber.domain.signals import SPARED
+from scrubber.domain.signal_table import SignalTable
 
 __all__ = ["Breaker", "breaker_of", "out_for_soft_signals"]
 
@@ -49,16 +49,17 @@ class Breaker:
         )
 
 
-def out_for_soft_signals(record: DeviceRecord) -> bool:
+def out_for_soft_signals(record: DeviceRecord, table: SignalTable) -> bool:
     """Whether the device is out of service for a condition that may pass by itself."""
     cause = record.cause
-    return record.health not in ADVERTISED and cause is not None and not cause.by_person and cause.code in SPARED
+    return record.health not in ADVERTISED and cause is not None and not cause.by_person and cause.code in table.spared
 
 
 def breaker_of(
     records: Collection[DeviceRecord],
     rule: BreakerRule,
     now: float,
+    table: SignalTable,
     *,
     required: bool = False,
     sustained: Mapping[str, float] | None = None,
@@ -89,7 +90,7 @@ def breaker_of(
             f"Recoveries reset devices of this node {spent} times within {span(rule.window)}, and the policy allows "
             f"{rule.resets}: devices that need a reset stay out of service until one is allowed again."
         )
-    out = leaving + sum(out_for_soft_signals(record) for record in records)
+    out = leaving + sum(out_for_soft_signals(record, table) for record in records)
     most = max(1, len(records) * rule.soft_percent // 100)
     soft = ""
     if out >= most and records:
@@ -98,7 +99,7 @@ def breaker_of(
             "that show such a signal stay suspect. Look for a cause that they share, such as cooling or power."
         )
     waiting = (record.device for record in records if _is_to_recover(record, now) and (record.must_reset or required))
-    spared = (record.device for record in records if _is_overdue(record, sustained or {}, now))
+    spared = (record.device for record in records if _is_overdue(record, sustained or {}, now, table))
     return Breaker(resets, until, soft, frozenset(waiting), frozenset(spared))
 
 
@@ -112,8 +113,8 @@ def _is_to_recover(record: DeviceRecord, now: float) -> bool:
     return record.health is Health.QUARANTINED and by_itself and free and due
 
 
-def _is_overdue(record: DeviceRecord, sustained: Mapping[str, float], now: float) -> bool:
+def _is_overdue(record: DeviceRecord, sustained: Mapping[str, float], now: float, table: SignalTable) -> bool:
     return record.advertised and any(
-        each.code in SPARED and each.code in sustained and now - each.since >= sustained[each.code]
+        each.code in table.spared and each.code in sustained and now - each.since >= sustained[each.code]
         for each in record.lasting
     )

@@ -50,7 +50,7 @@ class ValueType(Enum):
     PER_SECOND_BY_MODEL = "per second, by model and check"
     PROOF_BY_HAND_OVER = "proofs by kind of hand-over"
     DEVICE_SETTINGS = "values by device setting"
-    XIDS_BY_CLASS = "XIDs and ranges of XIDs"
+    CODES_BY_CLASS = "XIDs and ranges of XIDs"
     OVERRIDES = "policies for some devices"
 
 

@@ -24,7 +24,7 @@ class AccessKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """One path that a container needs: a bind mount (simulated node) or a device node (NVIDIA)."""
+    """One path that a container needs: a bind mount or a device node."""
 
     kind: AccessKind
     host_path: str

@@ -50,7 +50,7 @@ def diagnostic_findings(
     """What the checks mean for a device of ``model``.
 
     Args:
-        floors: for a pattern of model names (``NVIDIA H200*``), the least rate by check: ``matrix-product`` in
+        floors: for a pattern of model names (``*H200*``), the least rate by check: ``matrix-product`` in
             operations, the others in bytes per second. The first pattern that matches counts.
     """
     least = next((rates for pattern, rates in floors.items() if fnmatchcase(model, pattern)), {})

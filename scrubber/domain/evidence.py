@@ -132,9 +132,9 @@ class Finding:
     """Something a step saw.
 
     Attributes:
-        code: a :class:`FindingCode`, the code of an error that the step met, or what the device showed: one of
-            :data:`scrubber.domain.signals.SIGNALS` or ``xid-<number>``. The cause of a quarantine when the severity is
-            ``FAULT``.
+        code: a :class:`FindingCode`, the code of an error that the step met, or what the device showed: a
+            code of its :class:`~scrubber.domain.signal_table.SignalTable`, or an error code. The cause of a quarantine when
+            the severity is ``FAULT``.
         sentence: for the operator; may name processes and pods.
         evidence: numbers and words that support it; residue is counted in here, never stored.
     """

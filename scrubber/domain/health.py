@@ -89,7 +89,7 @@ class Cause:
     """Why a device is out of service.
 
     Attributes:
-        code: stable word: ``xid-95``, ``verification-failed``, ``driver-stuck``, or :data:`OPERATOR`.
+        code: stable word: an error code, ``verification-failed``, ``driver-stuck``, or :data:`OPERATOR`.
         sentence: for the operator; the ledger and the CLI show it.
         way_back: how it can return.
         since: wall-clock seconds.

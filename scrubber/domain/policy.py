@@ -14,6 +14,7 @@ from scrubber.domain.basis import HandOver
 from scrubber.domain.declaration import Contradiction, ValueType, computed, section, setting
 from scrubber.domain.diagnosis import Level
 from scrubber.domain.evidence import Occasion, Path, Step
+from scrubber.domain.signal_table import COMMON, ErrorClass, SignalTable
 from scrubber.domain.tally import DAY, KEPT
 
 __all__ = [
@@ -38,7 +39,6 @@ __all__ = [
     "StuckRule",
     "Ungranted",
     "Uninspectable",
-    "XidClass",
 ]
 
 _SECONDS = ValueType.SECONDS
@@ -103,18 +103,6 @@ class Envvar(StrEnum):
 
     ALLOW = "allow"
     REFUSE = "refuse"
-
-
-class XidClass(StrEnum):
-    """What an XID means for the device."""
-
-    IGNORE = "ignore"
-    APPLICATION = "application"
-    RESET = "reset"
-    REBOOT = "reboot"
-    CONTEXT = "context"
-    SERVICE = "service"
-    UNKNOWN = "unknown"
 
 
 _SHORTEST = 0.01
@@ -464,23 +452,26 @@ class Policy:
     settings: Mapping[str, str] = setting(
         {}, "Win over the driver's defaults when settings are brought back.", ValueType.DEVICE_SETTINGS
     )
-    xids: Mapping[int, XidClass] = setting(
+    error_classes: Mapping[int, ErrorClass] = setting(
         {},
         "What an XID means for the device. A code that is not named here has the class that it has in xid.yaml.",
-        ValueType.XIDS_BY_CLASS,
+        ValueType.CODES_BY_CLASS,
+        key="xids",
         entries={
-            XidClass.IGNORE: "Nothing happens.",
-            XidClass.APPLICATION: "The application's own fault; the device is well.",
-            XidClass.RESET: "The device is quarantined until a reset.",
-            XidClass.REBOOT: "The device is quarantined until a reboot of the node.",
-            XidClass.CONTEXT: "It depends on what else is seen.",
-            XidClass.SERVICE: "The device needs a person.",
-            XidClass.UNKNOWN: "Treat like a code that nobody listed.",
+            ErrorClass.IGNORE: "Nothing happens.",
+            ErrorClass.APPLICATION: "The application's own fault; the device is well.",
+            ErrorClass.RESET: "The device is quarantined until a reset.",
+            ErrorClass.REBOOT: "The device is quarantined until a reboot of the node.",
+            ErrorClass.CONTEXT: "It depends on what else is seen.",
+            ErrorClass.SERVICE: "The device needs a person.",
+            ErrorClass.UNKNOWN: "Treat like a code that nobody listed.",
         },
     )
-    unlisted_xid: XidClass = XidClass.UNKNOWN
-    xid_notes: Mapping[int, str] = computed({})
-    """What an XID says, in a few words; for sentences, decides nothing."""
+    unlisted_error: ErrorClass = ErrorClass.UNKNOWN
+    error_notes: Mapping[int, str] = computed({})
+    """What an error code says, in a few words; for messages, decides nothing."""
+    signals: SignalTable = computed(COMMON)
+    """What can go wrong with the devices, by code; their backend's."""
     overrides: tuple[Override, ...] = setting(
         (),
         "For some devices another policy. The first that fits counts.",
@@ -509,9 +500,14 @@ class Policy:
         """What ``kind`` must rest on; a kind that the policy does not name needs a certificate."""
         return self.proofs.get(kind, Proof.CERTIFICATE)
 
-    def xid_class(self, code: int) -> XidClass:
-        """The class of an XID; a code that nobody listed is unknown, unless the administrator turned XIDs off."""
-        return self.xids.get(code, self.unlisted_xid)
+    def with_signals(self, table: SignalTable) -> Policy:
+        """Return the policy for devices of the backend that ``table`` belongs to; its overrides too."""
+        overrides = tuple(replace(each, policy=each.policy.with_signals(table)) for each in self.overrides)
+        return replace(self, signals=table, overrides=overrides)
+
+    def error_class(self, code: int) -> ErrorClass:
+        """Return the class of an error code; one that is not listed is unknown, unless the administrator turned codes off."""
+        return self.error_classes.get(code, self.unlisted_error)
 
     def plan(
         self,

@@ -15,8 +15,9 @@ from scrubber.domain.basis import UNJUDGED, Basis, HandOver
 from scrubber.domain.evidence import Certificate
 from scrubber.domain.health import ADVERTISED, HEALTH, Cause, Health, HealthEvent, WayBack
 from scrubber.domain.hygiene import HYGIENE, Hygiene, HygieneEvent
-from scrubber.domain.signals import SIGNALS, SOFT
+from scrubber.domain.signal_table import SignalTable
 from scrubber.domain.tally import Attempt, Strike, kept
+from scrubber.domain.telemetry import LIFETIME_COUNTERS
 
 __all__ = ["DeviceRecord", "Glass", "Grant", "Lasting"]
 
@@ -191,8 +192,8 @@ class DeviceRecord:
             open_grants=still_open,
             watched=False,
             boot=boot,
-            # Drivers and whoever listens to them count XIDs anew.
-            lifetime=self.listing_xids(()).lifetime,
+            # Drivers and whoever listens to them count errors anew.
+            lifetime=self.listing_errors(()).lifetime,
         )
 
     def adopted(self, grant: Grant | None) -> DeviceRecord:
@@ -302,24 +303,25 @@ class DeviceRecord:
         """The device's own counters, as they are now."""
         return self._next(lifetime=tuple(sorted({**dict(self.lifetime), **counters}.items())))
 
-    def listing_xids(self, listed: Collection[int]) -> DeviceRecord:
-        """Without the counts of XIDs that are not ``listed``: whoever counts them begins anew."""
-        names = {f"xid-{code}" for code in listed}
-        left = tuple(pair for pair in self.lifetime if not pair[0].startswith("xid-") or pair[0] in names)
+    def listing_errors(self, listed: Collection[str]) -> DeviceRecord:
+        """Without the counts of error codes that are not ``listed``: whoever counts them begins anew."""
+        left = tuple(pair for pair in self.lifetime if pair[0] in LIFETIME_COUNTERS or pair[0] in listed)
         return self if left == self.lifetime else self._next(lifetime=left)
 
-    def warned(self, codes: Collection[str], now: float) -> DeviceRecord:
+    def warned(self, codes: Collection[str], now: float, table: SignalTable) -> DeviceRecord:
         """The warnings that stand are ``codes``: those that are new stand from ``now`` on."""
         known = {each.code: each for each in self.lasting}
         standing = tuple(known.get(code, Lasting(code, now)) for code in sorted(codes))
-        ordered = sorted(standing, key=lambda each: (each.code not in SOFT, each.since, each.code))
+        ordered = sorted(standing, key=lambda each: (each.code not in table.soft, each.since, each.code))
         standing = tuple(ordered[:_MOST_LASTING])
         return self if standing == self.lasting else self._next(lasting=standing)
 
-    def for_another(self, now: float) -> DeviceRecord:
+    def for_another(self, now: float, table: SignalTable) -> DeviceRecord:
         """Another tenant has it from ``now``: what passes by itself, heat say, was not his before."""
         begun = tuple(
-            replace(each, since=now) if each.code in SOFT and SIGNALS[each.code].way_back is WayBack.WAIT else each
+            replace(each, since=now)
+            if each.code in table.soft and table.of(each.code).way_back is WayBack.WAIT
+            else each
             for each in self.lasting
         )
         return self if begun == self.lasting else self._next(lasting=begun)

@@ -9,7 +9,7 @@ from scrubber.domain.evidence import Finding, Outcome, Severity
 from scrubber.domain.health import Cause, Health, WayBack
 from scrubber.domain.policy import Policy, ResetUse
 from scrubber.domain.record import DeviceRecord
-from scrubber.domain.signals import SPARED, way_back
+from scrubber.domain.signals import way_back
 from scrubber.domain.tally import DAY, of_the_day
 
 __all__ = ["after_findings", "after_scrub", "spent", "stands"]
@@ -89,7 +89,7 @@ def after_findings(
     record = _noted(record, everything)
     warned = {finding.code for finding in everything if finding.severity is Severity.WARNING}
     standing = set() if ended is None else {each.code for each in record.lasting} - set(ended)
-    record = record.warned(warned | standing, now)
+    record = record.warned(warned | standing, now, policy.signals)
     if record.health is Health.RECOVERING:
         return record
     if record.health is Health.CONDEMNED:
@@ -97,7 +97,11 @@ def after_findings(
             each.severity is Severity.FAULT and way_back(each.code, policy) is WayBack.RESET for each in everything
         )
         return record.owing_reset() if wants else record
-    overdue = [each for each in _overdue(record, everything, policy, now) if not (soft_stopped and each.code in SPARED)]
+    overdue = [
+        each
+        for each in _overdue(record, everything, policy, now)
+        if not (soft_stopped and each.code in policy.signals.spared)
+    ]
     fault = _worst((*everything, *overdue), Severity.FAULT, policy)
     if fault is not None:
         return _faulted(record, fault, policy, now)

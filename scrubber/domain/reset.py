@@ -13,7 +13,7 @@ class ResetPlan:
 
     Attributes:
         device: what was asked for.
-        method: how (``nvidia-smi --gpu-reset``), in the words of the tool that does it.
+        method: how, in the words of the tool that does it.
         acts: what would be done, in order, a sentence each.
         unavailable: why this device can never be reset here as things are set up (in a VM, an instance of a GPU): a
             sentence; None when it can.

@@ -15,7 +15,7 @@ from scrubber.domain.errors import InvalidRequest
 __all__ = ["LONGEST_NAME", "MOST_OFFERS", "MOST_RESOURCES", "REPLICA", "Announced", "Meaning", "own_meaning"]
 
 REPLICA = "::"
-"""Between a device's id and the number of one of its shares, as in NVIDIA's plugin."""
+"""Between a device's id and the number of one of its shares."""
 MOST_RESOURCES = 64
 MOST_OFFERS = 16_384
 """Of all resources together."""

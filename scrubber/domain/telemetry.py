@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-__all__ = ["Holder", "HolderKind", "HolderReport", "Signal", "Snapshot", "Uninspected"]
+__all__ = ["LIFETIME_COUNTERS", "Holder", "HolderKind", "HolderReport", "Signal", "Snapshot", "Uninspected"]
+
+LIFETIME_COUNTERS = ("ecc_uncorrected_aggregate", "remapped_rows_uncorrectable", "retired_pages")
+"""Counters of a snapshot that survive resets and reloads of the driver; a record keeps their last values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,19 +17,19 @@ class Snapshot:
     """One batch of answers about one device. None means "not applicable here", never "fine".
 
     Attributes:
-        xids: XIDs whose condition still stands, each with how often it was seen since the driver was loaded.
+        errors: error codes whose condition still stands, each with how often it was seen since the driver was loaded.
         ecc_uncorrected: volatile uncorrected ECC errors.
         temperature_celsius: of the GPU.
         held: what :meth:`scrubber.ports.Holders.held` would say, where it is told in the same batch; else None.
         recovery: what the driver itself asks for: ``none``, ``reset``, ``reboot``, …
         settings: current values by name; ``defaults`` the driver's own defaults for the same names.
-        conditions: what is wrong while it lasts, by code (``row-remap-pending``, ``pcie-width``, ``nvlink-down``, …),
-            each with what was read (``x8 of x16``). What the codes mean is :mod:`scrubber.domain.signals`'s to say.
+        conditions: what is wrong while it lasts, by code (``row-remap-pending``, ``pcie-width``, …), each with
+            what was read (``x8 of x16``). What the codes mean is in the :mod:`~scrubber.domain.signal_table` of the backend.
         counters: errors since the driver was loaded, by name (``ecc_corrected``, ``pcie_replays``, …).
     """
 
     device: str
-    xids: Mapping[int, int] = field(default_factory=dict)
+    errors: Mapping[int, int] = field(default_factory=dict)
     ecc_uncorrected: int | None = None
     temperature_celsius: int | None = None
     held: bool | None = None
@@ -39,7 +42,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """An event that the driver reported by itself; ``code`` is ``xid``, ``ecc``, ``lost``, ``changed`` …
+    """An event that the driver reported by itself; ``code`` is ``ecc``, ``lost``, ``changed``, or the backend's own …
 
     ``device`` is None when the signal concerns the node (driver gone, inventory changed). Signals are edges and may
     be missed: whoever receives one reads a snapshot.

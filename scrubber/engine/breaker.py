@@ -51,12 +51,13 @@ class CircuitBreaker:
         records = self._records()
         # A device whose change was just applied is on record already.
         begun = {record.device for record in records if record.health is Health.RECOVERING}
-        out = {record.device for record in records if out_for_soft_signals(record)}
+        out = {record.device for record in records if out_for_soft_signals(record, policy.signals)}
         starting, leaving = len(self._starting - begun), len(self._leaving - out)
         return breaker_of(
             records,
             policy.breaker,
             now,
+            policy.signals,
             required=policy.reset is ResetUse.REQUIRED,
             sustained=policy.health.sustained,
             starting=starting,

@@ -53,7 +53,7 @@ def health_changed(
 
 
 def signal(finding: Finding, tenant: str | None, device: str, now: float) -> Event:
-    """XIDs of one code that came since they were last told of."""
+    """Errors of one code that came since they were last told of."""
     told = finding.evidence
     fields = {"code": finding.code, "class": told["class"], "new": told["new"], "total": told["count"]}
     return Event(

@@ -218,7 +218,7 @@ class GrantRequest:
         after = record.granted(grant, fast, certain=prepared.certain)
         after = joined(after, prepared.over) if prepared.joins else after
         if prepared.kind in (HandOver.OTHER_TENANT, HandOver.UNKNOWN):
-            after = replace(after.for_another(now), version=after.version)
+            after = replace(after.for_another(now, prepared.policy.signals), version=after.version)
         path = Path.FAST if used is None or used.issued_at < now - seconds else Path.SLOW
         change = Change(
             records=(after,),

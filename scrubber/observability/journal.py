@@ -16,7 +16,7 @@ from structlog.contextvars import get_contextvars
 from structlog.typing import FilteringBoundLogger
 
 from scrubber.domain.evidence import ScrubRecord
-from scrubber.domain.policy import XidClass
+from scrubber.domain.signal_table import ErrorClass, SignalTable
 from scrubber.observability.log_context import BOUND, without
 from scrubber.observability.metrics.metrics import Metrics
 from scrubber.ports.record import Event
@@ -54,7 +54,7 @@ _LEVELS: Final[Mapping[str, int]] = {
 }
 """What is louder than a note. Every other event, one with an unknown name included, is told at INFO."""
 
-_HARMLESS: Final = frozenset({XidClass.IGNORE, XidClass.APPLICATION})
+_HARMLESS: Final = frozenset({ErrorClass.IGNORE, ErrorClass.APPLICATION})
 """Classes of signals that say nothing about the device."""
 
 _SAID: Final = {"tenant_namespace": "tenant"}
@@ -75,13 +75,14 @@ class StructlogJournal:
     Args:
         registry: where the metrics live; no registry is shared behind the caller's back.
         logger: what lines are written with; it takes a time of their own, in wall-clock seconds, as ``timestamp``.
+        signals: the codes that have metrics of their own.
 
     Attributes:
         metrics: for whoever knows what is so at present.
     """
 
-    def __init__(self, *, registry: CollectorRegistry, logger: FilteringBoundLogger) -> None:
-        self.metrics = Metrics(registry)
+    def __init__(self, *, registry: CollectorRegistry, logger: FilteringBoundLogger, signals: SignalTable) -> None:
+        self.metrics = Metrics(registry, signals)
         self._logger = logger
 
     def tell(self, events: Sequence[Event]) -> None:

@@ -43,6 +43,9 @@ class Rig(Protocol):
 
     @property
     def backend(self) -> Backend: ...
+    @property
+    def error_signal(self) -> str:
+        """What the backend calls the signal of an error code."""
 
     def fill(self, device: Device, text: str) -> None:
         """Leave ``text`` all over the memory, and let go."""
@@ -53,7 +56,7 @@ class Rig(Protocol):
     def hold(self, device: Device) -> AbstractContextManager[int]:
         """A process of somebody else's that has the device open; its PID."""
 
-    def raise_xid(self, device: Device, code: int) -> None: ...
+    def raise_error(self, device: Device, code: int) -> None: ...
     def add_ecc_errors(self, device: Device, errors: int) -> None: ...
     def lose(self, device: Device) -> None: ...
     def hang(self, device: Device) -> None: ...
@@ -73,12 +76,12 @@ async def two(rig: Rig) -> tuple[Device, Device]:
     return first, second
 
 
-async def xid(rig: Rig, device: Device, code: int) -> None:
-    """Raise an XID and wait until the backend has heard of it."""
+async def error(rig: Rig, device: Device, code: int) -> None:
+    """Raise an error code and wait until the backend has heard of it."""
     signals = rig.backend.telemetry.signals()
-    rig.raise_xid(device, code)
+    rig.raise_error(device, code)
     async with asyncio.timeout(20):
-        while await anext(signals) != Signal(device.id, "xid", code):
+        while await anext(signals) != Signal(device.id, rig.error_signal, code):
             continue
 
 
@@ -156,28 +159,28 @@ class BackendContract:
         device, _ = await two(rig)
         snapshot = await rig.backend.telemetry.snapshot(device)
         assert snapshot.device == device.id
-        assert snapshot.xids == {}
+        assert snapshot.errors == {}
         assert not snapshot.ecc_uncorrected
         assert snapshot.recovery in (None, "none")
         assert set(snapshot.defaults) == set(snapshot.settings)
 
-    async def test_an_xid_is_a_signal_and_a_condition_of_its_device_alone(self, rig: Rig) -> None:
+    async def test_an_error_is_a_signal_and_a_condition_of_its_device_alone(self, rig: Rig) -> None:
         device, other = await two(rig)
         signals = rig.backend.telemetry.signals()
-        rig.raise_xid(device, 95)
+        rig.raise_error(device, 95)
         async with asyncio.timeout(20):
-            assert await anext(signals) == Signal(device.id, "xid", 95)
-        assert (await rig.backend.telemetry.snapshot(device)).xids == {95: 1}
-        assert (await rig.backend.telemetry.snapshot(other)).xids == {}
+            assert await anext(signals) == Signal(device.id, rig.error_signal, 95)
+        assert (await rig.backend.telemetry.snapshot(device)).errors == {95: 1}
+        assert (await rig.backend.telemetry.snapshot(other)).errors == {}
 
-    async def test_an_xid_is_counted_each_time_it_comes(self, rig: Rig) -> None:
+    async def test_an_error_is_counted_each_time_it_comes(self, rig: Rig) -> None:
         device, other = await two(rig)
         for code in (31, 13, 31):
-            await xid(rig, device, code)
-        assert (await rig.backend.telemetry.snapshot(device)).xids == {13: 1, 31: 2}
-        await xid(rig, device, 31)
-        assert (await rig.backend.telemetry.snapshot(device)).xids == {13: 1, 31: 3}
-        assert (await rig.backend.telemetry.snapshot(other)).xids == {}
+            await error(rig, device, code)
+        assert (await rig.backend.telemetry.snapshot(device)).errors == {13: 1, 31: 2}
+        await error(rig, device, 31)
+        assert (await rig.backend.telemetry.snapshot(device)).errors == {13: 1, 31: 3}
+        assert (await rig.backend.telemetry.snapshot(other)).errors == {}
 
     async def test_a_lost_device_is_lost_and_the_others_answer(self, rig: Rig) -> None:
         device, other = await two(rig)
@@ -216,7 +219,7 @@ class BackendContract:
     async def test_a_reset_lifts_the_conditions_and_clears_no_memory(self, rig: Rig) -> None:
         device, _ = await two(rig)
         rig.fill(device, "secret")
-        await xid(rig, device, 95)
+        await error(rig, device, 95)
         rig.add_ecc_errors(device, 2)
         assert (await rig.backend.telemetry.snapshot(device)).ecc_uncorrected == 2
         plan = await rig.backend.resetter.plan(device)
@@ -224,35 +227,35 @@ class BackendContract:
         assert plan.acts
         await rig.backend.resetter.reset(device, 30.0)
         after = await rig.backend.telemetry.snapshot(device)
-        assert (after.xids, after.ecc_uncorrected) == ({}, 0)
+        assert (after.errors, after.ecc_uncorrected) == ({}, 0)
         assert b"secret" in rig.content(device)
 
-    async def test_an_xid_that_comes_again_after_a_reset_is_counted_anew(self, rig: Rig) -> None:
+    async def test_an_error_that_comes_again_after_a_reset_is_counted_anew(self, rig: Rig) -> None:
         device, _ = await two(rig)
         for _ in range(3):
-            await xid(rig, device, 95)
+            await error(rig, device, 95)
         await rig.backend.resetter.reset(device, 30.0)
-        await xid(rig, device, 95)
-        assert (await rig.backend.telemetry.snapshot(device)).xids == {95: 1}
+        await error(rig, device, 95)
+        assert (await rig.backend.telemetry.snapshot(device)).errors == {95: 1}
 
     async def test_a_reset_that_fails_says_so_and_the_condition_stands(self, rig: Rig) -> None:
         device, _ = await two(rig)
-        await xid(rig, device, 95)
+        await error(rig, device, 95)
         rig.fail_resets(device)
         with pytest.raises(Unreadable):
             await rig.backend.resetter.reset(device, 30.0)
-        assert (await rig.backend.telemetry.snapshot(device)).xids == {95: 1}
+        assert (await rig.backend.telemetry.snapshot(device)).errors == {95: 1}
 
     async def test_a_device_that_somebody_holds_is_not_reset_and_not_blamed(self, rig: Rig) -> None:
         device, _ = await two(rig)
-        await xid(rig, device, 95)
+        await error(rig, device, 95)
         with rig.hold(device):
             assert (await rig.backend.resetter.plan(device)).blockers
             with pytest.raises(Held):
                 await rig.backend.resetter.reset(device, 30.0)
-        assert (await rig.backend.telemetry.snapshot(device)).xids == {95: 1}
+        assert (await rig.backend.telemetry.snapshot(device)).errors == {95: 1}
         await rig.backend.resetter.reset(device, 30.0)
-        assert (await rig.backend.telemetry.snapshot(device)).xids == {}
+        assert (await rig.backend.telemetry.snapshot(device)).errors == {}
 
     async def test_a_reset_of_a_stuck_device_ends_at_its_deadline(self, rig: Rig) -> None:
         device, _ = await two(rig)

@@ -32,6 +32,8 @@ def standin_environment(world: World) -> dict[str, str]:
 class NvidiaRig:
     """The rig of the contract, and what only a node with NVIDIA GPUs can do."""
 
+    error_signal = "xid"
+
     def __init__(self, world: World, backend: DeviceBackend) -> None:
         self.world = world
         self.backend = backend
@@ -65,7 +67,7 @@ class NvidiaRig:
             finally:
                 process.kill()
 
-    def raise_xid(self, device: Device, code: int) -> None:
+    def raise_error(self, device: Device, code: int) -> None:
         self.gpu(device).raise_xid(code)
 
     def add_ecc_errors(self, device: Device, errors: int) -> None:

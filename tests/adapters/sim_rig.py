@@ -62,6 +62,8 @@ class Tenant:
 class Sim:
     """The rig of the contract, and what only the simulated node can do."""
 
+    error_signal = "xid"
+
     def __init__(self, directory: Path, backend: SimBackend) -> None:
         self.directory = directory
         self.backend = backend
@@ -101,7 +103,7 @@ class Sim:
         finally:
             tenant.end()
 
-    def raise_xid(self, device: Device, code: int) -> None:
+    def raise_error(self, device: Device, code: int) -> None:
         control.fault(self.directory, device.id, xid=code)
 
     def add_ecc_errors(self, device: Device, errors: int) -> None:

@@ -95,7 +95,7 @@ async def test_a_fault_of_the_gpu_is_each_instance_s_and_one_of_an_instance_is_i
     await heard(Signal(first.id, "xid", 95), Signal(second.id, "xid", 95))
     gpu.add_ecc_errors(2)
     snapshots = [await instances.backend.telemetry.snapshot(each) for each in (first, second, whole)]
-    assert [each.xids for each in snapshots] == [{94: 1, 95: 1}, {95: 1}, {}]
+    assert [each.errors for each in snapshots] == [{94: 1, 95: 1}, {95: 1}, {}]
     assert [each.ecc_uncorrected for each in snapshots] == [2, 2, 0]
 
 

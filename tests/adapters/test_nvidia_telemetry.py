@@ -24,7 +24,7 @@ async def node(tmp_path: Path) -> AsyncIterator[Asking]:
 async def test_a_healthy_gpu_has_nothing_to_report(node: Asking) -> None:
     snapshot = await node.snapshot()
     assert (snapshot.ecc_uncorrected, snapshot.temperature_celsius, snapshot.held) == (0, 31, False)
-    assert (snapshot.recovery, snapshot.conditions, snapshot.xids) == ("none", {}, {})
+    assert (snapshot.recovery, snapshot.conditions, snapshot.errors) == ("none", {}, {})
     assert set(snapshot.settings) == set(snapshot.defaults)
     assert snapshot.counters["pcie_replays"] == 0
 
@@ -40,7 +40,7 @@ async def test_values_that_do_not_apply_are_absent_and_not_zero(node: Asking) ->
 async def test_xids_come_from_the_events(node: Asking) -> None:
     device = node.devices()[0]
     node.told.seen[device.id] = {95: 2}
-    assert (await node.telemetry.snapshot(device)).xids == {95: 2}
+    assert (await node.telemetry.snapshot(device)).errors == {95: 2}
     assert [signal.device async for signal in node.telemetry.signals()] == [device.id]
 
 

@@ -71,7 +71,7 @@ def test_a_change_of_faults_means(
 
 async def test_a_condition_that_is_lifted_is_a_change(sim: Sim, device: Device) -> None:
     signals = sim.backend.telemetry.signals()
-    sim.raise_xid(device, 95)
+    sim.raise_error(device, 95)
     assert await the_next(signals) == Signal(device.id, "xid", 95)
     control.clear(sim.directory, device.id)
     assert await the_next(signals) == Signal(device.id, "changed")
@@ -79,15 +79,15 @@ async def test_a_condition_that_is_lifted_is_a_change(sim: Sim, device: Device) 
 
 async def test_an_xid_that_came_and_went_unseen_is_still_an_event(sim: Sim, device: Device) -> None:
     signals = sim.backend.telemetry.signals()
-    sim.raise_xid(device, 95)
+    sim.raise_error(device, 95)
     control.clear(sim.directory, device.id)
     assert await the_next(signals) == Signal(device.id, "xid", 95)
-    assert (await sim.backend.telemetry.snapshot(device)).xids == {}
+    assert (await sim.backend.telemetry.snapshot(device)).errors == {}
 
 
 async def test_a_signal_between_listening_and_reading_is_not_missed(sim: Sim, device: Device) -> None:
     signals = sim.backend.telemetry.signals()
-    sim.raise_xid(device, 48)
+    sim.raise_error(device, 48)
     await sim.backend.telemetry.snapshot(device)
     assert await the_next(signals) == Signal(device.id, "xid", 48)
 
@@ -95,7 +95,7 @@ async def test_a_signal_between_listening_and_reading_is_not_missed(sim: Sim, de
 async def test_a_flood_that_nobody_reads_is_one_signal_of_each_kind(sim: Sim, device: Device) -> None:
     signals = sim.backend.telemetry.signals()
     for _ in range(50):
-        sim.raise_xid(device, 95)
+        sim.raise_error(device, 95)
         await sim.backend.telemetry.snapshot(device)
     sim.lose(device)
     xid, lost = Signal(device.id, "xid", 95), Signal(device.id, "lost")
@@ -117,10 +117,10 @@ async def test_a_split_is_told_and_a_fault_of_the_gpu_is_one_of_each_instance(si
     signals = sim.backend.telemetry.signals()
     parts = shape.split(sim.directory, device.id, 2)
     assert await the_next(signals) == Signal(None, "changed")
-    sim.raise_xid(device, 95)
+    sim.raise_error(device, 95)
     assert {await the_next(signals), await the_next(signals)} == {Signal(part.device.id, "xid", 95) for part in parts}
     for part in parts:
-        assert (await sim.backend.telemetry.snapshot(part.device)).xids == {95: 1}
+        assert (await sim.backend.telemetry.snapshot(part.device)).errors == {95: 1}
         assert (await sim.backend.resetter.plan(part.device)).unavailable is not None
         with pytest.raises(Unreadable, match="instance"):
             await sim.backend.resetter.reset(part.device, 10.0)
@@ -138,7 +138,7 @@ async def test_a_description_that_breaks_is_told_and_its_device_stays_in_the_lis
     assert await sim.backend.inventory.devices() == devices
     with pytest.raises(Unreadable, match=r"device\.json"):
         await sim.backend.telemetry.snapshot(device)
-    assert (await sim.backend.telemetry.snapshot(devices[1])).xids == {}
+    assert (await sim.backend.telemetry.snapshot(devices[1])).errors == {}
 
 
 async def test_a_control_file_that_makes_no_sense_is_told_and_unreadable(sim: Sim, device: Device) -> None:
@@ -162,7 +162,7 @@ async def test_a_tenant_at_work_is_no_signal(sim: Sim, device: Device) -> None:
     signals = sim.backend.telemetry.signals()
     sim.fill(device, "secret")
     with sim.hold(device):
-        sim.raise_xid(device, 95)
+        sim.raise_error(device, 95)
     assert await the_next(signals) == Signal(device.id, "xid", 95)
 
 

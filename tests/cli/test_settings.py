@@ -25,7 +25,7 @@ from scrubber.config.settings import (
     ServiceSettings,
 )
 from scrubber.domain.errors import BadConfiguration
-from scrubber.domain.policy import XidClass
+from scrubber.domain.signal_table import ErrorClass
 
 SIMULATED, NVIDIA = BACKENDS["sim"], BACKENDS["nvidia"]
 
@@ -306,7 +306,7 @@ def test_xids_are_disabled_as_for_nvidias_plugin(
 ) -> None:
     assert DisabledHealthchecks.parse(written) == disabled
     policy = disabled.applied_to(load_policy("default"))
-    assert {code for code in (13, 79, 4242) if policy.xid_class(code) is not XidClass.IGNORE} == still_counts
+    assert {code for code in (13, 79, 4242) if policy.error_class(code) is not ErrorClass.IGNORE} == still_counts
 
 
 def test_the_plugin_is_told_what_was_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

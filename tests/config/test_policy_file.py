@@ -26,8 +26,8 @@ from scrubber.domain.policy import (
     ResetUse,
     Sharing,
     StuckRule,
-    XidClass,
 )
+from scrubber.domain.signal_table import ErrorClass
 
 
 def read(text: str) -> Policy:
@@ -111,10 +111,10 @@ def test_every_value_reaches_the_domain() -> None:
     assert policy.maintenance == MaintenanceRule(86400.0, (22 * 3600.0, 4.5 * 3600.0), Level.STANDARD)
     assert policy.stuck == StuckRule(tell_after=120.0, evict_after=3600.0)
     assert policy.settings == {"power_limit_watts": "300", "compute_mode": "default"}
-    assert policy.xids == {
-        13: XidClass.IGNORE,
-        **dict.fromkeys((69, 70, 71, 72), XidClass.IGNORE),
-        79: XidClass.REBOOT,
+    assert policy.error_classes == {
+        13: ErrorClass.IGNORE,
+        **dict.fromkeys((69, 70, 71, 72), ErrorClass.IGNORE),
+        79: ErrorClass.REBOOT,
     }
 
 
@@ -638,7 +638,7 @@ def test_an_xid_that_a_policy_does_not_name_keeps_the_class_of_the_shipped_defau
     file = tmp_path / "mine.yaml"
     file.write_text("name: mine\nxids: {ignore: [94], unknown: [13]}\n")
     policy, shipped = load_policy(file), load_policy("default")
-    assert policy.xids == {**shipped.xids, 94: XidClass.IGNORE, 13: XidClass.UNKNOWN}
+    assert policy.error_classes == {**shipped.error_classes, 94: ErrorClass.IGNORE, 13: ErrorClass.UNKNOWN}
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

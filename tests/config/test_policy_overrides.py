@@ -11,11 +11,12 @@ from scrubber.config.settings import DisabledHealthchecks
 from scrubber.config.xid_file import XidRow
 from scrubber.domain.basis import HandOver
 from scrubber.domain.errors import BadConfiguration
-from scrubber.domain.policy import Enforcement, Policy, Proof, ResetUse, Sharing, Ungranted, XidClass
+from scrubber.domain.policy import Enforcement, Policy, Proof, ResetUse, Sharing, Ungranted
+from scrubber.domain.signal_table import ErrorClass
 
 TABLE = {
-    13: XidRow(13, XidClass.APPLICATION, "action", "an exception"),
-    94: XidRow(94, XidClass.APPLICATION, "action", "a memory error"),
+    13: XidRow(13, ErrorClass.APPLICATION, "action", "an exception"),
+    94: XidRow(94, ErrorClass.APPLICATION, "action", "a memory error"),
 }
 
 
@@ -68,8 +69,8 @@ def test_an_override_says_all_that_may_differ_between_devices() -> None:
     assert policy.health.sustained == {**plain.health.sustained, "too-hot": 60.0}
     assert (policy.recovery.attempts, policy.maintenance.every) == (2, 86400.0)
     assert policy.settings == {"power_limit_watts": "300"}
-    assert policy.xids == {13: XidClass.APPLICATION, 94: XidClass.RESET}
-    assert policy.xid_notes == {13: "an exception", 94: "a memory error"}
+    assert policy.error_classes == {13: ErrorClass.APPLICATION, 94: ErrorClass.RESET}
+    assert policy.error_notes == {13: "an exception", 94: "a memory error"}
     assert policy.overrides == ()
 
 
@@ -98,11 +99,11 @@ def test_what_an_override_does_not_name_is_as_in_its_file_and_not_as_in_the_defa
     assert policy.health.calm == 5.0
     assert not {"too-hot", "pcie-width"} & policy.health.sustained.keys()
     assert policy.settings == {"a": "1", "b": "3"}
-    assert policy.xids == {
-        13: XidClass.SERVICE,
-        62: XidClass.IGNORE,
-        94: XidClass.RESET,
-        95: XidClass.IGNORE,
+    assert policy.error_classes == {
+        13: ErrorClass.SERVICE,
+        62: ErrorClass.IGNORE,
+        94: ErrorClass.RESET,
+        95: ErrorClass.IGNORE,
     }
     assert list(policy.diagnostics.floors) == ["NVIDIA H*", "NVIDIA *"], "the first that fits counts"
 
@@ -142,8 +143,8 @@ def test_each_override_has_a_digest_of_its_own_values_and_the_file_says_nothing_
 def test_xids_that_a_start_turns_off_are_off_for_every_device() -> None:
     policy = read("name: mine\noverrides: [{name: other, models: [x], xids: {reset: [79, 94]}}]\n")
     off = signed(DisabledHealthchecks(codes=frozenset({79})).applied_to(policy))
-    assert {each.xid_class(79) for each in (off, off.overrides[0].policy)} == {XidClass.IGNORE}
-    assert off.overrides[0].policy.xid_class(94) is XidClass.RESET
+    assert {each.error_class(79) for each in (off, off.overrides[0].policy)} == {ErrorClass.IGNORE}
+    assert off.overrides[0].policy.error_class(94) is ErrorClass.RESET
     assert off.overrides[0].policy.digest != policy.overrides[0].policy.digest
 
 

@@ -10,21 +10,22 @@ from types import ModuleType
 import pytest
 import yaml
 
+from scrubber.adapters.nvidia.conditions import NVIDIA_SIGNALS
 from scrubber.config.bundled import find_policy, shipped_policies, shipped_xids
 from scrubber.config.policy_file import load_policy, parse_policy
 from scrubber.config.policy_format import policy_schema
 from scrubber.config.xid_file import xid_schema
 from scrubber.domain.declaration import decides_proof
 from scrubber.domain.errors import BadConfiguration
-from scrubber.domain.policy import Policy, XidClass
-from scrubber.domain.signals import SOFT
+from scrubber.domain.policy import Policy
+from scrubber.domain.signal_table import ErrorClass
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_the_shipped_default_is_the_programs_own_default() -> None:
     shipped = load_policy("default")
-    assert dataclasses.replace(shipped, digest="", xids={}, xid_notes={}) == Policy()
+    assert dataclasses.replace(shipped, digest="", error_classes={}, error_notes={}) == Policy()
 
 
 def test_the_shipped_default_writes_every_key_out() -> None:
@@ -35,29 +36,29 @@ def test_the_shipped_default_writes_every_key_out() -> None:
             assert written[name] == {}, "they have a file of their own"
         else:
             assert not keys or set(keys) == set(written[name]), name
-    assert set(written["health"]["sustained"]) == SOFT
+    assert set(written["health"]["sustained"]) == NVIDIA_SIGNALS.soft
 
 
 @pytest.mark.parametrize(
     ("code", "kind"),
     [
-        (14, XidClass.IGNORE),
-        (107, XidClass.IGNORE),
-        (13, XidClass.APPLICATION),
-        (71, XidClass.APPLICATION),
-        (94, XidClass.APPLICATION),
-        (48, XidClass.RESET),
-        (95, XidClass.RESET),
-        (79, XidClass.REBOOT),
-        (149, XidClass.CONTEXT),
-        (124, XidClass.SERVICE),
-        (1, XidClass.UNKNOWN),
-        (162, XidClass.UNKNOWN),
-        (9999, XidClass.UNKNOWN),
+        (14, ErrorClass.IGNORE),
+        (107, ErrorClass.IGNORE),
+        (13, ErrorClass.APPLICATION),
+        (71, ErrorClass.APPLICATION),
+        (94, ErrorClass.APPLICATION),
+        (48, ErrorClass.RESET),
+        (95, ErrorClass.RESET),
+        (79, ErrorClass.REBOOT),
+        (149, ErrorClass.CONTEXT),
+        (124, ErrorClass.SERVICE),
+        (1, ErrorClass.UNKNOWN),
+        (162, ErrorClass.UNKNOWN),
+        (9999, ErrorClass.UNKNOWN),
     ],
 )
-def test_an_xid_has_its_class_and_one_that_nobody_listed_is_unknown(code: int, kind: XidClass) -> None:
-    assert load_policy("default").xid_class(code) is kind
+def test_an_xid_has_its_class_and_one_that_nobody_listed_is_unknown(code: int, kind: ErrorClass) -> None:
+    assert load_policy("default").error_class(code) is kind
 
 
 def test_every_shipped_policy_loads_under_the_name_of_its_file() -> None:
@@ -121,7 +122,7 @@ def test_the_page_says_what_the_digest_leaves_out() -> None:
         rule = getattr(policy, each.name)
         if dataclasses.is_dataclass(rule) and each.name not in left:
             left |= {inner.name for inner in dataclasses.fields(rule) if not decides_proof(inner)}
-    assert said == {each.replace("_", "-") for each in left} - {"digest", "xid-notes"}
+    assert said == {each.replace("_", "-") for each in left} - {"digest", "error-notes", "signals"}
 
 
 def test_the_table_of_xids_is_not_taken_for_a_policy() -> None:

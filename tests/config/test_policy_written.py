@@ -27,7 +27,8 @@ from scrubber.config.units import (
 )
 from scrubber.config.xid_file import load_xids
 from scrubber.config.yaml_lines import as_yaml, read_yaml
-from scrubber.domain.policy import Policy, XidClass
+from scrubber.domain.policy import Policy
+from scrubber.domain.signal_table import ErrorClass
 from tests.policy_files import FILES, FLOORS
 
 ROWS = load_xids()
@@ -101,10 +102,11 @@ def test_every_key_of_a_policys_file_is_written() -> None:
 def test_of_xids_only_those_are_written_that_the_table_has_otherwise() -> None:
     plain = load_policy("default")
     policy = dataclasses.replace(
-        plain, xids={**plain.xids, 94: XidClass.RESET, 4241: XidClass.IGNORE, 4242: XidClass.IGNORE}
+        plain,
+        error_classes={**plain.error_classes, 94: ErrorClass.RESET, 4241: ErrorClass.IGNORE, 4242: ErrorClass.IGNORE},
     )
     assert written(policy, TABLE)["xids"] == {"ignore": ["4241-4242"], "reset": [94]}
-    assert set(written(policy, {})["xids"]) == {each.value for each in XidClass} - {"unknown"}
+    assert set(written(policy, {})["xids"]) == {each.value for each in ErrorClass} - {"unknown"}
 
 
 def test_an_override_says_what_differs_and_its_own_floors_first() -> None:

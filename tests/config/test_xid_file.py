@@ -11,20 +11,40 @@ from scrubber.config.policy_file import load_policy
 from scrubber.config.xid_file import XidRow, load_xids, parse_xids
 from scrubber.config.yaml_lines import read_yaml
 from scrubber.domain.errors import BadConfiguration
-from scrubber.domain.policy import XidClass
+from scrubber.domain.signal_table import ErrorClass
 
 SHIPPED = load_xids()
 
 CLASSIFIED = {
-    XidClass.IGNORE: [14, 37, 38, 43, 44, 63, 66, 67, 92, 93, *range(106, 109), 121, 137, 141, 152, 153, 157, 160, 161],
-    XidClass.APPLICATION: [
+    ErrorClass.IGNORE: [
+        14,
+        37,
+        38,
+        43,
+        44,
+        63,
+        66,
+        67,
+        92,
+        93,
+        *range(106, 109),
+        121,
+        137,
+        141,
+        152,
+        153,
+        157,
+        160,
+        161,
+    ],
+    ErrorClass.APPLICATION: [
         *(8, 11, 13, 25, 31, 32, 39, 40, 41, 60, 68, 69, 70, 71, 72, 75, 76, 77, 80, *range(82, 87), 88, 89, 94),
         *(*range(96, 106), *range(126, 136), 139),
     ],
-    XidClass.RESET: [46, 48, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158],
-    XidClass.REBOOT: [79, 151],
-    XidClass.CONTEXT: [45, 54, 74, 78, *range(144, 151), 154, 159],
-    XidClass.SERVICE: [61, *range(122, 126), 142],
+    ErrorClass.RESET: [46, 48, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158],
+    ErrorClass.REBOOT: [79, 151],
+    ErrorClass.CONTEXT: [45, 54, 74, 78, *range(144, 151), 154, 159],
+    ErrorClass.SERVICE: [61, *range(122, 126), 142],
 }
 
 
@@ -57,8 +77,12 @@ def test_a_policy_has_the_tables_classes_and_notes_where_it_says_nothing_else(tm
     file = tmp_path / "mine.yaml"
     file.write_text("name: mine\nxids: {reset: [94, 4242]}\n")
     policy = load_policy(file)
-    assert policy.xids == {**{c: row.kind for c, row in SHIPPED.items()}, 94: XidClass.RESET, 4242: XidClass.RESET}
-    assert policy.xid_notes == {code: row.note for code, row in SHIPPED.items()}
+    assert policy.error_classes == {
+        **{c: row.kind for c, row in SHIPPED.items()},
+        94: ErrorClass.RESET,
+        4242: ErrorClass.RESET,
+    }
+    assert policy.error_notes == {code: row.note for code, row in SHIPPED.items()}
 
 
 def test_a_note_that_is_worded_anew_changes_no_certificate(tmp_path: Path) -> None:
@@ -66,7 +90,7 @@ def test_a_note_that_is_worded_anew_changes_no_certificate(tmp_path: Path) -> No
     file = tmp_path / "xid.yaml"
     file.write_bytes(text.replace(b"an uncorrectable ECC error", b"two bits of a word were wrong"))
     assert load_xids(file) != SHIPPED
-    assert {code: row.kind for code, row in load_xids(file).items()} == load_policy("default").xids
+    assert {code: row.kind for code, row in load_xids(file).items()} == load_policy("default").error_classes
 
 
 GOOD = "sources: {us: Seen.}\nxids:\n  - {code: 13, class: application, source: us, note: an exception}\n"
@@ -75,9 +99,9 @@ GOOD = "sources: {us: Seen.}\nxids:\n  - {code: 13, class: application, source: 
 def test_a_range_is_a_row_for_each_of_its_codes_and_they_come_in_order() -> None:
     text = GOOD + "  - code: 3-4\n    class: reset\n    source: us\n    note: >-\n      two\n      lines\n"
     assert list(parse_xids(text.encode(), "xid.yaml").values()) == [
-        XidRow(3, XidClass.RESET, "us", "two lines"),
-        XidRow(4, XidClass.RESET, "us", "two lines"),
-        XidRow(13, XidClass.APPLICATION, "us", "an exception"),
+        XidRow(3, ErrorClass.RESET, "us", "two lines"),
+        XidRow(4, ErrorClass.RESET, "us", "two lines"),
+        XidRow(13, ErrorClass.APPLICATION, "us", "an exception"),
     ]
 
 

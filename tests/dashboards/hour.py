@@ -16,6 +16,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry
 
+from scrubber.adapters.nvidia.conditions import NVIDIA_SIGNALS
 from scrubber.domain.assignment import Trust
 from scrubber.domain.evidence import ScrubRecord
 from scrubber.engine.dependencies import Dependencies
@@ -94,7 +95,7 @@ class _Metered(World):
     def _dependencies(self, life: Life) -> Dependencies:
         tools = super()._dependencies(life)
         logger = line_logger("json", "error", io.StringIO(), component="service")
-        self.shown = StructlogJournal(registry=CollectorRegistry(), logger=logger)
+        self.shown = StructlogJournal(registry=CollectorRegistry(), logger=logger, signals=NVIDIA_SIGNALS)
         self.shown.metrics.ask = self._facts
         self.shown.metrics.service.runs(version="0", backend="world", driver="driver-1")
         return replace(tools, journal=_Both(tools.journal, self.shown, life))

@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 from dashboards.frame import Board
 from dashboards.queries import BORN_COUNTING
 from plugin.metrics import Metrics as PluginMetrics
+from scrubber.adapters.nvidia.conditions import NVIDIA_SIGNALS
 from scrubber.observability.metrics.metrics import Metrics
 from tests.dashboards.prometheus import POSSIBLE, promtool
 from tests.pods import only_with
@@ -220,7 +221,7 @@ def test_what_was_counted_long_ago_is_not_new_after_a_scrape_that_failed(tmp_pat
 def born_counting() -> set[str]:
     """The counters and histograms that a page of a daemon which has done nothing yet has no series of."""
     registry, plugin = CollectorRegistry(), CollectorRegistry()
-    Metrics(registry)
+    Metrics(registry, NVIDIA_SIGNALS)
     PluginMetrics(plugin, dict)
     names = set()
     for family in (*registry.collect(), *plugin.collect()):

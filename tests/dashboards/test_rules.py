@@ -21,6 +21,7 @@ import yaml
 
 from dashboards.queries import BORN_COUNTING
 from scripts.gen_rules import PROMETHEUS_RULE, RULES, main, prometheus_files, prometheus_rule
+from scrubber.adapters.nvidia.conditions import NVIDIA_SIGNALS
 from scrubber.cli.history import moment_of
 from scrubber.cli.main import app
 from scrubber.domain.evidence import Path as ScrubPath
@@ -28,7 +29,7 @@ from scrubber.domain.health import ADVERTISED, Health, WayBack
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Enforcement
 from scrubber.observability.event_names import asked_for
-from scrubber.observability.metrics.labels import CAUSES, KNOWN, REFUSALS
+from scrubber.observability.metrics.labels import REFUSALS, Codes
 from tests.dashboards.prometheus import POSSIBLE, promtool
 from tests.pods import only_with
 
@@ -186,8 +187,8 @@ def test_what_rules_select_by_is_what_the_code_says() -> None:
     assert all(
         list(ROOT.glob(f"scrubber/adapters/**/{module}.py")) for module in ("driver", "events", "walker", "zygote")
     )
-    assert selected.pop("code") <= {code for _, _, code in KNOWN}
-    assert selected.pop("cause_class") <= CAUSES
+    assert selected.pop("code") <= {code for _, _, code in Codes(NVIDIA_SIGNALS).findings}
+    assert selected.pop("cause_class") <= Codes(NVIDIA_SIGNALS).causes
     assert selected.pop("way_back") <= {each.value for each in WayBack}
     assert selected.pop("health") <= {each.value for each in Health}
     assert selected.pop("mode") <= {each.value for each in Enforcement}

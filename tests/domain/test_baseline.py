@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scrubber.domain.baseline import ACCEPTABLE, Baseline, Difference, differences, facts_of
+from scrubber.adapters.nvidia.conditions import NVIDIA_SIGNALS
+from scrubber.domain.baseline import Baseline, Difference, differences, facts_of
 from scrubber.domain.device import Device
 from scrubber.domain.evidence import Finding, Severity
 from scrubber.domain.policy import Policy
-from scrubber.domain.signals import SIGNALS, SOFT, baseline_findings, snapshot_findings
+from scrubber.domain.signals import baseline_findings, snapshot_findings
 from scrubber.domain.telemetry import Snapshot
 
 GPU = Device(
@@ -40,7 +41,7 @@ def described(**traits: str | None) -> Device:
 def of_conditions(conditions: dict[str, str], *normal: tuple[str, str]) -> tuple[Finding, ...]:
     """What is found of a device that reads ``conditions``, and of which a person called ``normal`` what they say."""
     snapshot = Snapshot("GPU-a", conditions=conditions)
-    return snapshot_findings(snapshot, Policy(), None, replace(SEEN, conditions=normal))
+    return snapshot_findings(snapshot, Policy(signals=NVIDIA_SIGNALS), None, replace(SEEN, conditions=normal))
 
 
 # -- facts -------------------------------------------------------------------------------------------------------------
@@ -117,15 +118,15 @@ def test_all_that_changed_is_one_warning_with_every_name_and_what_to_do() -> Non
 
 
 def test_firmware_that_changed_is_a_persons_to_judge_and_no_policy_waits_for_it_to_pass() -> None:
-    assert SIGNALS["baseline-changed"].way_back.value == "person"
-    assert "baseline-changed" in SOFT
+    assert NVIDIA_SIGNALS.meanings["baseline-changed"].way_back.value == "person"
+    assert "baseline-changed" in NVIDIA_SIGNALS.soft
 
 
 def test_only_what_warns_and_lies_in_the_slot_or_the_nature_of_a_device_can_be_called_normal() -> None:
-    assert {SIGNALS[code].severity for code in ACCEPTABLE} == {Severity.WARNING}
+    assert {NVIDIA_SIGNALS.meanings[code].severity for code in NVIDIA_SIGNALS.acceptable} == {Severity.WARNING}
 
 
-@pytest.mark.parametrize("code", sorted(ACCEPTABLE))
+@pytest.mark.parametrize("code", sorted(NVIDIA_SIGNALS.acceptable))
 def test_a_condition_that_a_person_called_normal_is_a_note_for_as_long_as_the_very_same_is_read(code: str) -> None:
     assert [each.severity for each in of_conditions({code: "x8 of x16"})] == [Severity.WARNING]
     (same,) = of_conditions({code: "x8 of x16"}, (code, "x8 of x16"))
@@ -135,7 +136,7 @@ def test_a_condition_that_a_person_called_normal_is_a_note_for_as_long_as_the_ve
         assert [each.severity for each in of_conditions({code: read}, (code, "x8 of x16"))] == [Severity.WARNING]
 
 
-@pytest.mark.parametrize("code", sorted(set(SIGNALS) - ACCEPTABLE))
+@pytest.mark.parametrize("code", sorted(set(NVIDIA_SIGNALS.meanings) - NVIDIA_SIGNALS.acceptable))
 def test_nobody_calls_anything_else_normal_and_a_fault_never(code: str) -> None:
     """Also a record that was written by hand excuses nothing."""
     assert of_conditions({code: "as read"}, (code, "as read")) == of_conditions({code: "as read"})

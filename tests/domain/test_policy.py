@@ -9,7 +9,8 @@ import pytest
 from scrubber.domain.basis import HandOver
 from scrubber.domain.diagnosis import Level
 from scrubber.domain.evidence import Occasion, Path, Step
-from scrubber.domain.policy import DiagnosticsRule, Limits, Policy, Proof, ResetUse, XidClass
+from scrubber.domain.policy import DiagnosticsRule, Limits, Policy, Proof, ResetUse
+from scrubber.domain.signal_table import ErrorClass
 
 MIB = 1024 * 1024
 
@@ -20,9 +21,9 @@ def test_by_default_only_a_restart_of_the_same_container_may_start_on_checks(kin
 
 
 def test_what_a_policy_does_not_name_needs_a_certificate_and_is_an_unknown_xid() -> None:
-    empty = Policy(proofs={}, xids={})
+    empty = Policy(proofs={}, error_classes={})
     assert {empty.proof_for(kind) for kind in HandOver} == {Proof.CERTIFICATE}
-    assert empty.xid_class(31) is XidClass.UNKNOWN
+    assert empty.error_class(31) is ErrorClass.UNKNOWN
 
 
 def test_the_fast_path_only_checks() -> None:

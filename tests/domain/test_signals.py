@@ -6,20 +6,18 @@ from dataclasses import replace
 
 import pytest
 
+from scrubber.adapters.nvidia.conditions import NVIDIA_SIGNALS
 from scrubber.domain.errors import DeviceFault, Lost, Stuck, Unreadable
 from scrubber.domain.evidence import Severity, Step
 from scrubber.domain.health import WayBack
-from scrubber.domain.policy import XidClass
+from scrubber.domain.signal_table import ErrorClass
 from scrubber.domain.signals import (
-    SIGNALS,
-    SOFT,
     fault_finding,
     lifetime_findings,
     settings_off,
     snapshot_findings,
     wanted_settings,
     way_back,
-    xid_of,
 )
 from scrubber.domain.telemetry import Snapshot
 from tests.world.samples import DEVICE, POLICY
@@ -34,23 +32,23 @@ def test_a_snapshot_without_conditions_finds_nothing() -> None:
 @pytest.mark.parametrize(
     ("kind", "severity"),
     [
-        (XidClass.IGNORE, Severity.NOTE),
-        (XidClass.APPLICATION, Severity.NOTE),
-        (XidClass.CONTEXT, Severity.WARNING),
-        (XidClass.UNKNOWN, Severity.WARNING),
-        (XidClass.RESET, Severity.FAULT),
-        (XidClass.REBOOT, Severity.FAULT),
-        (XidClass.SERVICE, Severity.FAULT),
+        (ErrorClass.IGNORE, Severity.NOTE),
+        (ErrorClass.APPLICATION, Severity.NOTE),
+        (ErrorClass.CONTEXT, Severity.WARNING),
+        (ErrorClass.UNKNOWN, Severity.WARNING),
+        (ErrorClass.RESET, Severity.FAULT),
+        (ErrorClass.REBOOT, Severity.FAULT),
+        (ErrorClass.SERVICE, Severity.FAULT),
     ],
 )
-def test_a_standing_xid_weighs_what_its_class_says(kind: XidClass, severity: Severity) -> None:
-    (found,) = snapshot_findings(replace(QUIET, xids={7: 2}), replace(POLICY, xids={7: kind}))
+def test_a_standing_xid_weighs_what_its_class_says(kind: ErrorClass, severity: Severity) -> None:
+    (found,) = snapshot_findings(replace(QUIET, errors={7: 2}), replace(POLICY, error_classes={7: kind}))
     assert (found.code, found.severity) == ("xid-7", severity)
     assert found.evidence == {"xid": 7, "class": kind.value, "count": 2, "new": 2}
 
 
 def test_an_xid_that_nobody_listed_is_never_taken_for_healthy() -> None:
-    (found,) = snapshot_findings(replace(QUIET, xids={4242: 1}), POLICY)
+    (found,) = snapshot_findings(replace(QUIET, errors={4242: 1}), POLICY)
     assert found.severity is Severity.WARNING
     assert way_back("xid-4242", POLICY) is WayBack.PERSON
 
@@ -120,7 +118,9 @@ def test_a_counter_that_went_down_is_noted_anew() -> None:
 
 
 def test_xids_that_were_turned_off_count_for_nothing() -> None:
-    (found,) = snapshot_findings(replace(QUIET, xids={79: 1}), replace(POLICY, xids={}, unlisted_xid=XidClass.IGNORE))
+    (found,) = snapshot_findings(
+        replace(QUIET, errors={79: 1}), replace(POLICY, error_classes={}, unlisted_error=ErrorClass.IGNORE)
+    )
     assert found.severity is Severity.NOTE
 
 
@@ -155,7 +155,7 @@ def test_a_setting_that_a_tenant_changed_is_off() -> None:
 
 # -- XIDs are news once ------------------------------------------------------------------------------------------------
 
-CONTEXT = replace(POLICY, xids={45: XidClass.CONTEXT}, xid_notes={45: "channels were torn down"})
+CONTEXT = replace(POLICY, error_classes={45: ErrorClass.CONTEXT}, error_notes={45: "channels were torn down"})
 
 
 @pytest.mark.parametrize(
@@ -164,20 +164,20 @@ CONTEXT = replace(POLICY, xids={45: XidClass.CONTEXT}, xid_notes={45: "channels 
 def test_what_came_since_it_was_last_recorded_is_new_and_a_count_that_went_down_began_anew(
     times: int, known: int | None, new: int
 ) -> None:
-    (seen,) = snapshot_findings(replace(QUIET, xids={45: times}), CONTEXT, {} if known is None else {"xid-45": known})
+    (seen,) = snapshot_findings(replace(QUIET, errors={45: times}), CONTEXT, {} if known is None else {"xid-45": known})
     assert (seen.evidence["new"], seen.evidence["count"]) == (new, times)
     assert seen.severity is (Severity.WARNING if new else Severity.NOTE)
 
 
 def test_an_xid_that_asks_for_a_reset_is_a_fault_for_as_long_as_it_stands() -> None:
-    (seen,) = snapshot_findings(replace(QUIET, xids={95: 1}), POLICY, {"xid-95": 1})
+    (seen,) = snapshot_findings(replace(QUIET, errors={95: 1}), POLICY, {"xid-95": 1})
     assert (seen.severity, seen.evidence["new"]) == (Severity.FAULT, 0)
 
 
-@pytest.mark.parametrize("kind", XidClass)
-def test_where_the_driver_asks_for_something_itself_the_xid_is_a_note_beside_it(kind: XidClass) -> None:
-    policy = replace(POLICY, xids={7: kind})
-    seen = snapshot_findings(replace(QUIET, xids={7: 1}, recovery="reset"), policy)
+@pytest.mark.parametrize("kind", ErrorClass)
+def test_where_the_driver_asks_for_something_itself_the_xid_is_a_note_beside_it(kind: ErrorClass) -> None:
+    policy = replace(POLICY, error_classes={7: kind})
+    seen = snapshot_findings(replace(QUIET, errors={7: 1}, recovery="reset"), policy)
     assert [(each.code, each.severity) for each in seen] == [
         ("xid-7", Severity.NOTE),
         ("recovery-reset", Severity.FAULT),
@@ -185,30 +185,32 @@ def test_where_the_driver_asks_for_something_itself_the_xid_is_a_note_beside_it(
 
 
 def test_where_the_driver_asks_for_nothing_only_what_depends_on_its_context_is_settled_by_that() -> None:
-    snapshot = replace(QUIET, xids={45: 1, 95: 1}, recovery="none")
-    policy = replace(POLICY, xids={45: XidClass.CONTEXT, 95: XidClass.RESET})
+    snapshot = replace(QUIET, errors={45: 1, 95: 1}, recovery="none")
+    policy = replace(POLICY, error_classes={45: ErrorClass.CONTEXT, 95: ErrorClass.RESET})
     assert [each.severity for each in snapshot_findings(snapshot, policy)] == [Severity.NOTE, Severity.FAULT]
 
 
 def test_a_sentence_says_what_the_code_means_where_somebody_wrote_it_down() -> None:
-    (seen,) = snapshot_findings(replace(QUIET, xids={45: 1}), CONTEXT)
+    (seen,) = snapshot_findings(replace(QUIET, errors={45: 1}), CONTEXT)
     assert "channels were torn down" in seen.sentence
 
 
 @pytest.mark.parametrize("code", ["xid-", "xid-x", "too-hot", "xid", ""])
 def test_a_code_that_is_no_xid_has_no_number(code: str) -> None:
-    assert xid_of(code) is None
-    assert xid_of("xid-95") == 95
+    assert NVIDIA_SIGNALS.errors.number(code) is None
+    assert NVIDIA_SIGNALS.errors.number("xid-95") == 95
 
 
 def test_soft_is_what_warns_for_as_long_as_it_lasts() -> None:
-    assert {SIGNALS[code].severity for code in SOFT} == {Severity.WARNING}
-    assert {*POLICY.health.sustained} <= SOFT
-    assert not [code for code in SOFT if code.startswith("lifetime-")]
+    assert {NVIDIA_SIGNALS.meanings[code].severity for code in NVIDIA_SIGNALS.soft} == {Severity.WARNING}
+    assert {*POLICY.health.sustained} <= NVIDIA_SIGNALS.soft
+    assert not [code for code in NVIDIA_SIGNALS.soft if code.startswith("lifetime-")]
 
 
 def test_every_meaning_has_a_sentence_that_can_be_said_or_is_told_by_who_finds_it() -> None:
-    by_a_condition = replace(QUIET, conditions={code: "" for code, each in SIGNALS.items() if each.sentence})
+    by_a_condition = replace(
+        QUIET, conditions={code: "" for code, each in NVIDIA_SIGNALS.meanings.items() if each.sentence}
+    )
     for seen in snapshot_findings(by_a_condition, POLICY):
         assert seen.sentence.endswith(".")
         assert len(seen.sentence) > len(seen.code) + 5

@@ -46,7 +46,13 @@ async def storm(world: World, seconds: float, *, per_second: int, codes: int = 1
     return steps * apart
 
 
-OWN = replace(DEFAULT, xids={**DEFAULT.xids, **{OWN_FAULT + code: DEFAULT.xids[OWN_FAULT] for code in range(200)}})
+OWN = replace(
+    DEFAULT,
+    error_classes={
+        **DEFAULT.error_classes,
+        **{OWN_FAULT + code: DEFAULT.error_classes[OWN_FAULT] for code in range(200)},
+    },
+)
 """Under which every code of a storm is the application's own."""
 
 

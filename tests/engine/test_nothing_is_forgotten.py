@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from scrubber.adapters.nvidia.conditions import NVIDIA_SIGNALS
 from scrubber.domain.breaker import breaker_of
 from scrubber.domain.evidence import Outcome
 from scrubber.domain.health import Health
@@ -291,5 +292,5 @@ async def test_a_reset_of_two_devices_together_delays_the_look_at_no_other(monke
 
 def test_warnings_that_nobody_ends_push_out_none_that_a_policy_bears_for_a_time_only() -> None:
     many = {f"xid-{code}" for code in range(200, 264)}
-    seen = record().warned(many, NOW).warned({*many, "too-hot"}, NOW + 60.0)
+    seen = record().warned(many, NOW, NVIDIA_SIGNALS).warned({*many, "too-hot"}, NOW + 60.0, NVIDIA_SIGNALS)
     assert ("too-hot", NOW + 60.0) in {(each.code, each.since) for each in seen.lasting}

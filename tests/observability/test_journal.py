@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from scrubber.domain.policy import XidClass
+from scrubber.adapters.nvidia.conditions import NVIDIA_SIGNALS
+from scrubber.domain.signal_table import ErrorClass
 from scrubber.observability.journal import StructlogJournal
 from scrubber.observability.log_context import Binding
 from scrubber.observability.log_sink import Losses
@@ -29,7 +30,7 @@ class Told:
         self.registry = CollectorRegistry()
         losses = Losses()
         logger = line_logger("json", level, self.stream, component="service", now=lambda: NOON, losses=losses)
-        self.journal = StructlogJournal(registry=self.registry, logger=logger)
+        self.journal = StructlogJournal(registry=self.registry, logger=logger, signals=NVIDIA_SIGNALS)
         losses.counted_by(self.journal.metrics.service.line_lost)
 
     def __call__(self, *events: Event) -> list[dict[str, Any]]:
@@ -106,10 +107,10 @@ class TestLines:
     def test_what_a_person_must_see_is_loud(self, told: Told, name: str, level: str) -> None:
         assert told(event(name))[0]["level"] == level
 
-    @pytest.mark.parametrize("kind", list(XidClass))
-    def test_a_signal_is_loud_unless_it_says_nothing_about_the_device(self, told: Told, kind: XidClass) -> None:
+    @pytest.mark.parametrize("kind", list(ErrorClass))
+    def test_a_signal_is_loud_unless_it_says_nothing_about_the_device(self, told: Told, kind: ErrorClass) -> None:
         (line,) = told(Event("health.signal", NOON, "GPU-a", fields={"code": "xid-31", "class": kind.value, "new": 1}))
-        harmless = kind in (XidClass.IGNORE, XidClass.APPLICATION)
+        harmless = kind in (ErrorClass.IGNORE, ErrorClass.APPLICATION)
         assert line["level"] == ("info" if harmless else "warning")
         assert line["class"] == kind.value
 
@@ -216,7 +217,7 @@ class TestItNeverFails:
         with contextlib.suppress(OSError), open("/dev/full", "w") as stream:
             losses = Losses()
             logger = line_logger("json", "info", stream, component="service", losses=losses)
-            journal = StructlogJournal(registry=registry, logger=logger)
+            journal = StructlogJournal(registry=registry, logger=logger, signals=NVIDIA_SIGNALS)
             losses.counted_by(journal.metrics.service.line_lost)
             journal.tell([event("service.started")])
         lost = registry.get_sample_value("scrubber_log_lines_lost_total")

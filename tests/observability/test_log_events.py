@@ -12,7 +12,8 @@ from typing import Final
 import pytest
 from prometheus_client import CollectorRegistry
 
-from scrubber.domain.policy import XidClass
+from scrubber.adapters.nvidia.conditions import NVIDIA_SIGNALS
+from scrubber.domain.signal_table import ErrorClass
 from scrubber.observability.journal import StructlogJournal
 from scrubber.observability.logging import LIBRARY, line_logger
 from scrubber.ports.record import Event
@@ -51,11 +52,11 @@ FROM_LIBRARIES: Final = {(LIBRARY, "service"), (LIBRARY, "plugin")}
 def levels_of(name: str) -> str:
     """The levels at which the journal tells an event of this name."""
     found = []
-    for kind in ("", *XidClass):
+    for kind in ("", *ErrorClass):
         stream = io.StringIO()
         logger = line_logger("json", "debug", stream, component="service")
         event = Event(name, 0.0, fields={"class": kind} if kind else {})
-        StructlogJournal(registry=CollectorRegistry(), logger=logger).tell([event])
+        StructlogJournal(registry=CollectorRegistry(), logger=logger, signals=NVIDIA_SIGNALS).tell([event])
         found.append(json.loads(stream.getvalue())["level"])
     return ", ".join(sorted(set(found), key=["error", "warning", "info"].index))
 

@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry
 from structlog.typing import FilteringBoundLogger
 
 from plugin import logs as of_the_plugin
+from scrubber.adapters.nvidia.conditions import NVIDIA_SIGNALS
 from scrubber.observability.journal import StructlogJournal
 from scrubber.observability.log_sink import Losses
 from scrubber.observability.logging import LIBRARY, LogFormat, configure_logging, line_logger
@@ -52,7 +53,7 @@ def logger(form: LogFormat, stream: TextIO | None, level: str = "info", **more: 
 def service_says(form: str, stream: TextIO, text: str) -> None:
     """An event of the service's with ``text`` in it."""
     fields = {"command": text, "sentence": f"By {text}.", "tenant_namespace": text, "pod": text}
-    journal = StructlogJournal(registry=CollectorRegistry(), logger=logger(form, stream))  # type: ignore[arg-type]
+    journal = StructlogJournal(registry=CollectorRegistry(), logger=logger(form, stream), signals=NVIDIA_SIGNALS)  # type: ignore[arg-type]
     journal.tell([Event("use.ungranted", NOON, f"GPU-{text}", f"scrub-{text}", f"uid:{text}", fields)])
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
+from scrubber.adapters.nvidia.conditions import NVIDIA_SIGNALS
 from scrubber.domain.codes import NOT_OF_THE_ENGINE, ErrorCode
 from scrubber.domain.evidence import Finding, FindingCode, Severity, Step
-from scrubber.domain.signals import SIGNALS
-from scrubber.observability.metrics.labels import KNOWN, labels_of
+from scrubber.observability.metrics.labels import Codes
 from scrubber.observability.metrics.metrics import Metrics
 from scrubber.ports.record import Event
 
@@ -62,7 +62,7 @@ def members(expression: ast.expr, enum: str) -> list[str]:
 def outcome_of(happened: Event, metric: str, label: str) -> str:
     """The label under which ``happened`` is counted."""
     registry = CollectorRegistry()
-    Metrics(registry).count(happened)
+    Metrics(registry, NVIDIA_SIGNALS).count(happened)
     samples = (sample for family in registry.collect() for sample in family.samples)
     (counted,) = (sample for sample in samples if sample.name == metric and sample.value)
     return counted.labels[label]
@@ -87,7 +87,7 @@ def test_a_refusal_is_counted_under_its_code(code: ErrorCode) -> None:
 
 
 @pytest.mark.parametrize(
-    "code", sorted({*SIGNALS, *(code for code, _, severity in PLACES if severity is Severity.FAULT)})
+    "code", sorted({*NVIDIA_SIGNALS.meanings, *(code for code, _, severity in PLACES if severity is Severity.FAULT)})
 )
 def test_a_cause_is_counted_under_its_code(code: str) -> None:
     event = Event("health.quarantined", 0.0, "GPU-a", fields={"cause": code})
@@ -96,9 +96,9 @@ def test_a_cause_is_counted_under_its_code(code: str) -> None:
 
 @pytest.mark.parametrize(("code", "step", "severity"), PLACES)
 def test_a_finding_is_counted_under_its_code(code: FindingCode, step: Step, severity: Severity) -> None:
-    assert labels_of(Finding(step, code, severity, "")) == (step, severity, code)
+    assert Codes(NVIDIA_SIGNALS).labels_of(Finding(step, code, severity, "")) == (step, severity, code)
 
 
-@pytest.mark.parametrize("code", sorted(SIGNALS))
+@pytest.mark.parametrize("code", sorted(NVIDIA_SIGNALS.meanings))
 def test_a_signal_is_counted_under_its_code_by_the_step_that_looks_at_health(code: str) -> None:
-    assert (Step.HEALTH, SIGNALS[code].severity, code) in KNOWN
+    assert (Step.HEALTH, NVIDIA_SIGNALS.meanings[code].severity, code) in Codes(NVIDIA_SIGNALS).findings

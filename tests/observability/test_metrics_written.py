@@ -14,11 +14,11 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parsed_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parsed_text
 
+from scrubber.adapters.nvidia.conditions import NVIDIA_SIGNALS
 from scrubber.domain.evidence import Occasion, Outcome, Path, ScrubRecord, Severity, Step, StepResult, Verdict
 from scrubber.domain.health import Cause, Health, WayBack
 from scrubber.domain.record import DeviceRecord, Glass, Lasting
-from scrubber.domain.signals import SIGNALS
-from scrubber.observability.metrics.labels import KNOWN, REFUSALS
+from scrubber.observability.metrics.labels import REFUSALS, Codes
 from scrubber.ports.record import Event, Head
 from tests.measures import NOON, Measures, event, finding, memory, scrub, shown
 
@@ -105,7 +105,7 @@ def flood(told: Measures, devices: int, tenants: int) -> None:
                     each,
                     health=Health.QUARANTINED,
                     cause=Cause("xid-95", "", WayBack.RESET, 1.0),
-                    lasting=tuple(Lasting(code, 1.0) for code in sorted(SIGNALS)[:32]),
+                    lasting=tuple(Lasting(code, 1.0) for code in sorted(NVIDIA_SIGNALS.meanings)[:32]),
                     glass=Glass(1.0, "", ""),
                 ),
             )
@@ -121,8 +121,8 @@ def flood(told: Measures, devices: int, tenants: int) -> None:
                 fields = {"path": str(path), "outcome": str(outcome), "occasion": str(occasion)}
                 told(event("scrub.finished", seconds=1.0, **fields))
             told(event("handover.granted", path=str(path), kind=str(outcome), seconds=1.0))
-    known = {code for _, _, code in KNOWN}
-    for code in (*known, *REFUSALS, *SIGNALS, *words):
+    known = {code for _, _, code in Codes(NVIDIA_SIGNALS).findings}
+    for code in (*known, *REFUSALS, *NVIDIA_SIGNALS.meanings, *words):
         told(event("handover.refused", code=code, seconds=1.0), event("health.quarantined", cause=code))
         for step in Step:
             for severity in Severity:

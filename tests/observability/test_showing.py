@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 from scrubber.adapters.children.process import Children
 from scrubber.adapters.clock import SystemClock
 from scrubber.adapters.ledger.sqlite import SqliteLedger
+from scrubber.adapters.nvidia.conditions import NVIDIA_SIGNALS
 from scrubber.domain.errors import LedgerFailure
 from scrubber.observability.journal import StructlogJournal
 from scrubber.ports.record import Change, TrailPage
@@ -57,7 +58,7 @@ class Told:
             wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         )
         self.registry = CollectorRegistry()
-        self.journal = StructlogJournal(registry=self.registry, logger=logger)
+        self.journal = StructlogJournal(registry=self.registry, logger=logger, signals=NVIDIA_SIGNALS)
 
     @property
     def events(self) -> list[dict[str, str]]:

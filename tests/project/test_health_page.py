@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from scrubber.adapters.nvidia.conditions import NVIDIA_SIGNALS
 from scrubber.domain.evidence import Severity
 from scrubber.domain.policy import Policy
-from scrubber.domain.signals import SIGNALS, Meaning
+from scrubber.domain.signal_table import Meaning
 
 PAGE = Path(__file__).parents[2] / "docs" / "health.md"
 NO_WAY = "\u2013"
@@ -32,10 +33,10 @@ def what_follows(code: str, meaning: Meaning) -> tuple[str, str]:
             return "noted", NO_WAY
 
 
-@pytest.mark.parametrize("code", sorted(SIGNALS))
+@pytest.mark.parametrize("code", sorted(NVIDIA_SIGNALS.meanings))
 def test_the_page_says_what_follows_on_each_signal(code: str) -> None:
-    assert ROWS[code] == what_follows(code, SIGNALS[code])
+    assert ROWS[code] == what_follows(code, NVIDIA_SIGNALS.meanings[code])
 
 
 def test_the_page_names_no_signal_that_there_is_not() -> None:
-    assert ROWS.keys() - SIGNALS.keys() == {"operator"}
+    assert ROWS.keys() - NVIDIA_SIGNALS.meanings.keys() == {"operator"}

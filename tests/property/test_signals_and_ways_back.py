@@ -12,11 +12,13 @@ from dataclasses import replace
 
 import pytest
 
+from scrubber.adapters.nvidia.conditions import NVIDIA_SIGNALS
 from scrubber.domain.evidence import Severity
 from scrubber.domain.health import ADVERTISED, Health
-from scrubber.domain.policy import HealthRule, XidClass
+from scrubber.domain.policy import HealthRule
 from scrubber.domain.record import DeviceRecord
-from scrubber.domain.signals import SIGNALS, SOFT, XIDS, way_back
+from scrubber.domain.signal_table import ERROR_CLASSES, ErrorClass
+from scrubber.domain.signals import way_back
 from tests.world.matter import gpu, instance
 from tests.world.service import Pace
 from tests.world.timeline import in_virtual_time
@@ -29,8 +31,8 @@ LONG = 3_600.0
 """Seconds for which a device is watched that is not to return."""
 POLICY = replace(
     DEFAULT,
-    xids={code: kind for kind, code in XID.items() if kind is not XidClass.UNKNOWN},
-    health=HealthRule(sustained=dict.fromkeys(SOFT, SUSTAINED)),
+    error_classes={code: kind for kind, code in XID.items() if kind is not ErrorClass.UNKNOWN},
+    health=HealthRule(sustained=dict.fromkeys(NVIDIA_SIGNALS.soft, SUSTAINED)),
 )
 HEALTHY, SUSPECT, QUARANTINED, CONDEMNED = Health.HEALTHY, Health.SUSPECT, Health.QUARANTINED, Health.CONDEMNED
 
@@ -113,13 +115,17 @@ def nobody_else_was_out(world: World) -> None:
 def test_every_code_and_every_class_has_its_row_and_no_row_is_none() -> None:
     codes = [row.code for row in TABLE]
     assert len(codes) == len(set(codes))
-    assert {*codes} == {*SIGNALS} | {kind.value for kind in XidClass}
+    assert {*codes} == {*NVIDIA_SIGNALS.meanings} | {kind.value for kind in ErrorClass}
 
 
 @every_row
 def test_the_tables_of_the_code_say_what_this_one_says(row: Row) -> None:
     severity = {HEALTHY: Severity.NOTE, SUSPECT: Severity.WARNING, QUARANTINED: Severity.FAULT}[row.at_once]
-    meaning = SIGNALS[row.code] if row.code in SIGNALS else XIDS[XidClass(row.code)]
+    meaning = (
+        NVIDIA_SIGNALS.meanings[row.code]
+        if row.code in NVIDIA_SIGNALS.meanings
+        else ERROR_CLASSES[ErrorClass(row.code)]
+    )
     assert meaning.severity is severity
     assert way_back(row.told, POLICY) is row.way
 
@@ -217,7 +223,9 @@ async def test_an_event_makes_suspect_until_it_was_calm_although_the_driver_goes
 
 # -- what may pass by itself -------------------------------------------------------------------------------------------
 
-soft_ones = pytest.mark.parametrize("row", [row for row in TABLE if row.code in SOFT], ids=lambda row: row.code)
+soft_ones = pytest.mark.parametrize(
+    "row", [row for row in TABLE if row.code in NVIDIA_SIGNALS.soft], ids=lambda row: row.code
+)
 
 
 @soft_ones
@@ -281,17 +289,17 @@ WORD: Mapping[str | None, Mapping[str, str]] = {
     # What the driver asks for → for each class of an XID that stands: the cause of a quarantine, "suspect", or "".
     None: {"reset": "xid", "reboot": "xid", "service": "xid", "context": "suspect", "unknown": "suspect"},
     "none": {"reset": "xid", "reboot": "xid", "service": "xid", "context": "", "unknown": "suspect"},
-    "reset": dict.fromkeys(XidClass, "recovery-reset"),
-    "drain-and-reset": dict.fromkeys(XidClass, "recovery-reset"),
-    "reboot": dict.fromkeys(XidClass, "recovery-reboot"),
-    "imex": dict.fromkeys(XidClass, "recovery-service"),
-    "drain-p2p": dict.fromkeys(XidClass, "recovery-service"),
+    "reset": dict.fromkeys(ErrorClass, "recovery-reset"),
+    "drain-and-reset": dict.fromkeys(ErrorClass, "recovery-reset"),
+    "reboot": dict.fromkeys(ErrorClass, "recovery-reboot"),
+    "imex": dict.fromkeys(ErrorClass, "recovery-service"),
+    "drain-p2p": dict.fromkeys(ErrorClass, "recovery-service"),
 }
 
 
-@pytest.mark.parametrize(("word", "kind"), list(itertools.product(WORD, XidClass)))
+@pytest.mark.parametrize(("word", "kind"), list(itertools.product(WORD, ErrorClass)))
 @in_virtual_time
-async def test_the_driver_itself_decides_where_it_says_what_it_needs(word: str | None, kind: XidClass) -> None:
+async def test_the_driver_itself_decides_where_it_says_what_it_needs(word: str | None, kind: ErrorClass) -> None:
     async with a_world(policy=POLICY, pace=PACE) as world:
         world.gpu().recovery, world.gpu().reset_fails = word, "not now"
         world.gpu().came(XID[kind])
@@ -317,7 +325,7 @@ async def test_what_befalls_an_instance_befalls_its_siblings_and_no_other_gpu() 
     """Nobody resets an instance: the siblings are out until a person has reset their GPU, and said so."""
     parts = [instance(0, "GPU-A"), instance(1, "GPU-A"), instance(2, "GPU-B"), gpu(3)]
     async with a_world(policy=POLICY, pace=PACE, gpus=parts) as world:
-        world.gpu().came(XID[XidClass.RESET])
+        world.gpu().came(XID[ErrorClass.RESET])
         world.signal(0)
         await world.until(lambda: {world.record(0).health, world.record(1).health} == {CONDEMNED}, within=LONG)
         for bystander in (2, 3):
@@ -333,7 +341,7 @@ async def test_a_peer_that_is_reset_with_it_stays_well_and_is_proved_again() -> 
     async with a_world(policy=POLICY, pace=PACE) as world:
         world.gpu().together = (world.gpu(1).id,)
         certificate = world.record(1).certificate
-        world.gpu().came(XID[XidClass.RESET])
+        world.gpu().came(XID[ErrorClass.RESET])
         world.signal(0)
         await world.until(lambda: world.record().health is QUARANTINED)
         await returns(world)

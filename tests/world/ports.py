@@ -156,7 +156,7 @@ class TelemetryOfLife:
             raise DeviceFault("the driver reports a fault that is in no table")
         return Snapshot(
             device.id,
-            xids={code: times for each in reversed(kin) for code, times in each.xids.items()},
+            errors={code: times for each in reversed(kin) for code, times in each.xids.items()},
             ecc_uncorrected=gpu.ecc if gpu.ecc is None else sum(each.ecc or 0 for each in kin),
             temperature_celsius=max(each.celsius for each in kin),
             recovery=gpu.recovery,

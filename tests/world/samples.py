@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
+from scrubber.adapters.nvidia.conditions import NVIDIA_SIGNALS
 from scrubber.domain.assignment import Assignment, Pod, Process
 from scrubber.domain.basis import HandOver
 from scrubber.domain.device import NodeIdentity
@@ -23,8 +24,9 @@ from scrubber.domain.evidence import (
 from scrubber.domain.handover import Checks, Decision, HandoverFacts, decide
 from scrubber.domain.health import Cause, Health, WayBack
 from scrubber.domain.hygiene import Hygiene
-from scrubber.domain.policy import Policy, Proof, XidClass
+from scrubber.domain.policy import Policy, Proof
 from scrubber.domain.record import DeviceRecord, Grant
+from scrubber.domain.signal_table import ErrorClass
 
 __all__ = [
     "DEVICE",
@@ -51,12 +53,13 @@ NODE = NodeIdentity("node-1", "boot-1", "driver-1")
 NOW = 1_800_000_000.0
 POLICY = Policy(
     digest="sha256:here",
-    xids={
-        31: XidClass.APPLICATION,
-        79: XidClass.REBOOT,
-        95: XidClass.RESET,
-        122: XidClass.SERVICE,
-        154: XidClass.CONTEXT,
+    signals=NVIDIA_SIGNALS,
+    error_classes={
+        31: ErrorClass.APPLICATION,
+        79: ErrorClass.REBOOT,
+        95: ErrorClass.RESET,
+        122: ErrorClass.SERVICE,
+        154: ErrorClass.CONTEXT,
     },
 )
 

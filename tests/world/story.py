@@ -37,13 +37,15 @@ STRICT = Policy(
     digest="sha256:strict",
     proofs=dict.fromkeys(HandOver, Proof.CERTIFICATE),
     reset=ResetUse.REQUIRED,
-    xids=DEFAULT.xids,
+    error_classes=DEFAULT.error_classes,
+    signals=DEFAULT.signals,
 )
 TRUSTED = Policy(
     name="trusted",
     digest="sha256:trusted",
     proofs={**DEFAULT.proofs, HandOver.SAME_POD: Proof.CHECKS, HandOver.SAME_TENANT: Proof.CHECKS},
-    xids=DEFAULT.xids,
+    error_classes=DEFAULT.error_classes,
+    signals=DEFAULT.signals,
 )
 POLICIES = {policy.name: policy for policy in (DEFAULT, STRICT, TRUSTED)}
 MANY_RESETS = BreakerRule(resets=10_000)

@@ -13,12 +13,13 @@ from typing import Any
 
 from scrubber.domain.diagnosis import Level
 from scrubber.domain.health import Health, WayBack
-from scrubber.domain.policy import DiagnosticsRule, ResetUse, Ungranted, XidClass
+from scrubber.domain.policy import DiagnosticsRule, ResetUse, Ungranted
+from scrubber.domain.signal_table import ErrorClass
 from tests.world.world import World
 
 __all__ = ["TABLE", "XID", "Row", "do"]
 
-XID = {kind: 500 + number for number, kind in enumerate(XidClass)}
+XID = {kind: 500 + number for number, kind in enumerate(ErrorClass)}
 """A code of each class."""
 HEALTHY, SUSPECT, QUARANTINED, CONDEMNED = Health.HEALTHY, Health.SUSPECT, Health.QUARANTINED, Health.CONDEMNED
 SCRUB, RESET, WAIT, REBOOT, PERSON = WayBack.SCRUB, WayBack.RESET, WayBack.WAIT, WayBack.REBOOT, WayBack.PERSON
@@ -52,7 +53,7 @@ class Row:
     @property
     def told(self) -> str:
         """The code by which a cause names it."""
-        return f"xid-{XID[XidClass(self.code)]}" if self.code in {*XidClass} else self.code
+        return f"xid-{XID[ErrorClass(self.code)]}" if self.code in {*ErrorClass} else self.code
 
     @property
     def takes_out(self) -> bool:
@@ -86,7 +87,7 @@ def counts(counter: str) -> Act:
     return put
 
 
-def reports(kind: XidClass, **facts: object) -> Act:
+def reports(kind: ErrorClass, **facts: object) -> Act:
     def put(world: World) -> None:
         has(**facts)(world)
         world.gpu().came(XID[kind])
@@ -190,7 +191,7 @@ TABLE = (
     Row("memory-not-back", scrub_meets("memory-kept"), QUARANTINED, RESET, "condition", CONDEMNED),
     Row("not-all-cleared", scrub_meets("memory-short"), QUARANTINED, SCRUB, "condition", CONDEMNED),
     Row("on-chip-failed", scrub_meets("on-chip"), QUARANTINED, RESET, "condition", CONDEMNED),
-    Row("reset-failed", reports(XidClass.RESET, reset_fails="it did not take"),
+    Row("reset-failed", reports(ErrorClass.RESET, reset_fails="it did not take"),
         QUARANTINED, RESET, "condition", CONDEMNED),
     Row("reset-unavailable", scrub_meets(reset_missing=NONE_HERE), QUARANTINED, PERSON, "person", QUARANTINED, REQUIRED),
     Row("scrub-overdue", scrub_meets("settings-hang"), QUARANTINED, SCRUB, "condition", CONDEMNED),
@@ -200,12 +201,12 @@ TABLE = (
     # Use without a grant, where the policy takes the device out for it.
     Row("ungranted-use", somebody_uses_it, QUARANTINED, WAIT, "condition", QUARANTINED, TAKEN_OUT),
     # XIDs, by their class. One of a soft class is an event: the driver goes on listing it, and the device is well.
-    Row("ignore", reports(XidClass.IGNORE), HEALTHY, PERSON, "", HEALTHY),
-    Row("application", reports(XidClass.APPLICATION), HEALTHY, PERSON, "", HEALTHY),
-    Row("reset", reports(XidClass.RESET), QUARANTINED, RESET, "reset", CONDEMNED),
-    Row("reboot", reports(XidClass.REBOOT), QUARANTINED, REBOOT, "reboot", QUARANTINED),
-    Row("context", reports(XidClass.CONTEXT), SUSPECT, PERSON, "calm", HEALTHY),
-    Row("service", reports(XidClass.SERVICE), QUARANTINED, PERSON, "person", QUARANTINED),
-    Row("unknown", reports(XidClass.UNKNOWN), SUSPECT, PERSON, "calm", HEALTHY),
+    Row("ignore", reports(ErrorClass.IGNORE), HEALTHY, PERSON, "", HEALTHY),
+    Row("application", reports(ErrorClass.APPLICATION), HEALTHY, PERSON, "", HEALTHY),
+    Row("reset", reports(ErrorClass.RESET), QUARANTINED, RESET, "reset", CONDEMNED),
+    Row("reboot", reports(ErrorClass.REBOOT), QUARANTINED, REBOOT, "reboot", QUARANTINED),
+    Row("context", reports(ErrorClass.CONTEXT), SUSPECT, PERSON, "calm", HEALTHY),
+    Row("service", reports(ErrorClass.SERVICE), QUARANTINED, PERSON, "person", QUARANTINED),
+    Row("unknown", reports(ErrorClass.UNKNOWN), SUSPECT, PERSON, "calm", HEALTHY),
 )
 # fmt: on

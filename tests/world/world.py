@@ -11,14 +11,16 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from itertools import count
 
+from scrubber.adapters.nvidia.conditions import NVIDIA_SIGNALS
 from scrubber.adapters.signing.ed25519 import EphemeralKey
 from scrubber.domain.assignment import Trust
 from scrubber.domain.basis import UNJUDGED
 from scrubber.domain.device import NodeIdentity
 from scrubber.domain.errors import Retry, ScrubberError
 from scrubber.domain.hygiene import Hygiene
-from scrubber.domain.policy import Policy, XidClass
+from scrubber.domain.policy import Policy
 from scrubber.domain.record import DeviceRecord
+from scrubber.domain.signal_table import ErrorClass
 from scrubber.domain.telemetry import Signal
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.device.controller import DeviceController
@@ -52,7 +54,8 @@ __all__ = ["DEFAULT", "World", "a_world"]
 
 DEFAULT = Policy(
     digest="sha256:default",
-    xids={31: XidClass.APPLICATION, 79: XidClass.REBOOT, 95: XidClass.RESET, 154: XidClass.CONTEXT},
+    signals=NVIDIA_SIGNALS,
+    error_classes={31: ErrorClass.APPLICATION, 79: ErrorClass.REBOOT, 95: ErrorClass.RESET, 154: ErrorClass.CONTEXT},
 )
 """The shipped default policy, as far as the engine reads it, with one XID of each kind."""
 

@@ -54,7 +54,7 @@ class NvidiaTelemetry:
             conditions["inforom-corrupt"] = "its checksums are wrong"
         return Snapshot(
             device.id,
-            xids=dict(self._events.xids(device.id)),
+            errors=dict(self._events.xids(device.id)),
             ecc_uncorrected=optional_count(answer, "ecc_uncorrected"),
             temperature_celsius=optional_count(answer, "temperature_celsius"),
             held=None if answer.get("processes") is None else await self._holders.held_by(device, answer),

@@ -34,7 +34,7 @@ class SimTelemetry:
             raise Unreadable("The driver's answer makes no sense: 'recovery' is no text.")
         return Snapshot(
             device.id,
-            xids=_xids(answer),
+            errors=_errors(answer),
             ecc_uncorrected=_count(answer, "ecc_uncorrected"),
             temperature_celsius=_count(answer, "temperature_celsius"),
             recovery=recovery,
@@ -82,7 +82,7 @@ def _counts(answer: Message, key: str) -> Mapping[str, int]:
     return counted
 
 
-def _xids(answer: Message) -> Mapping[int, int]:
+def _errors(answer: Message) -> Mapping[int, int]:
     try:
         return {int(code): times for code, times in _counts(answer, "xids").items()}
     except ValueError as error:

@@ -1,6 +1,6 @@
 """The health of one device: what looks at it show, and what operators order about it.
 
-Looks are many and commits are few: a finding that is already known changes nothing, and XIDs of one code are reported once a
+Looks are many and commits are few: a finding that is already known changes nothing, and errors of one code are reported once a
 minute.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
-from scrubber.domain.baseline import ACCEPTABLE, Baseline, facts_of
+from scrubber.domain.baseline import Baseline, facts_of
 from scrubber.domain.breaker import out_for_soft_signals
 from scrubber.domain.codes import ErrorCode
 from scrubber.domain.device import Device
@@ -21,7 +21,7 @@ from scrubber.domain.health import OPERATOR, Cause, Health, WayBack
 from scrubber.domain.quantities import span
 from scrubber.domain.record import DeviceRecord, Glass
 from scrubber.domain.recovery import after_findings
-from scrubber.domain.signals import baseline_findings, fault_finding, lifetime_findings, snapshot_findings, xid_of
+from scrubber.domain.signals import baseline_findings, fault_finding, lifetime_findings, snapshot_findings
 from scrubber.domain.tally import blamed
 from scrubber.engine import events
 from scrubber.engine.breaker import CircuitBreaker
@@ -36,7 +36,7 @@ _LONGEST_REASON = 2000
 _SILENCE = 15.0
 """Seconds without any answer about a device after which it counts as unreadable."""
 _TOLD_AGAIN = 60.0
-"""Seconds for which XIDs of one code are counted and not reported again."""
+"""Seconds for which errors of one code are counted and not reported again."""
 _MOST_CODES = 32
 """Codes of one device that are reported within that time: a driver may list any number."""
 
@@ -71,7 +71,7 @@ class DeviceHealth:
         """Ask the driver about the device, and report what it answers."""
         try:
             snapshot = await self._dependencies.telemetry.snapshot(self._state.device)
-            await self._forget_xids(snapshot.xids)
+            await self._forget_errors(self._state.policy.signals.codes(snapshot.errors))
             known, baseline = dict(self._state.record.lifetime), self._state.record.baseline
             findings = (
                 *snapshot_findings(snapshot, self._state.policy, known, baseline),
@@ -87,12 +87,12 @@ class DeviceHealth:
         await self.report(findings)
         return findings
 
-    async def _forget_xids(self, listed: Collection[int]) -> None:
-        """Forget XIDs that the driver no longer lists, after a reset of a peer for example: they are news when they return."""
-        if self._state.record.listing_xids(listed) is self._state.record:
+    async def _forget_errors(self, listed: Collection[str]) -> None:
+        """Forget error codes that the driver no longer lists, after a reset of a peer for example: they are news when they return."""
+        if self._state.record.listing_errors(listed) is self._state.record:
             return
         async with self._state.lock:
-            left = self._state.record.listing_xids(listed)
+            left = self._state.record.listing_errors(listed)
             if left is not self._state.record:
                 await self._state.commit(Change(), left)
 
@@ -118,7 +118,10 @@ class DeviceHealth:
             after = self.judge(before, everything, now)
             news = self._news(everything)
             signals = [events.signal(finding, before.tenant, self._state.id, now) for finding in news]
-            counts = {each.code: int(each.evidence["count"] or 0) for each in news if xid_of(each.code) is not None}
+            errors = self._state.policy.signals.errors
+            counts = {
+                each.code: int(each.evidence["count"] or 0) for each in news if errors.number(each.code) is not None
+            }
             if counts:
                 after = after.noted(counts)
             if after is before:
@@ -134,7 +137,8 @@ class DeviceHealth:
         """Count the device at the breaker until its change is committed: of many devices that turn hot together, each would
         otherwise count as the first.
         """
-        out = out_for_soft_signals(after) and not out_for_soft_signals(before)
+        table = self._state.policy.signals
+        out = out_for_soft_signals(after, table) and not out_for_soft_signals(before, table)
         return self._breaker.leaving(self._state.id) if out else nullcontext()
 
     def judge(self, record: DeviceRecord, findings: tuple[Finding, ...], now: float) -> DeviceRecord:
@@ -147,13 +151,13 @@ class DeviceHealth:
         ended = {code for code in standing if moment - self._warned[code] >= policy.health.calm}
         soft = any(each.severity is Severity.WARNING and each.code in policy.health.sustained for each in findings)
         # One that is out already costs the breaker nothing: it must not keep itself in service.
-        stopped = soft and not out_for_soft_signals(record) and self._breaker.soft_stopped
+        stopped = soft and not out_for_soft_signals(record, policy.signals) and self._breaker.soft_stopped
         after = after_findings(record, findings, policy, now, ended=ended, soft_stopped=stopped)
         self._warned = {each.code: self._warned[each.code] for each in after.lasting}
         return after
 
     def _news(self, findings: Iterable[Finding]) -> list[Finding]:
-        """Return XIDs that came since they were last reported, of codes that may be reported now."""
+        """Return errors that came since they were last reported, of codes that may be reported now."""
         now = self._dependencies.clock.monotonic()
         self._told = {code: at for code, at in self._told.items() if now - at < _TOLD_AGAIN}
         news = [each for each in findings if each.evidence.get("new") and each.code not in self._told]
@@ -218,7 +222,9 @@ class DeviceHealth:
         async with self._state.lock:
             now, before = self._dependencies.clock.wall(), self._state.record.baseline
             known = {} if before is None else dict(before.conditions)
-            seen = ACCEPTABLE & ({each.code for each in self._state.record.lasting} | known.keys())
+            seen = self._state.policy.signals.acceptable & (
+                {each.code for each in self._state.record.lasting} | known.keys()
+            )
             normal = tuple(sorted((code, read) for code, read in snapshot.conditions.items() if code in seen))
             baseline = Baseline(facts_of(device), normal, now, actor, reason)
             fields: dict[str, str | int | float | bool | None] = {"reason": reason}

@@ -303,7 +303,7 @@ class Scrubs:
             self._backoff = Backoff.after(finished, self._backoff, dependencies.clock.monotonic())
             if was_disturbed(finished):
                 self._state.disturbances.note(self._state.allocations)
-            hygiene = hygiene.listing_xids(()) if result.was_reset else hygiene
+            hygiene = hygiene.listing_errors(()) if result.was_reset else hygiene
             if self._state.record.health is Health.PROBATION and result.reset_tried:
                 hygiene = hygiene.attempting(Attempt(now, reset=True, ordered=job.ordered))
             after = after_scrub(hygiene, result.outcome, result.findings, policy, now, reset=result.reset_tried)

@@ -26,14 +26,11 @@ from scrubber.domain.evidence import (
 from scrubber.domain.health import OPERATOR
 from scrubber.observability.metrics.labels import (
     BUCKETS,
-    CAUSES,
-    KNOWN,
     OTHER,
     REFUSALS,
-    cause_class,
+    Codes,
     exemplar,
     field,
-    labels_of,
     measured,
     one_of,
 )
@@ -102,7 +99,8 @@ _USES = frozenset({"stranger", "unannounced", "foreign-assignment"})
 class Quarantines:
     """The metrics of what went wrong."""
 
-    def __init__(self, page: Page) -> None:
+    def __init__(self, page: Page, known: Codes) -> None:
+        self._known = known
         self._quarantines = Counter(
             "scrubber_quarantines", "Devices taken out of service.", ("cause_class",), registry=page.counted
         )
@@ -119,7 +117,7 @@ class Quarantines:
             registry=page.counted,
         )
         self._tenants: set[str] = set()
-        for cause in sorted(CAUSES | {OTHER}):
+        for cause in sorted(known.causes | {OTHER}):
             self._quarantines.labels(cause)
         for use in sorted(_USES | {OTHER}):
             self._ungranted.labels(use)
@@ -127,7 +125,7 @@ class Quarantines:
     def quarantined(self, event: Event) -> None:
         """A person's quarantine is counted by :meth:`by_a_person` alone."""
         if event.fields.get("cause") != OPERATOR:
-            self._quarantines.labels(cause_class(event.fields.get("cause"))).inc()
+            self._quarantines.labels(self._known.cause_class(event.fields.get("cause"))).inc()
             self.blamed(event)
 
     def by_a_person(self, event: Event) -> None:
@@ -185,7 +183,8 @@ _RESETS: frozenset[str] = frozenset(
 class Scrubs:
     """The metrics of scrubs."""
 
-    def __init__(self, page: Page) -> None:
+    def __init__(self, page: Page, known: Codes) -> None:
+        self._known = known
         counted = page.counted
         labels = ("path", "occasion", "outcome")
         self._scrubs = Counter("scrubber_scrubs", "Scrubs that ended.", labels, registry=counted)
@@ -232,8 +231,8 @@ class Scrubs:
             for occasion in Occasion:
                 for outcome in Outcome:
                     self._scrubs.labels(path.value, occasion.value, outcome.value)
-        for known in sorted(KNOWN):
-            self._findings.labels(*map(str, known))
+        for finding in sorted(known.findings):
+            self._findings.labels(*map(str, finding))
         for act in _ACTS.values():
             self._leftovers.labels(act)
         for method in (*_METHODS.values(), OTHER):
@@ -264,7 +263,7 @@ class Scrubs:
             seconds = measured(step.seconds) or 0.0
             self._steps.labels(step.step.value, record.path.value, step.verdict.value).observe(seconds, named)
             for finding in step.findings:
-                self._findings.labels(*map(str, labels_of(finding))).inc()
+                self._findings.labels(*map(str, self._known.labels_of(finding))).inc()
             if step.step is Step.RESET:
                 self._reset(step)
             if step.step is Step.MEMORY:

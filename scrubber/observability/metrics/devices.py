@@ -11,7 +11,7 @@ from scrubber.domain.health import ADVERTISED, OPERATOR
 from scrubber.domain.policy import Enforcement
 from scrubber.domain.record import DeviceRecord
 from scrubber.observability.metrics.facts import Shown
-from scrubber.observability.metrics.labels import OTHER, cause_class, measured, xid_label
+from scrubber.observability.metrics.labels import OTHER, Codes, measured, xid_label
 from scrubber.observability.metrics.labels import field as field_of
 from scrubber.observability.metrics.page import Present
 from scrubber.ports.record import Event
@@ -44,7 +44,7 @@ class Devices:
         members: the metrics.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, known: Codes) -> None:
         self._histories: dict[str, _History] = {}
         self._shown: Sequence[Shown] | None = None
         one = ("device",)
@@ -94,8 +94,8 @@ class Devices:
             (self._state, _state),
             (self._info, lambda each: iter([((each.device.index, each.device.model), 1.0)])),
             (self._offered, lambda each: iter([((), float(each.offered))])),
-            (self._signal, lambda each: (((code,), 1.0) for code in _signals(each.record))),
-            (self._out, _out_of_service),
+            (self._signal, lambda each: (((code,), 1.0) for code in _signals(each.record, known))),
+            (self._out, lambda each: _out_of_service(each, known)),
             (self._certificate, _certificate),
             (self._glass, lambda each: iter([((), 1.0)] if each.record.glass is not None else ())),
             (self._glass_end, _glass_end),
@@ -160,16 +160,16 @@ def _state(each: Shown) -> Iterator[tuple[tuple[str, ...], float]]:
     yield (each.record.hygiene.value, each.record.health.value), 1.0
 
 
-def _signals(record: DeviceRecord) -> set[str]:
+def _signals(record: DeviceRecord, known: Codes) -> set[str]:
     """Codes of what is off with a device: warnings that stand, and the cause for which it is out of service or suspect."""
     codes = {each.code for each in record.lasting} | ({record.cause.code} if record.cause is not None else set())
-    return {cause_class(code) for code in codes} - {OPERATOR}
+    return {known.cause_class(code) for code in codes} - {OPERATOR}
 
 
-def _out_of_service(each: Shown) -> Iterator[tuple[tuple[str, ...], float]]:
+def _out_of_service(each: Shown, known: Codes) -> Iterator[tuple[tuple[str, ...], float]]:
     cause = each.record.cause
     if cause is not None and each.record.health not in ADVERTISED:
-        yield (cause_class(cause.code), cause.way_back.value), cause.since
+        yield (known.cause_class(cause.code), cause.way_back.value), cause.since
 
 
 def _certificate(each: Shown) -> Iterator[tuple[tuple[str, ...], float]]:

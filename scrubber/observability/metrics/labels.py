@@ -10,25 +10,21 @@ from collections.abc import Iterator
 from typing import Final
 
 from scrubber.domain import errors
-from scrubber.domain.baseline import ACCEPTABLE
 from scrubber.domain.codes import NOT_OF_THE_ENGINE, ErrorCode
 from scrubber.domain.evidence import Finding, FindingCode, Severity, Step
 from scrubber.domain.health import OPERATOR
-from scrubber.domain.signals import SIGNALS, XIDS
+from scrubber.domain.signal_table import ERROR_CLASSES, SignalTable
 from scrubber.ports.record import Event
 
 __all__ = [
     "BUCKETS",
-    "CAUSES",
-    "KNOWN",
     "OTHER",
     "REFUSALS",
     "XID",
-    "cause_class",
+    "Codes",
     "codes",
     "exemplar",
     "field",
-    "labels_of",
     "measured",
     "one_of",
     "xid_label",
@@ -53,9 +49,6 @@ def codes(base: type[errors.ScrubberError]) -> frozenset[str]:
 REFUSALS: frozenset[str] = frozenset(ErrorCode) - NOT_OF_THE_ENGINE
 """The codes with which hand-overs are refused."""
 
-CAUSES = codes(errors.DeviceFault) | SIGNALS.keys() | {XID, OPERATOR}
-"""Every device fault's code, those of the one table of what goes wrong, and a person's word. All XIDs are one class."""
-
 _XID_CODE = re.compile(rf"(?:{XID}-)?([0-9]+)", re.ASCII)
 _LARGEST_XID = 200
 """The catalogue of NVIDIA's ends below; a driver may say any number."""
@@ -65,13 +58,6 @@ _XIDS = frozenset(map(str, range(1, _LARGEST_XID + 1)))
 def one_of(known: frozenset[str], value: object, otherwise: str = OTHER) -> str:
     """``value`` if it is a word of ``known``."""
     return str(value) if isinstance(value, str) and value in known else otherwise
-
-
-def cause_class(code: object) -> str:
-    """The bounded class of a cause: ``xid-95`` is ``xid``, any other known one is itself, the unheard-of ``other``."""
-    if isinstance(code, str) and code.startswith(f"{XID}-"):
-        return XID
-    return one_of(CAUSES, code)
 
 
 def xid_label(code: object) -> str | None:
@@ -99,28 +85,41 @@ def exemplar(scrub: str | None) -> dict[str, str] | None:
     return {"scrub_id": scrub}
 
 
-def _known() -> Iterator[tuple[str, str, str]]:
+class Codes:
+    """The codes of causes and findings that are known, with the conditions of ``table``. All XIDs are one code.
+
+    Attributes:
+        causes: the code of every device fault, those of the table, and an operator's order.
+        findings: step, severity and code of everything that is known to be found.
+    """
+
+    def __init__(self, table: SignalTable) -> None:
+        self.causes = codes(errors.DeviceFault) | table.meanings.keys() | {XID, OPERATOR}
+        self.findings = frozenset(_findings(table))
+
+    def cause_class(self, code: object) -> str:
+        """The bounded class of a cause: ``xid-95`` is ``xid``, any other known one is itself, the unheard-of ``other``."""
+        if isinstance(code, str) and code.startswith(f"{XID}-"):
+            return XID
+        return one_of(self.causes, code)
+
+    def labels_of(self, finding: Finding) -> tuple[str, str, str]:
+        """Step, severity and code under which ``finding`` is counted."""
+        code = XID if finding.code.startswith(f"{XID}-") else finding.code
+        labels = (finding.step, finding.severity, code)
+        return labels if labels in self.findings else (finding.step, finding.severity, OTHER)
+
+
+def _findings(table: SignalTable) -> Iterator[tuple[str, str, str]]:
     for found in FindingCode:
         yield from ((step, severity, found) for step, severity in found.places)
     for step in Step:
         # What a port raises, whichever step asks it.
         yield from ((step, Severity.FAULT, code) for code in codes(errors.DeviceFault))
         yield from ((step, Severity.DIRTY, code) for code in codes(errors.Retry))
-    for code, meaning in SIGNALS.items():
+    for code, meaning in table.meanings.items():
         yield Step.HEALTH, meaning.severity, code
-        if code in ACCEPTABLE or code.startswith("lifetime-"):
+        if meaning.acceptable or code.startswith("lifetime-"):
             yield Step.HEALTH, Severity.NOTE, code
-    yield from (
-        (Step.HEALTH, severity, XID) for severity in {Severity.NOTE, *(each.severity for each in XIDS.values())}
-    )
-
-
-KNOWN: Final = frozenset(_known())
-"""Step, severity and code of everything that is known to be found; all XIDs are one code."""
-
-
-def labels_of(finding: Finding) -> tuple[str, str, str]:
-    """Step, severity and code under which ``finding`` is counted."""
-    code = XID if finding.code.startswith(f"{XID}-") else finding.code
-    labels = (finding.step, finding.severity, code)
-    return labels if labels in KNOWN else (finding.step, finding.severity, OTHER)
+    severities = {Severity.NOTE, *(each.severity for each in ERROR_CLASSES.values())}
+    yield from ((Step.HEALTH, severity, XID) for severity in severities)

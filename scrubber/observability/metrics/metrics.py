@@ -11,10 +11,12 @@ from collections.abc import Callable, Mapping
 from prometheus_client import CollectorRegistry
 
 from scrubber.domain.evidence import ScrubRecord
+from scrubber.domain.signal_table import SignalTable
 from scrubber.observability.metrics.calls import Calls
 from scrubber.observability.metrics.counted import HandOvers, Quarantines, Scrubs
 from scrubber.observability.metrics.devices import Devices
 from scrubber.observability.metrics.facts import Facts
+from scrubber.observability.metrics.labels import Codes
 from scrubber.observability.metrics.page import Group, Page
 from scrubber.observability.metrics.service import Service
 from scrubber.ports.record import Event
@@ -23,7 +25,7 @@ __all__ = ["Metrics"]
 
 
 class Metrics:
-    """All metrics of the service, in ``registry``.
+    """All metrics of the service, in ``registry``; ``signals`` are the codes that have series of their own.
 
     Attributes:
         ask: what is so now. Called by the thread that scrapes: it only looks at values, and never raises.
@@ -32,12 +34,13 @@ class Metrics:
         calls: what the sockets' servers tell of.
     """
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, signals: SignalTable) -> None:
         self.ask: Callable[[], Facts] = Facts
         self.page = Page(registry)
         self.service, self.calls = Service(self.page), Calls(self.page)
-        self._devices = Devices()
-        handovers, self._scrubs, quarantines = HandOvers(self.page), Scrubs(self.page), Quarantines(self.page)
+        known = Codes(signals)
+        self._devices, handovers = Devices(known), HandOvers(self.page)
+        self._scrubs, quarantines = Scrubs(self.page, known), Quarantines(self.page, known)
         self.page.show(Group((*self._devices.members, *self.service.members, self.calls.streams), self._look))
         self.page.complete()
         scrubs = self._scrubs
