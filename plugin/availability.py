@@ -14,7 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from scrubber.domain.device import Access, AccessKind
+from plugin.injection import has_nvidia_node
+from scrubber.domain.device import Access
 
 __all__ = ["Availability", "Offer", "SeenDevice", "Sighting", "Word", "by_index"]
 
@@ -102,9 +103,9 @@ class Offer:
         return (self.id, self.healthy, self.numa_node)
 
     @property
-    def by_node(self) -> bool:
-        """Whether containers reach it by device nodes, as a GPU, and not by a mount, as a simulated one."""
-        return any(access.kind is AccessKind.NODE for access in self.access)
+    def nvidia(self) -> bool:
+        """Whether NVIDIA's flags say how containers are given it: it has a device node of NVIDIA's driver."""
+        return has_nvidia_node(self.access)
 
     def withheld(self, refusal: str) -> Offer:
         """The same device, out of service for the reason in ``refusal``; one that is so already keeps its own."""

@@ -174,7 +174,7 @@ class Publisher:
         Args:
             epoch: which run of the service is heard, empty for none; the driver's files are looked for again in each.
         """
-        gpus = [offer for offer in offers if offer.by_node and not offer.gone]
+        gpus = [offer for offer in offers if offer.nvidia and not offer.gone]
         unusable = {gpu.id: why for gpu in gpus if (why := _unusable(gpu))}
         usable = [gpu for gpu in gpus if gpu.id not in unusable]
         if not usable:

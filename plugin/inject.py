@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from plugin.api import deviceplugin_pb2 as kubelet
 from plugin.availability import Offer, by_index
 from plugin.injection import IdStrategy, Injection, ListStrategy, qualified_name
-from scrubber.domain.device import AccessKind
+from scrubber.domain.device import Access, AccessKind
 
 __all__ = ["container_response"]
 
@@ -30,22 +30,30 @@ ANNOTATION = "nvidia-device-plugin"
 def container_response(
     offers: Iterable[Offer], injection: Injection | None = None
 ) -> kubelet.ContainerAllocateResponse:
-    """The answer for one container that is given all of ``offers``.
+    """The answer for one container that is given all of ``offers``: what their backends ask for, as it is; for GPUs of
+    NVIDIA's, device nodes and names as ``injection`` says.
 
     Paths that several devices share, such as a control node, appear once. Everything is read-write.
     """
     injection = injection or Injection()
     given = sorted(offers, key=lambda offer: offer.id)
     accesses = dict.fromkeys(access for offer in given for access in offer.access)
+    ruled = {access for offer in given if offer.nvidia for access in offer.access}
     response = kubelet.ContainerAllocateResponse(
-        envs={VISIBLE: ",".join(offer.id for offer in given)},
+        envs={VISIBLE: ",".join(offer.id for offer in given), **_environment(accesses)},
         mounts=[
             kubelet.Mount(container_path=access.container_path, host_path=access.host_path, read_only=False)
             for access in accesses
             if access.kind is AccessKind.MOUNT
         ],
+        devices=[
+            kubelet.DeviceSpec(container_path=access.container_path, host_path=access.host_path, permissions="rw")
+            for access in accesses
+            if access.kind is AccessKind.NODE and access not in ruled
+        ],
+        cdi_devices=[kubelet.CDIDevice(name=access.host_path) for access in accesses if access.kind is AccessKind.CDI],
     )
-    gpus = [offer for offer in given if offer.by_node]
+    gpus = [offer for offer in given if offer.nvidia]
     if gpus:
         _name_to_the_runtime(response, gpus, injection)
         if injection.pass_device_specs and not injection.only_cdi:
@@ -56,9 +64,18 @@ def container_response(
                     permissions="rw",
                 )
                 for access in accesses
-                if access.kind is AccessKind.NODE
+                if access.kind is AccessKind.NODE and access in ruled
             )
     return response
+
+
+def _environment(accesses: Iterable[Access]) -> dict[str, str]:
+    """The variables that backends ask for; the values of several devices for one variable are separated by commas."""
+    values: dict[str, list[str]] = {}
+    for access in accesses:
+        if access.kind is AccessKind.ENVIRONMENT:
+            values.setdefault(access.container_path, []).append(access.host_path)
+    return {name: ",".join(found) for name, found in values.items()}
 
 
 def _names(gpus: Iterable[Offer], ids: IdStrategy) -> list[str]:

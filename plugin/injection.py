@@ -1,7 +1,8 @@
-"""How a container learns which devices are its own: the choices that an administrator has.
+"""How a container learns which GPUs of NVIDIA's are its own: the choices that an administrator has.
 
 The words are those of NVIDIA's device plugin, so that its flags, its environment variables and its configuration file
-mean the same here. They concern devices that are reached by device nodes; a simulated device is always a mount.
+mean the same here. They concern devices with nodes of NVIDIA's driver; how a container is given any other device is for its
+backend to say (:class:`~scrubber.domain.device.AccessKind`), and nobody chooses.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import PurePosixPath
 
+from scrubber.domain.device import Access, AccessKind
 from scrubber.domain.errors import BadConfiguration
 
 __all__ = [
@@ -21,6 +23,7 @@ __all__ = [
     "IdStrategy",
     "Injection",
     "ListStrategy",
+    "has_nvidia_node",
     "list_strategies",
     "qualified_name",
 ]
@@ -32,6 +35,14 @@ CDI_PREFIX = "cdi.k8s.io/"
 
 
 HOST_ROOT = PurePosixPath("/")
+
+_NVIDIA_NODES = "/dev/nvidia"
+"""How the paths of all device nodes begin that NVIDIA's driver makes."""
+
+
+def has_nvidia_node(access: Iterable[Access]) -> bool:
+    """Return whether a device node of NVIDIA's driver is among ``access``."""
+    return any(each.kind is AccessKind.NODE and each.container_path.startswith(_NVIDIA_NODES) for each in access)
 
 
 def qualified_name(name: str) -> str:
@@ -75,7 +86,7 @@ class Feature(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Injection:
-    """What a container is given with devices that are reached by device nodes.
+    """What a container is given with GPUs of NVIDIA's.
 
     Attributes:
         strategies: at least one; in the order of :class:`ListStrategy`.

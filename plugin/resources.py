@@ -77,7 +77,7 @@ class Layout:
         """Deal ``offers`` out, and remember where each has gone."""
         offers = tuple(offers)
         complaint = self._complaint(offers) if self.mig is MigStrategy.SINGLE else ""
-        judged = tuple(offer.withheld(complaint) if complaint and offer.by_node else offer for offer in offers)
+        judged = tuple(offer.withheld(complaint) if complaint and offer.nvidia else offer for offer in offers)
         listed = dict(self.listed)
         lists: dict[str, list[Offer]] = {}
         notes: Counter[str] = Counter()
@@ -86,7 +86,7 @@ class Layout:
             if not home and not offer.gone:
                 notes[self._note(offer)] += 1
             # A device that only a service that is not ready has named may not be all of its kind.
-            waits = offer.by_node and (complaint or (self.mig is MigStrategy.SINGLE and offer.word is Word.NONE))
+            waits = offer.nvidia and (complaint or (self.mig is MigStrategy.SINGLE and offer.word is Word.NONE))
             if home and not waits:
                 listed[offer.id] = listed.get(offer.id, frozenset()) | {home}
             for resource in sorted(listed.get(offer.id, ())):
@@ -108,7 +108,7 @@ class Layout:
 
     def _complaint(self, offers: Iterable[Offer]) -> str:
         """Why the GPUs of this node are not of one kind. What only a service that is not ready has said counts not."""
-        gpus = [offer for offer in offers if offer.by_node and not offer.gone and offer.word is not Word.NONE]
+        gpus = [offer for offer in offers if offer.nvidia and not offer.gone and offer.word is not Word.NONE]
         instances = [offer for offer in gpus if offer.parent]
         profiles = sorted({offer.profile or UNKNOWN for offer in instances})
         if UNKNOWN in profiles:
@@ -123,7 +123,7 @@ class Layout:
 
     def _home(self, offer: Offer) -> str:
         """The resource of a device; empty for none."""
-        if not offer.by_node:
+        if not offer.nvidia:
             return self.resource or SIMULATED
         whole = self.resource or NVIDIA
         if not offer.parent or self.mig is MigStrategy.SINGLE:

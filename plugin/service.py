@@ -14,6 +14,7 @@ from typing import NoReturn, Protocol
 
 from plugin.availability import Availability, Offer, SeenDevice, Sighting, Word
 from plugin.board import Board
+from plugin.injection import has_nvidia_node
 from plugin.logs import Log, Reminder
 from plugin.observing import Nobody, ServiceObserver
 from scrubber.api import scrubber_pb2 as pb
@@ -48,6 +49,9 @@ class ScrubService(Protocol):
     ) -> pb.HandOverResponse: ...
 
 
+_KINDS = frozenset(AccessKind)
+
+
 def sighting(snapshot: pb.Snapshot, *, by_envvar: bool = False) -> Sighting:
     """A snapshot in the plugin's own terms.
 
@@ -78,10 +82,8 @@ UNHEARD = "No scrub service that is ready has said anything of the device yet."
 
 
 def _seen(device: pb.SnapshotDevice, envvar_refused: bool) -> SeenDevice:
-    known = {kind.value for kind in AccessKind}
-    kinds = {access.kind for access in device.access}
-    strange = sorted(kinds - known)
-    forgeable = envvar_refused and AccessKind.NODE.value in kinds
+    known, strange = _access_of(device), sorted({access.kind for access in device.access} - _KINDS)
+    forgeable = envvar_refused and has_nvidia_node(known)
     refusal = device.refusal
     if forgeable:
         refusal = refusal or ENVVAR_REFUSED.format(id=device.id)
@@ -100,19 +102,23 @@ def _seen(device: pb.SnapshotDevice, envvar_refused: bool) -> SeenDevice:
         parent=device.parent,
         profile=device.profile,
         pci_address=device.pci_address,
-        access=tuple(
-            Access(AccessKind(access.kind), access.host_path, access.container_path)
-            for access in device.access
-            if access.kind in known
-        ),
+        access=known,
         refusal=refusal,
     )
 
 
+def _access_of(device: pb.SnapshotDevice) -> tuple[Access, ...]:
+    """What a container is given with ``device``, without what this plugin does not know."""
+    return tuple(
+        Access(AccessKind(each.kind), each.host_path, each.container_path)
+        for each in device.access
+        if each.kind in _KINDS
+    )
+
+
 def _forgeable(snapshot: pb.Snapshot) -> bool:
-    """Whether the policy refuses GPUs that are announced by an environment variable, and there are GPUs."""
-    node = AccessKind.NODE.value
-    return snapshot.envvar_refused and any(access.kind == node for each in snapshot.devices for access in each.access)
+    """Whether the policy refuses GPUs that are announced by an environment variable, and there are such GPUs."""
+    return snapshot.envvar_refused and any(has_nvidia_node(_access_of(each)) for each in snapshot.devices)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,15 +16,21 @@ _PLACE = ("pci_address", "minor", "device_number", "gpu_instance", "compute_inst
 
 
 class AccessKind(StrEnum):
-    """How a container gets hold of the device."""
+    """What a container is given so that it can use a device; the inventory of a backend says it of each device."""
 
     MOUNT = "mount"
+    """A bind mount, read-write."""
     NODE = "node"
+    """A device node, with leave to read and write it."""
+    ENVIRONMENT = "environment"
+    """A variable: its name is the ``container_path``, its value the ``host_path``. Names a device; isolates nothing."""
+    CDI = "cdi"
+    """A device in a CDI specification of the vendor's: its qualified name (``amd.com/gpu=0``) is the ``host_path``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """One path that a container needs: a bind mount or a device node."""
+    """One thing that a container is given; what the two paths are, :class:`AccessKind` says."""
 
     kind: AccessKind
     host_path: str

@@ -49,6 +49,42 @@ def test_a_simulated_device_is_a_read_write_mount_whatever_is_chosen_for_gpus() 
         }
 
 
+def accelerator(number: int) -> Offer:
+    """A device of another vendor's, of which its backend says what a container needs."""
+    access = (
+        Access(AccessKind.NODE, "/dev/kfd", "/dev/kfd"),
+        Access(AccessKind.NODE, f"/dev/dri/renderD{128 + number}", f"/dev/dri/renderD{128 + number}"),
+        Access(AccessKind.MOUNT, "/opt/driver", "/opt/driver"),
+        Access(AccessKind.ENVIRONMENT, str(number), "OTHER_VISIBLE_DEVICES"),
+        Access(AccessKind.CDI, f"example.com/accelerator={number}", ""),
+    )
+    return Offer(id=f"accelerator-{number}", index=str(number), word=Word.OFFERED, access=access)
+
+
+WAYS = [Injection(ways) for ways in itertools.combinations(ListStrategy, 2)]
+
+
+@pytest.mark.parametrize(
+    "injection", [None, *WAYS, Injection((ListStrategy.CDI_CRI,)), Injection(pass_device_specs=True)]
+)
+def test_another_vendors_device_is_given_as_its_backend_says_whatever_is_chosen_for_gpus_of_nvidia(
+    injection: Injection | None,
+) -> None:
+    paths = ["/dev/kfd", "/dev/dri/renderD128", "/dev/dri/renderD129"]
+    assert answer([accelerator(1), accelerator(0)], injection) == {
+        "envs": {"OTHER_VISIBLE_DEVICES": "0,1"},
+        "mounts": [{"container_path": "/opt/driver", "host_path": "/opt/driver"}],
+        "devices": [{"container_path": path, "host_path": path, "permissions": "rw"} for path in paths],
+        "cdi_devices": [{"name": "example.com/accelerator=0"}, {"name": "example.com/accelerator=1"}],
+    }
+
+
+def test_beside_a_gpu_of_nvidia_another_device_is_given_no_less() -> None:
+    given_ = answer([accelerator(0), gpu(0)])
+    assert given_["envs"] == {"OTHER_VISIBLE_DEVICES": "0", "NVIDIA_VISIBLE_DEVICES": "GPU-00000000"}
+    assert [each["host_path"] for each in given_["devices"]] == ["/dev/kfd", "/dev/dri/renderD128"]
+
+
 def test_envvar_names_the_devices_in_nvidias_variable() -> None:
     assert answer(TWO) == {"envs": {"NVIDIA_VISIBLE_DEVICES": NAMES}}
 

@@ -9,6 +9,7 @@ import pytest
 from plugin.service import sighting
 from scrubber.api import messages
 from scrubber.api import scrubber_pb2 as pb
+from scrubber.domain.device import Access, AccessKind
 from scrubber.domain.record import DeviceRecord
 from scrubber.engine.views import DeviceView, NodeView
 from tests.api.service import device
@@ -30,6 +31,14 @@ def test_the_service_tells_a_gpu_s_pci_address_by_which_a_vendors_plugin_may_cal
     view = NodeView(1, (DeviceView(part, DeviceRecord(part.id)),), ready=True, epoch="one")
     (found,) = sighting(messages.snapshot(view)).devices
     assert found.pci_address == "0000:3b:00.0"
+
+
+def test_what_a_container_is_given_arrives_as_the_backend_says_it() -> None:
+    access = tuple(Access(kind, f"/host/{kind}", f"/container/{kind}") for kind in AccessKind)
+    other = replace(device(0), access=access)
+    view = NodeView(1, (DeviceView(other, DeviceRecord(other.id)),), ready=True, epoch="one")
+    (found,) = sighting(messages.snapshot(view)).devices
+    assert (found.access, found.refusal) == (access, "")
 
 
 @pytest.mark.parametrize(("by_envvar", "refused"), [(False, False), (False, True), (True, False), (True, True)])
