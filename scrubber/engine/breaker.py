@@ -1,4 +1,4 @@
-"""The node's breaker at work: it is asked before a reset and before a quarantine for a soft signal, and it is told of."""
+"""The node's circuit breaker: checked before a reset and before a quarantine for a soft signal; its changes are logged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from scrubber.ports.record import Change, Event
 __all__ = ["CircuitBreaker", "watch_breaker"]
 
 _EVERY = 5.0
-"""Seconds between two looks at whether somebody has to be told."""
+"""Seconds between two checks whether the breaker opened or closed."""
 
 
 class CircuitBreaker:
@@ -40,7 +40,7 @@ class CircuitBreaker:
 
     @property
     def state(self) -> Breaker:
-        """As of this second: whoever shows many devices asks for each of them."""
+        """The breaker as of this second: it is read for each of many devices."""
         policy, now = self._dependencies.policy(), self._dependencies.clock.wall()
         if self._known is not None and self._known[0] is policy and self._known[1] == int(now):
             return self._known[2]

@@ -23,8 +23,9 @@ class Dependencies:
     """One set for the whole node.
 
     Attributes:
+        pods: the pod watch, which remembers what the proofs about pods need.
         policy: a function, because a policy can be replaced while the service runs.
-        spawn: runs a scrub as a task by name; a defect in one ends the service, whose supervisor starts it anew.
+        spawn: runs a scrub as a task by name; a defect in one ends the service, which its supervisor restarts.
         new_id: makes ids: ``new_id("scrub")`` → ``"scrub-…"``; injected, so that tests own randomness.
     """
 

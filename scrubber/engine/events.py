@@ -32,7 +32,7 @@ _ENDED: dict[str, str] = {
     FindingCode.POD_ENDED: "leftover.pod-ended",
     FindingCode.UNINSPECTED_ENDED: "uninspected.ended",
 }
-"""Findings of a scrub that ended somebody: acts that have an audit row of their own."""
+"""Findings of a scrub that ended processes: acts that have an audit row of their own."""
 
 
 def health_changed(
@@ -53,9 +53,9 @@ def health_changed(
 
 
 def signal(finding: Finding, tenant: str | None, device: str, now: float) -> Event:
-    """Errors of one code that came since they were last told of."""
-    told = finding.evidence
-    fields = {"code": finding.code, "class": told["class"], "new": told["new"], "total": told["count"]}
+    """Return the event of errors of one code that came since they were last reported."""
+    seen = finding.evidence
+    fields = {"code": finding.code, "class": seen["class"], "new": seen["new"], "total": seen["count"]}
     return Event(
         "health.signal", now, device, fields={**fields, "tenant_namespace": tenant, "sentence": finding.sentence}
     )
@@ -67,10 +67,10 @@ def scrub_started(scrub: ScrubRecord, tenant: str | None) -> Event:
 
 
 def scrub_finished(scrub: ScrubRecord, certificate: Certificate | None, tenant: str | None = None) -> tuple[Event, ...]:
-    """The end of a scrub, and the acts of it that somebody may have to answer for.
+    """Return the events of a scrub's end, and of what it did to processes and devices.
 
     Args:
-        tenant: who alone had the device before; None when nobody had, or that is not certain.
+        tenant: the only tenant that had the device before; None when there was none, or that is not certain.
     """
     now = scrub.ended if scrub.ended is not None else scrub.started
     events: list[Event] = []
@@ -88,9 +88,9 @@ def scrub_finished(scrub: ScrubRecord, certificate: Certificate | None, tenant: 
                 del fields["news"]
                 events.append(Event("process.uninspected", now, scrub.device, scrub.id, fields=fields))
             if finding.code in _ENDED:
-                # A stranger is nobody's who had the device; of a pod that had it, the scrub's tenant is the pod's.
-                nobodys = {} if finding.code == FindingCode.POD_ENDED else {"tenant_namespace": None}
-                acts = {**finding.evidence, **nobodys}
+                # An unauthorized process belongs to no tenant of the device; of a pod that had it, the scrub's tenant is the pod's.
+                unowned = {} if finding.code == FindingCode.POD_ENDED else {"tenant_namespace": None}
+                acts = {**finding.evidence, **unowned}
                 events.append(Event(_ENDED[finding.code], now, scrub.device, scrub.id, fields=acts))
             if finding.code in (FindingCode.ORPHANED_ERASER, FindingCode.ERASER_UNKILLABLE):
                 ended = finding.code == FindingCode.ORPHANED_ERASER
@@ -132,7 +132,7 @@ _WRITERS = frozenset({Step.RESET, Step.DIAGNOSTICS})
 
 
 def unexplained(scrub: ScrubRecord, proved: Certificate | None) -> str:
-    """Residue on a device that was clean when the scrub began: somebody wrote there, or what was proved was not so.
+    """Return why residue is unexplained: the device was certified clean when the scrub began.
 
     Args:
         proved: the unused certificate that the device had then; None when it had none.

@@ -51,7 +51,7 @@ class Node:
         self._info = info
         self._publisher = Publisher(epoch)
         self._ready = False
-        self._undelivered: dict[_Key, _Unheard] = {}
+        self._undelivered: dict[_Key, _Undelivered] = {}
         self._ids = ResourceIds()
         self._refusals = Refusals(dependencies.clock)
         self.devices = Devices(dependencies=dependencies, resources=self._ids.of, changed=self._publish)
@@ -180,7 +180,7 @@ class Node:
                 granted = await request.run()
             except asyncio.CancelledError:
                 if request.granted is not None:
-                    self._undelivered[_key(wanted)] = _Unheard(request.granted, request.versions)
+                    self._undelivered[_key(wanted)] = _Undelivered(request.granted, request.versions)
                 raise
             except ScrubberError as refusal:
                 asking = self._asking(wanted, call.resource)
@@ -210,27 +210,27 @@ class Node:
             self._publish()
 
     def _asking(self, wanted: Sequence[Requested], resource: str) -> set[Pod]:
-        """The pod that a start is of, if the kubelet's list says so for certain."""
+        """Return the pod that starts, if the kubelet's list is certain about it."""
         reading = self._dependencies.pods.reading
         assignments = [reading.assignment_of(each.device, each.shares, resource=resource) for each in wanted]
         pods = {None if each is None else each.pod for each in assignments}
         return {pod for pod in pods if pod is not None and pod.uid is not None} if len(pods) == 1 else set()
 
     async def _same_answer(self, wanted: Sequence[Requested]) -> tuple[Granted, ...] | None:
-        """The answer that its caller did not live to hear, if it is the same pod and container that asks again.
+        """Return the answer that an earlier call was cancelled before, if the same pod and container start again.
 
-        The caller was cancelled before it could answer the kubelet, so nothing was started on this grant.
+        The caller could not answer the kubelet, so nothing was started on this grant.
         """
-        unheard = self._undelivered.pop(_key(wanted), None)
-        if unheard is None or any(granted.basis in UNJUDGED for granted in unheard.answer):
+        undelivered = self._undelivered.pop(_key(wanted), None)
+        if undelivered is None or any(granted.basis in UNJUDGED for granted in undelivered.answer):
             return None
-        answer = unheard.answer
+        answer = undelivered.answer
         reading: Reading = await self._dependencies.pods.refresh()
         for each in wanted:
             await each.controller.occupancy.void_after_gap()
-        for each, granted, version in zip(wanted, answer, unheard.versions, strict=True):
+        for each, granted, version in zip(wanted, answer, undelivered.versions, strict=True):
             controller, last = each.controller, each.controller.state.record.last_grant
-            # Whatever has happened to the device since, a stranger on it say, the answer did not know of it.
+            # The answer did not know of what has happened to the device since, of unauthorized use for example.
             current = controller.state.record.version == version and not controller.occupancy.coverage.gap
             current = current and last is not None and last.sequence == granted.grant
             current = current and controller.state.record.hygiene is Hygiene.IN_USE
@@ -266,8 +266,8 @@ _Key: TypeAlias = "tuple[tuple[str, frozenset[str]], ...]"
 
 
 @dataclass(frozen=True, slots=True)
-class _Unheard:
-    """An answer whose caller did not live to hear it, and the version of each device's record that it made."""
+class _Undelivered:
+    """An answer that was not delivered, and the version of each device's record that it made."""
 
     answer: tuple[Granted, ...]
     versions: tuple[int, ...]
@@ -278,7 +278,7 @@ def _key(wanted: Sequence[Requested]) -> _Key:
 
 
 async def _used_since(controller: DeviceController, grant: Grant) -> bool:
-    """Whether something may have been started on ``grant``, the last one."""
+    """Return whether something may have been started on ``grant``, the last one."""
     if grant.basis is not Basis.SHARED:
         return await controller.occupancy.held()
     # Others hold it, by grants of their own: what tells is whether the pod itself has begun.
@@ -288,5 +288,5 @@ async def _used_since(controller: DeviceController, grant: Grant) -> bool:
 
 
 def _of_the_kubelet(reading: Reading) -> str:
-    """``ok``, or why its lists are not believed, or not wholly."""
+    """Return ``ok``, or why its lists are not trusted, or not wholly."""
     return reading.detail if reading.trust is not Trust.TRUSTED else " ".join(reading.remarks) or "ok"

@@ -81,7 +81,7 @@ class ScrubResult:
 
 
 async def run(work: Work, begin: Callable[[Step], None]) -> ScrubResult:
-    """Run ``work.plan``; the first step that fails ends it. ``begin`` is told each step as it starts.
+    """Run ``work.plan``; the first step that fails ends it. ``begin`` is called with each step as it starts.
 
     Clearing the memory has a deadline of its own, which goes by the device's size, and diagnostics have their level's;
     the wait for an eraser slot, which both need, has none.

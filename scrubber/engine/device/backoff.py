@@ -3,7 +3,7 @@
 A device that is held up must not fill the ledger with scrubs that say so: each scrub that was held up is followed by a pause,
 which doubles, and is longer while a process still holds the device.
 
-Whoever can open a device can void its certificate as often as it is made. Each time costs a scrub and audit rows, so without a
+A process that can open a device can void its certificate as often as it is made. Each time costs a scrub and audit rows, so without a
 bound a single process would push all other history out of the audit trail within hours. A start that waits for the device is
 never held up by this. Every event is counted in some row. The last event of each kind that was left out gets its row together
 with the next grant, so the scrub and the certificate that a grant rests on are in the audit trail with it.
@@ -74,7 +74,7 @@ _Kind = tuple[str, ...]
 
 
 def was_disturbed(scrub: ScrubRecord) -> bool:
-    """Whether the finished ``scrub`` was held up by a process that was not granted the device."""
+    """Return whether the finished ``scrub`` was held up by a process that was not granted the device."""
     return scrub.outcome is Outcome.HELD_UP and any(finding.code in _BY_A_PROCESS for finding in scrub.findings)
 
 
@@ -91,7 +91,7 @@ class _Told:
         self.left_out, self.last, self.before = self.left_out + 1, event, self.last
 
     def rows(self, *, apart: bool = False) -> tuple[Event, ...]:
-        """The row for what was left out; none when nothing was.
+        """Return the row for what was left out; none when nothing was.
 
         Args:
             apart: the last event has a row of its own.
@@ -104,7 +104,7 @@ class _Told:
 
 
 class Disturbances:
-    """One device's since its last grant. Not durable: a service that starts has seen none."""
+    """Unauthorized use of one device since its last grant, as far as it costs anything. Not durable."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -114,7 +114,7 @@ class Disturbances:
         self._told: dict[_Kind, _Told] = {}
 
     def note(self, allocations: int) -> None:
-        """The device was used, or its scrub was disturbed, by a process that was not granted it.
+        """Note that the device was used, or its scrub was disturbed, by a process that was not granted it.
 
         Args:
             allocations: how often the kubelet had allocated the device by then.
@@ -124,21 +124,21 @@ class Disturbances:
         self._last, self._allocations = now, allocations
 
     def forget(self) -> None:
-        """The device was granted, and :meth:`left_out` has its rows: the next scrub is for that use."""
+        """Start again after a grant, with which the rows of :meth:`left_out` were committed."""
         self._times = 0
         self._told.clear()
 
     def pause(self, allocations: int) -> float:
-        """Seconds for which a scrub that no start waits for is still put off; 0 once the kubelet has allocated the device."""
+        """Return the seconds for which a scrub that no start waits for is put off; 0 once the kubelet has allocated the device."""
         if self._times < 2 or allocations != self._allocations:
             return 0.0
         pause: float = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(self._times - 2, 16))
         return max(0.0, self._last + pause - self._clock.monotonic())
 
     def coalesced(self, events: Iterable[Event]) -> tuple[Event, ...]:
-        """The rows for ``events``: none for those whose kind got one within the last minute. The next row of a kind counts them.
+        """Return the rows for ``events``: none for those whose kind got one within the last minute. The next row of a kind counts them.
 
-        Everything has a row until the device was disturbed twice, and so has whatever a person ordered. Rows come first for
+        Every event has a row until the device was disturbed twice, and so has every operator action. Rows come first for
         what was left out over a minute ago. The touch that led to a row that names a user has a row of its own before it.
         """
         now = self._clock.monotonic()
@@ -163,7 +163,7 @@ class Disturbances:
         return (*earlier, *rows)
 
     def stored(self, events: Iterable[Event], rows: Iterable[Event]) -> None:
-        """Of ``events``, ``rows`` are in the audit trail now; the others are to be counted in the next row of their kind."""
+        """Note that of ``events``, ``rows`` are in the audit trail; the others are counted in the next row of their kind."""
         now = self._clock.monotonic()
         written = {kind for row in rows if (kind := _kind(row)) is not None}
         self._told |= {kind: _Told(now) for kind in written}
@@ -174,17 +174,17 @@ class Disturbances:
         self._told = {kind: told for kind, told in self._told.items() if told.left_out or now - told.at < _TOLD_AGAIN}
 
     def left_out(self) -> tuple[Event, ...]:
-        """A row for each kind of which events were left out since its last one. The last such event of a kind stands in it."""
+        """Return a row for each kind of which events were left out since its last one: the last such event, with their number."""
         return tuple(row for told in self._told.values() for row in told.rows())
 
 
 def _counting(event: Event, times: int) -> Event:
-    """``event`` as the row of so many."""
+    """Return ``event`` as the row of so many."""
     return event if times == 1 else replace(event, fields={**event.fields, "times": times})
 
 
 def _kind(event: Event) -> _Kind | None:
-    """What events have in common that share a row: their name and their cause. None for one that has a row of its own."""
+    """Return what events that share a row have in common: name and cause. None for an event with a row of its own."""
     if event.name not in _COALESCED or event.actor != "service":
         return None
     found = event.scrub if event.fields.get("residue_bytes") or event.fields.get("leftovers") else None

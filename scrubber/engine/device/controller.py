@@ -98,7 +98,7 @@ class DeviceController:
 
     @property
     def offered(self) -> bool:
-        """Whether the kubelet is told that the device is healthy."""
+        """Whether the device is advertised to the kubelet as healthy."""
         record = self.state.record
         if record.advertised or record.ordered_out_by_person:
             return record.advertised

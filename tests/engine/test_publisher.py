@@ -1,4 +1,4 @@
-"""What must not be torn in two by a cancellation, and the publisher that shows the newest state to everybody."""
+"""A commit that a cancellation does not cut short, and the publisher that shows the newest state to all readers."""
 
 from __future__ import annotations
 
