@@ -25,7 +25,7 @@ from plugin.logs import Log
 from scrubber.domain.device import AccessKind
 from scrubber.domain.errors import BadConfiguration
 
-__all__ = ["FILE", "Publisher", "replace_file", "specification"]
+__all__ = ["FILE", "CdiPublisher", "replace_file", "specification"]
 
 FILE = "scrubber.dev-gpu.json"
 VERSION = "0.5.0"
@@ -123,7 +123,7 @@ def replace_file(
         os.close(handle)
 
 
-class Publisher:
+class CdiPublisher:
     """Keeps the file in step with the devices. It is looked at again at every snapshot, so that one that is lost returns.
 
     Args:

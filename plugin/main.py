@@ -436,9 +436,11 @@ def _resources(settings: PluginSettings, announce: Announce, log: Log) -> Resour
     layout = Layout(nvidia.mig, settings.resource_name, nvidia.sharing)
     if not nvidia.injection.by_cdi:
         return Resources(layout, log=log, announce=announce)
-    from plugin.cdi import Publisher
+    from plugin.cdi import CdiPublisher
 
-    publisher = Publisher(nvidia.cdi_directory, root=nvidia.root, hook=nvidia.hook, injection=nvidia.injection, log=log)
+    publisher = CdiPublisher(
+        nvidia.cdi_directory, root=nvidia.root, hook=nvidia.hook, injection=nvidia.injection, log=log
+    )
     publisher.check()
     return Resources(layout, log=log, publish=publisher.publish, announce=announce)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import structlog
 
 from scrubber.adapters.ledger.auditor import look_through
-from scrubber.adapters.ledger.examination import Verdict
+from scrubber.adapters.ledger.examination import ChainVerdict
 from scrubber.adapters.ledger.sqlite import SqliteLedger
 from scrubber.domain.assignment import Trust
 from scrubber.domain.errors import LedgerFailure, NotReady
@@ -97,7 +97,7 @@ async def watch_trail(trail: AuditTrail, journal: StructlogJournal, clock: Clock
             journal.tell([Event("audit.unread", clock.wall(), fields={"sentence": str(failure)})])
             pause = min(every, _TRIED_AGAIN)
             continue
-        intact = found.verdict is Verdict.INTACT
+        intact = found.verdict is ChainVerdict.INTACT
         service.audit(intact=intact, at=began)
         if not intact:
             journal.tell([Event("audit.broken", clock.wall(), fields={"sentence": found.sentence})])

@@ -81,7 +81,7 @@ def verify(
     Exits with 0 if it is intact, 1 if it is not or that cannot be told, 2 if the file cannot be read. Without --head a trail whose end was cut off, or
     that was written anew from some row on, looks intact: keep heads outside the node.
     """
-    from scrubber.adapters.ledger.examination import Examination, Verdict
+    from scrubber.adapters.ledger.examination import ChainVerdict, Examination
     from scrubber.cli.exported import Flawed
 
     if ledger is not None and file is not None:
@@ -104,9 +104,9 @@ def verify(
         run(_each(socket, 0, examination.take))
     found = examination.found(flaw)
     emit(_report(found, source), output)
-    if output is Output.NAME and found.verdict is not Verdict.INTACT:
+    if output is Output.NAME and found.verdict is not ChainVerdict.INTACT:
         complain(found.sentence)
-    raise typer.Exit(Exit.OK if found.verdict is Verdict.INTACT else Exit.NEGATIVE)
+    raise typer.Exit(Exit.OK if found.verdict is ChainVerdict.INTACT else Exit.NEGATIVE)
 
 
 @app.command()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from scrubber.domain.quantities import utc
 
 if TYPE_CHECKING:
-    from scrubber.adapters.signing.verdict import Verdict
+    from scrubber.adapters.signing.verdict import SignatureVerdict
     from scrubber.api import scrubber_pb2 as pb
     from scrubber.domain.evidence import Certificate
 
@@ -100,7 +100,7 @@ def shown(signed: pb.SignedCertificate, verdict: Signed) -> Iterator[tuple[str, 
             )
 
 
-def verdict_rows(verdict: Verdict) -> Iterator[tuple[str, str]]:
+def verdict_rows(verdict: SignatureVerdict) -> Iterator[tuple[str, str]]:
     """A verdict as a list of properties; what was certified follows a positive one only."""
     yield ("verdict", "invalid" if verdict.certificate is None else "valid")
     if verdict.certificate is None:

@@ -20,7 +20,7 @@ from scrubber.domain.assignment import Assignment, Pod
 from scrubber.domain.basis import Basis, HandOver
 from scrubber.domain.device import NodeIdentity
 from scrubber.domain.errors import BadConfiguration
-from scrubber.domain.handover import Checks, Decision, HandoverFacts, Verdict, decide
+from scrubber.domain.handover import Checks, Decision, HandoverFacts, HandoverVerdict, decide
 from scrubber.domain.health import Cause, Health, WayBack
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import News, Override, Policy
@@ -237,9 +237,9 @@ _SENTENCES: Mapping[str, str] = {
 
 
 def _answer(decision: Decision) -> str:
-    if decision.verdict is Verdict.GRANT:
+    if decision.verdict is HandoverVerdict.GRANT:
         return "go-on-certificate" if decision.basis is Basis.CERTIFICATE else "go-by-exception"
-    return {Verdict.JOIN: "wait-for-scrub", Verdict.REFUSE: "refuse"}.get(decision.verdict, "scrub")
+    return {HandoverVerdict.JOIN: "wait-for-scrub", HandoverVerdict.REFUSE: "refuse"}.get(decision.verdict, "scrub")
 
 
 def _record(policy: Policy, hygiene: Hygiene, health: Health, watched: bool) -> DeviceRecord:

@@ -23,14 +23,14 @@ from scrubber.config.values import (
     SOME_TEXT,
     SYSTEMD_UNIT,
     Choice,
-    Key,
-    Kind,
+    KeyFormat,
     ListOf,
     MappingOf,
     Number,
     Seconds,
     Section,
     Switch,
+    ValueFormat,
     Window,
     json_schema,
     misfit,
@@ -125,7 +125,7 @@ class RuleSection(Section):
             before, **{name: kinds[name].changed(getattr(before, name), each) for name, each in after.items()}
         )
 
-    def kinds(self) -> dict[str, Kind]:
+    def kinds(self) -> dict[str, ValueFormat]:
         """Kinds by the names of the rule's fields, as they were declared."""
         kinds = {key.name: key.kind for key in self.keys}
         return {name: kinds[each.key] for name, each in declarations(self.rule).items()}
@@ -199,7 +199,7 @@ class _SecondsByCondition(MappingOf):
         return {code: seconds for code, seconds in sorted({**before, **after}.items()) if seconds is not None}
 
 
-class _Floors(Kind):
+class _Floors(ValueFormat):
     """For patterns of model names, the least rate of each check: ``{"NVIDIA H200*": {"host-to-device": "20GB/s"}}``."""
 
     def read(self, written: Any, where: Location) -> dict[str, dict[str, float]]:
@@ -338,39 +338,41 @@ def section_of(rule: type, name: str) -> RuleSection:
     return RuleSection(name, summary(rule), tuple(_key(each) for each in settings), rule=rule)
 
 
-def _key(declared: Declaration) -> Key:
+def _key(declared: Declaration) -> KeyFormat:
     kind = _KINDS[declared.type](declared)
     if isinstance(kind, Section):
-        return Key(declared.key, kind)
+        return KeyFormat(declared.key, kind)
     default = ... if declared.required else declared.default
-    return Key(declared.key, kind, declared.description, default, required=declared.required)
+    return KeyFormat(declared.key, kind, declared.description, default, required=declared.required)
 
 
 def _name(declared: Declaration) -> str:
     return f"{declared.key.title().replace('-', '')}Section"
 
 
-def _proofs(declared: Declaration) -> Kind:
-    keys = (Key(kind.value, Choice(Proof), text, declared.default[kind]) for kind, text in declared.entries.items())
+def _proofs(declared: Declaration) -> ValueFormat:
+    keys = (
+        KeyFormat(kind.value, Choice(Proof), text, declared.default[kind]) for kind, text in declared.entries.items()
+    )
     return _Proofs(_name(declared), declared.description, tuple(keys), check=declared.check)
 
 
-def _xids_by_class(declared: Declaration) -> Kind:
-    keys = (Key(kind.value, ListOf(CODES), text, ()) for kind, text in declared.entries.items())
+def _xids_by_class(declared: Declaration) -> ValueFormat:
+    keys = (KeyFormat(kind.value, ListOf(CODES), text, ()) for kind, text in declared.entries.items())
     return _Xids("XidSection", declared.description, tuple(keys))
 
 
-def _seconds(declared: Declaration) -> Kind:
+def _seconds(declared: Declaration) -> ValueFormat:
     return Seconds(declared.minimum or 0, or_never=declared.optional)
 
 
-def _number(declared: Declaration) -> Kind:
+def _number(declared: Declaration) -> ValueFormat:
     assert declared.minimum is not None
     assert declared.maximum is not None
     return Number(declared.minimum, declared.maximum)
 
 
-def _list_of(kind: Kind, declared: Declaration, collection: type[Collection[Any]] = tuple) -> Kind:
+def _list_of(kind: ValueFormat, declared: Declaration, collection: type[Collection[Any]] = tuple) -> ValueFormat:
     return ListOf(kind, declared.example or ListOf.example, collection)
 
 
@@ -378,8 +380,10 @@ _SERVICE_ACCOUNT = _ServiceAccount(
     "ServiceAccount",
     "A pod of the node's own infrastructure, by what no tenant can choose.",
     (
-        Key("namespace", DNS_NAME, "The pod's namespace.", required=True, example="gpu-operator"),
-        Key("service-account", DNS_NAME, "The pod's service account.", required=True, example="nvidia-dcgm-exporter"),
+        KeyFormat("namespace", DNS_NAME, "The pod's namespace.", required=True, example="gpu-operator"),
+        KeyFormat(
+            "service-account", DNS_NAME, "The pod's service account.", required=True, example="nvidia-dcgm-exporter"
+        ),
     ),
 )
 
@@ -399,7 +403,7 @@ _CONDITIONS = (
 )
 """The soft conditions of all backends, which a file names by code."""
 
-_KINDS: Mapping[ValueType, Callable[[Declaration], Kind]] = {
+_KINDS: Mapping[ValueType, Callable[[Declaration], ValueFormat]] = {
     ValueType.SECTION: lambda each: section_of(type(each.default), _name(each)),
     ValueType.SWITCH: lambda _: Switch(),
     ValueType.WORD: lambda each: Choice(type(each.default)),
@@ -443,7 +447,7 @@ def _override_section() -> Section:
     )
 
 
-def _in_override(declared: Declaration) -> Key:
+def _in_override(declared: Declaration) -> KeyFormat:
     """What an override leaves out is as in its file, so there is no default."""
     key = replace(_key(declared), default=...)
     if not isinstance(key.kind, RuleSection):
@@ -564,7 +568,7 @@ def _rows(section: Declaration, kind: Section) -> Iterator[str]:
         yield _row(replace(each, overridable=section.overridable and each.overridable), of_value)
 
 
-def _row(declared: Declaration, kind: Kind) -> str:
+def _row(declared: Declaration, kind: ValueFormat) -> str:
     words = ", ".join(f"`{each}`" for each in kind.words) if isinstance(kind, Choice) else ""
     default = kind.default(declared.default) if isinstance(kind, MappingOf) else kind.write(declared.default)
     text = "required" if declared.required else f"`{as_yaml({'': default}).partition(':')[2].strip()}`"

@@ -1,6 +1,6 @@
 """How the values of an administrator's file are read, written and described to editors.
 
-A :class:`Kind` knows all three of one kind of value, so that they agree. Reading is strict: nothing is converted silently,
+A :class:`ValueFormat` knows all three of one kind of value, so that they agree. Reading is strict: nothing is converted silently,
 no key is passed over. Every fault of a file is reported at once, each with its line and with what to write instead:
 ``FILE:LINE: what is wrong; what helps``.
 """
@@ -40,17 +40,17 @@ __all__ = [
     "SOME_TEXT",
     "SYSTEMD_UNIT",
     "Choice",
-    "Key",
-    "Kind",
+    "InvalidValue",
+    "KeyFormat",
     "ListOf",
     "MappingOf",
     "Number",
     "Parsed",
-    "Refused",
     "Seconds",
     "Section",
     "Switch",
     "Text",
+    "ValueFormat",
     "Window",
     "json_schema",
     "misfit",
@@ -62,7 +62,7 @@ HIGHEST_XID = 9999
 _Schema = dict[str, Any]
 
 
-class Refused(Exception):
+class InvalidValue(Exception):
     """What is wrong with a value: where each fault is, and a message about it."""
 
     def __init__(self, *faults: tuple[Location, str]) -> None:
@@ -72,10 +72,10 @@ class Refused(Exception):
 
 def refuse(where: Location, message: str) -> NoReturn:
     """Refuse the value at ``where``. The message begins with its name; positions in lists are left to the line number."""
-    raise Refused((where, f"{_name(where)}{message}"))
+    raise InvalidValue((where, f"{_name(where)}{message}"))
 
 
-def read_checked(kind: Kind, document: Located, name: str) -> Any:
+def read_checked(kind: ValueFormat, document: Located, name: str) -> Any:
     """Read ``document``; ``name`` is how the file is called in messages.
 
     Raises:
@@ -83,27 +83,27 @@ def read_checked(kind: Kind, document: Located, name: str) -> Any:
     """
     try:
         return kind.read(document.value, ())
-    except Refused as error:
+    except InvalidValue as error:
         faults = sorted({(document.line(where), text) for where, text in error.faults})
         lines = (f"{name}:{line}: {text}{'' if text.endswith('?') else '.'}" for line, text in faults)
         raise BadConfiguration("\n".join(lines)) from None
 
 
-def _read_each(parts: Iterable[tuple[Location, Kind, object]]) -> list[Any]:
+def _read_each(parts: Iterable[tuple[Location, ValueFormat, object]]) -> list[Any]:
     """Read all parts of a value, or refuse all of them that are wrong."""
     values: list[Any] = []
     faults: list[tuple[Location, str]] = []
     for where, kind, written in parts:
         try:
             values.append(_read(kind, written, where))
-        except Refused as error:
+        except InvalidValue as error:
             faults += error.faults
     if faults:
-        raise Refused(*faults)
+        raise InvalidValue(*faults)
     return values
 
 
-def _read(kind: Kind, written: object, where: Location) -> Any:
+def _read(kind: ValueFormat, written: object, where: Location) -> Any:
     if written is None:
         refuse(where, _NOTHING)
     return kind.read(written, where)
@@ -128,11 +128,11 @@ def _sorted(schema: Any, of: str = "") -> Any:
     return {word: _sorted(schema[word], word) for word in words}
 
 
-class Kind:
+class ValueFormat:
     """One kind of value. What it says here holds for values that a file writes as they are."""
 
     def read(self, written: Any, where: Location) -> Any:
-        """Return the value that is written at ``where``, or raise :class:`Refused`."""
+        """Return the value that is written at ``where``, or raise :class:`InvalidValue`."""
         raise NotImplementedError
 
     def write(self, value: Any) -> Any:
@@ -152,7 +152,7 @@ class Kind:
         return after
 
 
-class Switch(Kind):
+class Switch(ValueFormat):
     """True or false."""
 
     def read(self, written: Any, where: Location) -> bool:
@@ -163,7 +163,7 @@ class Switch(Kind):
 
 
 @dataclass(frozen=True)
-class Number(Kind):
+class Number(ValueFormat):
     """A whole number."""
 
     minimum: float
@@ -183,7 +183,7 @@ class Number(Kind):
 
 
 @dataclass(frozen=True)
-class Choice(Kind):
+class Choice(ValueFormat):
     """One word of an enum; its name and description in the JSON schema are the enum's unless others are given."""
 
     words: type[StrEnum]
@@ -210,7 +210,7 @@ class Choice(Kind):
 
 
 @dataclass(frozen=True)
-class Seconds(Kind):
+class Seconds(ValueFormat):
     """A time, or ``never``."""
 
     minimum: float
@@ -241,7 +241,7 @@ class Seconds(Kind):
         return "never" if value is None else value
 
 
-class Window(Kind):
+class Window(ValueFormat):
     """From and until, within a day; or ``always``."""
 
     def read(self, written: Any, where: Location) -> tuple[float, float] | None:
@@ -264,7 +264,7 @@ class Window(Kind):
 
 
 @dataclass(frozen=True)
-class Parsed(Kind):
+class Parsed(ValueFormat):
     """What a function reads, and refuses with :class:`ValueError`."""
 
     parse: Callable[[object], Any]
@@ -311,7 +311,7 @@ DEVICE_SETTING = Parsed(_device_setting, {"anyOf": [{"type": "string"}, {"type":
 
 
 @dataclass(frozen=True)
-class Text(Kind):
+class Text(ValueFormat):
     """A text that matches ``pattern``; one that does not ``is {otherwise}``."""
 
     pattern: str = ""
@@ -347,10 +347,10 @@ RESOURCE = Text(
 
 
 @dataclass(frozen=True)
-class ListOf(Kind):
+class ListOf(ValueFormat):
     """A list of values that are alike."""
 
-    kind: Kind
+    kind: ValueFormat
     example: str = "[79, 151]"
     collection: Callable[[Iterable[Any]], Collection[Any]] = tuple
 
@@ -370,10 +370,10 @@ class ListOf(Kind):
 
 
 @dataclass(frozen=True)
-class MappingOf(Kind):
+class MappingOf(ValueFormat):
     """Keys of the administrator's own, or some of ``known``, with values that are alike."""
 
-    kind: Kind
+    kind: ValueFormat
     known: Sequence[str] = ()
 
     def read(self, written: Any, where: Location) -> dict[str, Any]:
@@ -383,10 +383,10 @@ class MappingOf(Kind):
         faults = [((*where, key), f"{_name(where)}{_not_a_choice(key, self.known)}") for key in unknown]
         try:
             values = _read_each(((*where, key), self.kind, value) for key, value in written.items())
-        except Refused as error:
-            raise Refused(*faults, *error.faults) from None
+        except InvalidValue as error:
+            raise InvalidValue(*faults, *error.faults) from None
         if faults:
-            raise Refused(*faults)
+            raise InvalidValue(*faults)
         return dict(zip(written, values, strict=True))
 
     def write(self, value: Any) -> Any:
@@ -404,7 +404,7 @@ class MappingOf(Kind):
 
 
 @dataclass(frozen=True)
-class Key:
+class KeyFormat:
     """A key that a section may have.
 
     Attributes:
@@ -414,7 +414,7 @@ class Key:
     """
 
     name: str
-    kind: Kind
+    kind: ValueFormat
     description: str = ""
     default: Any = ...
     required: bool = False
@@ -434,7 +434,7 @@ class Key:
 
 
 @dataclass(frozen=True)
-class Section(Kind):
+class Section(ValueFormat):
     """A mapping with keys of the program's, each with a kind of its own; no others are accepted.
 
     Attributes:
@@ -445,7 +445,7 @@ class Section(Kind):
 
     name: str
     description: str
-    keys: tuple[Key, ...]
+    keys: tuple[KeyFormat, ...]
     elsewhere: Mapping[tuple[str, ...], str] = field(default_factory=dict)
     more: _Schema = field(default_factory=dict)
 
@@ -464,10 +464,10 @@ class Section(Kind):
         found = [key for key in written if key in known]
         try:
             values = _read_each(((*where, key), known[key].kind, written[key]) for key in found)
-        except Refused as error:
-            raise Refused(*faults, *error.faults) from None
+        except InvalidValue as error:
+            raise InvalidValue(*faults, *error.faults) from None
         if faults:
-            raise Refused(*faults)
+            raise InvalidValue(*faults)
         return dict(zip(found, values, strict=True))
 
     def _refuse_elsewhere(self, written: Mapping[str, Any], where: Location) -> None:

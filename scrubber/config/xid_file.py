@@ -16,7 +16,7 @@ from scrubber.config.values import (
     CODES,
     SOME_TEXT,
     Choice,
-    Key,
+    KeyFormat,
     ListOf,
     MappingOf,
     Section,
@@ -50,16 +50,18 @@ _ENTRY = Section(
     "XidEntry",
     "A code, or a range of codes that mean the same.",
     (
-        Key("code", CODES, "A number such as 79, or a range such as 39-41.", required=True, example="79"),
-        Key(
+        KeyFormat("code", CODES, "A number such as 79, or a range such as 39-41.", required=True, example="79"),
+        KeyFormat(
             "class",
             Choice(ErrorClass, "XidClass", "What an XID means for the device."),
             "What it means for the device.",
             required=True,
             example="unknown",
         ),
-        Key("source", SOME_TEXT, "Where the class comes from: one of sources.", required=True, example="action"),
-        Key("note", SOME_TEXT, "What the code says, in a few words.", required=True, example="what the code says"),
+        KeyFormat("source", SOME_TEXT, "Where the class comes from: one of sources.", required=True, example="action"),
+        KeyFormat(
+            "note", SOME_TEXT, "What the code says, in a few words.", required=True, example="what the code says"
+        ),
     ),
 )
 
@@ -91,14 +93,14 @@ _FILE = _XidFile(
     "XidFile",
     "What the XIDs of NVIDIA's driver mean.",
     (
-        Key(
+        KeyFormat(
             "sources",
             MappingOf(SOME_TEXT),
             "Names for where classes come from, each explained.",
             required=True,
             example="{action: what the vendor asks for}",
         ),
-        Key(
+        KeyFormat(
             "xids",
             ListOf(_ENTRY),
             "One row for each code or range.",

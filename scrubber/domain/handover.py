@@ -1,7 +1,7 @@
 """The one answer to "may this device be handed over now?": from what is known, without asking anybody.
 
-:func:`decide` is pure and total. What it needs to know comes in as :class:`HandoverFacts`; a fact that was not looked at yet is
-None, and where the answer depends on it, the answer is to look (:attr:`Verdict.LOOK`), so that nothing is asked in vain.
+:func:`decide` is pure and total. What it needs to know comes in as :class:`HandoverFacts`. A fact that was not gathered yet is None; where
+the answer depends on it, the answer is to gather it (:attr:`HandoverVerdict.GATHER`), so that nothing is asked in vain.
 """
 
 from __future__ import annotations
@@ -21,18 +21,27 @@ from scrubber.domain.policy import Enforcement, Policy, Proof
 from scrubber.domain.record import DeviceRecord
 from scrubber.domain.sharing import Beside, Neighbour, beside
 
-__all__ = ["Checks", "Decision", "HandoverFacts", "Look", "Verdict", "certificate_flaw", "decide", "unjudged"]
+__all__ = [
+    "Checks",
+    "Decision",
+    "HandoverFacts",
+    "HandoverVerdict",
+    "MissingFact",
+    "certificate_flaw",
+    "decide",
+    "unjudged",
+]
 
 _EXCEPTIONS = {kind: Basis(kind.value) for kind in (HandOver.SAME_CONTAINER, HandOver.SAME_POD, HandOver.SAME_TENANT)}
 """The kinds of hand-over that a policy may let start on checks alone. Never to another tenant, whatever it says."""
 
 
-class Verdict(StrEnum):
+class HandoverVerdict(StrEnum):
     """What to do with a hand-over."""
 
     GRANT = "grant"
-    LOOK = "look"
-    """Decide again once :attr:`Decision.look` was looked at."""
+    GATHER = "gather"
+    """Gather the fact :attr:`Decision.missing`, then decide again."""
     RECORD = "record"
     """What the checks found changes the device's health: record it, then decide again."""
     JOIN = "join"
@@ -45,8 +54,8 @@ class Verdict(StrEnum):
     """Waiting longer changes nothing."""
 
 
-class Look(StrEnum):
-    """A fact that can be looked at."""
+class MissingFact(StrEnum):
+    """A fact that is gathered only where the answer depends on it."""
 
     NEIGHBOURS = "neighbours"
     EARLIER = "earlier"
@@ -112,16 +121,16 @@ class Decision:
 
     Attributes:
         reason: for the operator, in a word or a sentence.
-        basis: what a grant rests on. Set with ``GRANT``; with ``LOOK`` where it is known what a grant would rest on.
-        look: what to look at; set with ``LOOK``.
+        basis: what a grant rests on. Set with ``GRANT``; with ``GATHER`` where it is known what a grant would rest on.
+        missing: the fact to gather; set with ``GATHER``.
         code: why not; set with ``WAIT`` and ``REFUSE``.
         pods: how many pods a shared start would be beside.
     """
 
-    verdict: Verdict
+    verdict: HandoverVerdict
     reason: str
     basis: Basis | None = None
-    look: Look | None = None
+    missing: MissingFact | None = None
     code: ErrorCode | None = None
     pods: int = 0
 
@@ -137,14 +146,14 @@ def decide(facts: HandoverFacts) -> Decision:
     """
     decision = _enforced(facts)
     observes = facts.policy.enforcement is Enforcement.OBSERVE and not facts.record.ordered_out_by_person
-    if not observes or decision.verdict in (Verdict.GRANT, Verdict.LOOK):
+    if not observes or decision.verdict in (HandoverVerdict.GRANT, HandoverVerdict.GATHER):
         return decision
     if facts.record.hygiene is Hygiene.SCRUBBING:
-        return Decision(Verdict.JOIN, decision.reason)
+        return Decision(HandoverVerdict.JOIN, decision.reason)
     basis = unjudged(facts.record)
     if facts.checks is None:
-        return Decision(Verdict.LOOK, decision.reason, basis, Look.CHECKS)
-    return Decision(Verdict.GRANT, decision.reason, basis)
+        return Decision(HandoverVerdict.GATHER, decision.reason, basis, MissingFact.CHECKS)
+    return Decision(HandoverVerdict.GRANT, decision.reason, basis)
 
 
 def unjudged(record: DeviceRecord) -> Basis:
@@ -174,32 +183,34 @@ def _enforced(facts: HandoverFacts) -> Decision:
     record = facts.record
     if facts.trouble is not None and facts.policy.enforcement is not Enforcement.OBSERVE:
         for_now = facts.trouble is ErrorCode.FOREIGN_ASSIGNMENT
-        return _not(Verdict.WAIT if for_now else Verdict.REFUSE, facts.trouble, "its assignment is not certain")
+        return _not(
+            HandoverVerdict.WAIT if for_now else HandoverVerdict.REFUSE, facts.trouble, "its assignment is not certain"
+        )
     if not record.advertised:
-        return _not(Verdict.REFUSE, ErrorCode.QUARANTINED, f"the device is {record.health.value}")
+        return _not(HandoverVerdict.REFUSE, ErrorCode.QUARANTINED, f"the device is {record.health.value}")
     if record.hygiene is Hygiene.SCRUBBING:
-        return Decision(Verdict.JOIN, "a scrub is under way")
+        return Decision(HandoverVerdict.JOIN, "a scrub is under way")
     if facts.share:
         if facts.neighbours is None:
-            return Decision(Verdict.LOOK, "others may have shares of it", look=Look.NEIGHBOURS)
+            return Decision(HandoverVerdict.GATHER, "others may have shares of it", missing=MissingFact.NEIGHBOURS)
         company = beside(facts.asking, facts.neighbours, facts.policy.sharing, sound=_is_sound(record))
         if company.answer is Beside.WAIT and not _is_alone(facts.asking, facts.neighbours):
-            return _not(Verdict.WAIT, ErrorCode.SHARING, company.reason)
+            return _not(HandoverVerdict.WAIT, ErrorCode.SHARING, company.reason)
         if company.answer is Beside.JOIN:
             return _checked(facts, Basis.SHARED, company.reason, company.pods)
     basis, reason = _basis(facts)
     if basis is None:
-        return Decision(Verdict.SCRUB, reason)
+        return Decision(HandoverVerdict.SCRUB, reason)
     if facts.earlier is None:
-        return Decision(Verdict.LOOK, reason, basis, Look.EARLIER)
+        return Decision(HandoverVerdict.GATHER, reason, basis, MissingFact.EARLIER)
     if PodState.LIVING in facts.earlier:
-        return _not(Verdict.WAIT, ErrorCode.EARLIER_POD_LIVES, "an earlier pod is not over")
+        return _not(HandoverVerdict.WAIT, ErrorCode.EARLIER_POD_LIVES, "an earlier pod is not over")
     if facts.earlier - {PodState.OVER}:
-        return Decision(Verdict.SCRUB, "an earlier pod has left processes behind")
+        return Decision(HandoverVerdict.SCRUB, "an earlier pod has left processes behind")
     return _checked(facts, basis, reason)
 
 
-def _not(verdict: Verdict, code: ErrorCode, reason: str) -> Decision:
+def _not(verdict: HandoverVerdict, code: ErrorCode, reason: str) -> Decision:
     return Decision(verdict, reason, code=code)
 
 
@@ -247,17 +258,19 @@ def _checked(facts: HandoverFacts, basis: Basis, reason: str, pods: int = 0) -> 
     """The answer where only the checks can speak against a grant on ``basis``."""
     checks = facts.checks
     if checks is None:
-        return Decision(Verdict.LOOK, reason, basis, Look.CHECKS, pods=pods)
+        return Decision(HandoverVerdict.GATHER, reason, basis, MissingFact.CHECKS, pods=pods)
     exception = basis not in (Basis.CERTIFICATE, Basis.SHARED)
     if checks.passed and not (exception and checks.found(Severity.WARNING)):
-        return Decision(Verdict.GRANT, reason, basis, pods=pods)
+        return Decision(HandoverVerdict.GRANT, reason, basis, pods=pods)
     if checks.passed:
-        return Decision(Verdict.RECORD, "a device of which the driver warns has no exceptions")
+        return Decision(HandoverVerdict.RECORD, "a device of which the driver warns has no exceptions")
     if checks.found(Severity.FAULT):
-        return Decision(Verdict.RECORD, "its checks found a fault")
+        return Decision(HandoverVerdict.RECORD, "its checks found a fault")
     if basis is Basis.SHARED:
         why = next((each.sentence for each in checks.findings if each.severity is Severity.DIRTY), "a check failed.")
-        return _not(Verdict.WAIT, ErrorCode.SHARING, f"its users would have to be gone first. {why}".rstrip("."))
+        return _not(
+            HandoverVerdict.WAIT, ErrorCode.SHARING, f"its users would have to be gone first. {why}".rstrip(".")
+        )
     if checks.only_held and not checks.ghost:
-        return _not(Verdict.WAIT, ErrorCode.HELD, "somebody holds it")
-    return Decision(Verdict.SCRUB, "its checks found something")
+        return _not(HandoverVerdict.WAIT, ErrorCode.HELD, "somebody holds it")
+    return Decision(HandoverVerdict.SCRUB, "its checks found something")

@@ -24,7 +24,7 @@ __all__ = [
     "Envvar",
     "HealthRule",
     "Infrastructure",
-    "Injection",
+    "InjectionRule",
     "Limits",
     "MaintenanceRule",
     "MemoryRule",
@@ -233,7 +233,7 @@ class Infrastructure:
 
 
 @dataclass(frozen=True, slots=True)
-class Injection:
+class InjectionRule:
     """How a container is given its devices."""
 
     envvar: Envvar = setting(
@@ -443,7 +443,7 @@ class Policy:
     memory: MemoryRule = section(MemoryRule)
     diagnostics: DiagnosticsRule = section(DiagnosticsRule)
     infrastructure: Infrastructure = section(Infrastructure, overridable=False)
-    injection: Injection = section(Injection, overridable=False)
+    injection: InjectionRule = section(InjectionRule, overridable=False)
     health: HealthRule = section(HealthRule)
     recovery: RecoveryRule = section(RecoveryRule, decides_proof=False)
     breaker: BreakerRule = section(BreakerRule, overridable=False, decides_proof=False)

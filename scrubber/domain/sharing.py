@@ -20,7 +20,7 @@ from scrubber.domain.assignment import Pod
 from scrubber.domain.leftover import PodState
 from scrubber.domain.policy import Sharing
 
-__all__ = ["Beside", "Neighbour", "Verdict", "beside"]
+__all__ = ["Beside", "Neighbour", "SharingVerdict", "beside"]
 
 
 class Beside(StrEnum):
@@ -47,7 +47,7 @@ class Neighbour:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class SharingVerdict:
     """``reason`` is for the operator; ``pods`` counts those that are on the device."""
 
     answer: Beside
@@ -55,7 +55,9 @@ class Verdict:
     pods: int = 0
 
 
-def beside(asking: Pod | None, neighbours: Iterable[Neighbour], sharing: Sharing, *, sound: bool = True) -> Verdict:
+def beside(
+    asking: Pod | None, neighbours: Iterable[Neighbour], sharing: Sharing, *, sound: bool = True
+) -> SharingVerdict:
     """Whether ``asking`` may start on a share of a device now.
 
     Args:
@@ -68,10 +70,10 @@ def beside(asking: Pod | None, neighbours: Iterable[Neighbour], sharing: Sharing
     living = [each for each in everybody if each.state is PodState.LIVING]
     pods = len({each.pod for each in living})
     if not living:
-        return Verdict(Beside.ALONE)
+        return SharingVerdict(Beside.ALONE)
 
-    def wait(reason: str) -> Verdict:
-        return Verdict(Beside.WAIT, reason, pods)
+    def wait(reason: str) -> SharingVerdict:
+        return SharingVerdict(Beside.WAIT, reason, pods)
 
     if asking is None or asking.uid is None:
         return wait("no witness says for certain which pod is about to start")
@@ -94,7 +96,7 @@ def beside(asking: Pod | None, neighbours: Iterable[Neighbour], sharing: Sharing
         return wait("the policy lets no two pods be on one device (sharing: never)")
     if not sound:
         return wait("it is not healthy, or was used without a grant since it was last clean")
-    return Verdict(Beside.JOIN, f"shared with {pods} pod{'' if pods == 1 else 's'} of the same tenant", pods)
+    return SharingVerdict(Beside.JOIN, f"shared with {pods} pod{'' if pods == 1 else 's'} of the same tenant", pods)
 
 
 def _name(pod: Pod | None) -> str:

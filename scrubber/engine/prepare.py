@@ -10,7 +10,7 @@ from scrubber.domain.basis import Basis, HandOver, judge
 from scrubber.domain.codes import ErrorCode
 from scrubber.domain.errors import DeviceFault, NotReady, Quarantined, ScrubberError
 from scrubber.domain.evidence import Finding, FindingCode, Occasion, Outcome, ScrubRecord, Step
-from scrubber.domain.handover import Checks, Decision, HandoverFacts, Look, Verdict, decide
+from scrubber.domain.handover import Checks, Decision, HandoverFacts, HandoverVerdict, MissingFact, decide
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.leftover import PodState, Standing
 from scrubber.domain.policy import Enforcement, Policy
@@ -171,12 +171,12 @@ class Preparation:
         )
         check: ScrubRecord | None = None
         others: list[tuple[Grant, Standing]] = []
-        while (decision := decide(facts)).verdict is Verdict.LOOK:
-            match decision.look:
-                case Look.NEIGHBOURS:
+        while (decision := decide(facts)).verdict is HandoverVerdict.GATHER:
+            match decision.missing:
+                case MissingFact.NEIGHBOURS:
                     others = await others_on(controller, start.own, share, reading)
                     facts = replace(facts, neighbours=tuple(neighbour(*each) for each in others))
-                case Look.EARLIER:
+                case MissingFact.EARLIER:
                     facts = replace(facts, earlier=await self._other_pods(controller, start.following))
                 case _:
                     check, checks = await self._checks(decision)
@@ -186,7 +186,7 @@ class Preparation:
                             return None
                         checks = replace(checks, ghost=await controller.occupancy.held_by_no_process())
                     facts = replace(facts, checks=checks)
-        if decision.verdict is not Verdict.GRANT:
+        if decision.verdict is not HandoverVerdict.GRANT:
             return await self._not_granted(decision, facts, start)
         assert check is not None  # nothing is granted unchecked
         over = (grant.sequence for grant, where in others if self._is_closed(grant, where))
@@ -246,24 +246,24 @@ class Preparation:
         controller, device = self._requested.controller, self._requested.device
         findings = () if facts.checks is None else facts.checks.findings
         match decision.verdict, decision.code:
-            case Verdict.RECORD, _:
+            case HandoverVerdict.RECORD, _:
                 await controller.health.report(findings)
                 return None
-            case Verdict.JOIN, _:
+            case HandoverVerdict.JOIN, _:
                 return await self._join(controller, start.own)
-            case Verdict.SCRUB, _:
+            case HandoverVerdict.SCRUB, _:
                 return await self._scrub(controller, facts.record, start.own)
-            case Verdict.WAIT, ErrorCode.FOREIGN_ASSIGNMENT:
+            case HandoverVerdict.WAIT, ErrorCode.FOREIGN_ASSIGNMENT:
                 other = self._second_owner(self._dependencies.pods.reading, start)
                 return None if other is None else refusals.foreign_assignment(device, other, self._own())
-            case Verdict.WAIT, ErrorCode.SHARING:
+            case HandoverVerdict.WAIT, ErrorCode.SHARING:
                 await self._note_unauthorized(controller, findings)
                 return refusals.cannot_be_shared(device, decision.reason)
-            case Verdict.WAIT, ErrorCode.HELD:
+            case HandoverVerdict.WAIT, ErrorCode.HELD:
                 return await controller.occupancy.held_by_own_pod(start.own) or refusals.held(
                     device, controller.state.record.state
                 )
-            case Verdict.WAIT, _:
+            case HandoverVerdict.WAIT, _:
                 return await controller.scrubs.blocker(start.own)
             case _, ErrorCode.REASSIGNED:
                 raise refusals.reassigned(device)

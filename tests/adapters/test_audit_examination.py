@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from scrubber.adapters.ledger.chain import append
-from scrubber.adapters.ledger.examination import Examination, Findings, Verdict
+from scrubber.adapters.ledger.examination import ChainVerdict, Examination, Findings
 from scrubber.adapters.ledger.kept import KeptHead
 from scrubber.cli.exported import ROW_KIND, TRAIL_KIND, Flawed, pages, row_data, trail_data
 from scrubber.cli.output import document
@@ -69,25 +69,25 @@ class TestExamination:
     @pytest.mark.parametrize(
         ("kept", "pruned", "verdict", "standings"),
         [
-            ((), 0, Verdict.INTACT, []),
-            ((place(1), place(20), place(11)), 0, Verdict.INTACT, ["found"] * 3),
-            ((place(4),), 4, Verdict.INTACT, ["found"]),
-            ((place(3),), 4, Verdict.CANNOT_TELL, ["cannot-tell"]),
-            ((place(3), place(9)), 4, Verdict.CANNOT_TELL, ["cannot-tell", "found"]),
-            ((place(3), f"9:{'0' * 64}"), 4, Verdict.BROKEN, ["cannot-tell", "replaced"]),
-            ((f"4:{'0' * 64}",), 4, Verdict.BROKEN, ["replaced"]),
-            ((f"21:{'0' * 64}",), 0, Verdict.BROKEN, ["cut-off"]),
-            ((f"1:{'0' * 64}", place(1)), 0, Verdict.BROKEN, ["replaced", "found"]),
-            ((place(1), place(1)), 0, Verdict.INTACT, ["found"]),
+            ((), 0, ChainVerdict.INTACT, []),
+            ((place(1), place(20), place(11)), 0, ChainVerdict.INTACT, ["found"] * 3),
+            ((place(4),), 4, ChainVerdict.INTACT, ["found"]),
+            ((place(3),), 4, ChainVerdict.CANNOT_TELL, ["cannot-tell"]),
+            ((place(3), place(9)), 4, ChainVerdict.CANNOT_TELL, ["cannot-tell", "found"]),
+            ((place(3), f"9:{'0' * 64}"), 4, ChainVerdict.BROKEN, ["cannot-tell", "replaced"]),
+            ((f"4:{'0' * 64}",), 4, ChainVerdict.BROKEN, ["replaced"]),
+            ((f"21:{'0' * 64}",), 0, ChainVerdict.BROKEN, ["cut-off"]),
+            ((f"1:{'0' * 64}", place(1)), 0, ChainVerdict.BROKEN, ["replaced", "found"]),
+            ((place(1), place(1)), 0, ChainVerdict.INTACT, ["found"]),
         ],
     )
     def test_a_whole_trail_is_as_good_as_the_worst_of_its_heads(
-        self, kept: Sequence[str], pruned: int, verdict: Verdict, standings: list[str]
+        self, kept: Sequence[str], pruned: int, verdict: ChainVerdict, standings: list[str]
     ) -> None:
         found = examined(*kept, pruned=pruned)
         assert found.verdict is verdict
         assert [each.standing.value for each in found.comparisons] == standings
-        assert (found.sentence == f"The audit trail is intact: {20 - pruned} rows.") == (verdict is Verdict.INTACT)
+        assert (found.sentence == f"The audit trail is intact: {20 - pruned} rows.") == (verdict is ChainVerdict.INTACT)
 
     def test_a_head_whose_row_is_gone_from_the_midst_is_not_found(self) -> None:
         examination = Examination([KeptHead.read(place(7))])
@@ -103,7 +103,7 @@ class TestExamination:
         examination = Examination([KeptHead.read(place(7)), KeptHead.read(place(20))])
         examination.take(TrailPage(ROWS[pruned - 1].head if pruned else START, HEAD, ROWS[pruned:seen]))
         found = examination.found()
-        assert found.verdict is Verdict.BROKEN
+        assert found.verdict is ChainVerdict.BROKEN
         assert [each.standing for each in found.comparisons] == ["cut-off"] * 2
         assert f"ends at row {end} here" in found.comparisons[0].sentence
 
@@ -111,11 +111,11 @@ class TestExamination:
         examination = Examination()
         examination.take(TrailPage(START, HEAD, ROWS[:4]))
         found = examination.found("Line 6 is odd.")
-        assert (found.verdict, found.sentence, found.rows) == (Verdict.BROKEN, "Line 6 is odd.", 4)
+        assert (found.verdict, found.sentence, found.rows) == (ChainVerdict.BROKEN, "Line 6 is odd.", 4)
 
     def test_no_page_at_all_is_nothing_that_was_seen_to_be_broken(self) -> None:
         found = Examination([KeptHead.read(place(1))]).found()
-        assert (found.verdict, found.rows) == (Verdict.BROKEN, 0)
+        assert (found.verdict, found.rows) == (ChainVerdict.BROKEN, 0)
 
 
 Edit = Callable[[list[str]], Sequence[str]]
@@ -156,11 +156,11 @@ class TestExports:
     @pytest.mark.parametrize("start", [START, ROWS[11].head, HEAD])
     def test_what_was_written_is_read_and_intact(self, start: Head) -> None:
         found = judged(exported(start))
-        assert (found.verdict, found.rows, found.pruned) == (Verdict.INTACT, 20 - start.sequence, start)
+        assert (found.verdict, found.rows, found.pruned) == (ChainVerdict.INTACT, 20 - start.sequence, start)
 
     def test_one_that_was_only_laid_out_anew_is_intact(self) -> None:
         lines = [json.dumps(json.loads(line), sort_keys=True) + "\r\n" for line in exported()]
-        assert judged(lines).verdict is Verdict.INTACT
+        assert judged(lines).verdict is ChainVerdict.INTACT
 
     @pytest.mark.parametrize(
         ("edit", "complaint"),
@@ -201,7 +201,7 @@ class TestExports:
     )
     def test_what_was_done_to_one_is_named(self, edit: Edit, complaint: str) -> None:
         found = judged(edit(exported()))
-        assert found.verdict is Verdict.BROKEN
+        assert found.verdict is ChainVerdict.BROKEN
         assert complaint in found.sentence
 
     @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from scrubber.adapters.ledger.chain import append
-from scrubber.adapters.ledger.examination import Verdict
+from scrubber.adapters.ledger.examination import ChainVerdict
 from scrubber.adapters.ledger.kept import KeptHead
 from scrubber.cli.exported import ROW_KIND, TRAIL_KIND, row_data, trail_data
 from scrubber.cli.output import document
@@ -109,5 +109,5 @@ def test_what_turns_the_metrics_into_a_head_does(part: str, digits: str) -> None
 
 
 def test_it_names_every_verdict_and_the_head_that_its_recipe_makes() -> None:
-    assert set(re.findall(r"^\| \d \| `([a-z-]+)` \|", PAGE, re.MULTILINE)) == {each.value for each in Verdict}
+    assert set(re.findall(r"^\| \d \| `([a-z-]+)` \|", PAGE, re.MULTILINE)) == {each.value for each in ChainVerdict}
     assert f"`{turned()}`" in PAGE

@@ -11,7 +11,7 @@ import pytest
 
 from scrubber.adapters.clock import SystemClock
 from scrubber.adapters.ledger.auditor import look_through
-from scrubber.adapters.ledger.examination import Verdict
+from scrubber.adapters.ledger.examination import ChainVerdict
 from scrubber.adapters.ledger.shapes import Undecodable
 from scrubber.adapters.ledger.sqlite import SqliteLedger
 from scrubber.domain.errors import LedgerFailure
@@ -100,19 +100,19 @@ async def test_a_whole_trail_is_intact_while_it_grows(long_ledger: SqliteLedger)
     for number in range(20):
         await long_ledger.commit(Change(events=(event(number=number),)))
     found = await looking
-    assert found.verdict is Verdict.INTACT
+    assert found.verdict is ChainVerdict.INTACT
     assert found.rows >= ROWS
 
 
 async def test_one_row_that_was_changed_is_found_and_named(long_ledger: SqliteLedger) -> None:
     found = await look_through(Spoiled(long_ledger, change=700), SystemClock())
-    assert found.verdict is Verdict.BROKEN
+    assert found.verdict is ChainVerdict.BROKEN
     assert "row 700" in found.sentence
 
 
 async def test_a_row_that_cannot_be_read_as_one_is_a_broken_trail(long_ledger: SqliteLedger) -> None:
     found = await look_through(Spoiled(long_ledger, fail=Undecodable("audit row 7 is missing")), SystemClock())
-    assert found.verdict is Verdict.BROKEN
+    assert found.verdict is ChainVerdict.BROKEN
 
 
 async def test_a_disk_that_does_not_answer_is_no_broken_trail(long_ledger: SqliteLedger) -> None:
@@ -123,10 +123,10 @@ async def test_a_disk_that_does_not_answer_is_no_broken_trail(long_ledger: Sqlit
 async def test_bytes_that_were_changed_on_the_disk_are_found_although_they_were_read_before(
     long_ledger: SqliteLedger, tmp_path: Path
 ) -> None:
-    assert (await look_through(long_ledger, SystemClock())).verdict is Verdict.INTACT
+    assert (await look_through(long_ledger, SystemClock())).verdict is ChainVerdict.INTACT
     for file in (tmp_path / "ledger" / name for name in ("ledger.db", "ledger.db-wal")):
         changed = file.read_bytes().replace(b"GPU-a", b"GPU-z")
         with file.open("r+b") as opened:
             opened.write(changed)
     found = await look_through(long_ledger, SystemClock())
-    assert found.verdict is Verdict.BROKEN
+    assert found.verdict is ChainVerdict.BROKEN

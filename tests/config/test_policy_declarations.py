@@ -11,7 +11,7 @@ import pytest
 
 from scrubber.config.policy_file import parse_policy
 from scrubber.config.policy_format import policy_reference, policy_schema, section_of, written
-from scrubber.config.values import Refused
+from scrubber.config.values import InvalidValue
 from scrubber.config.yaml_lines import as_yaml
 from scrubber.domain.declaration import Contradiction, Declaration, ValueType, declarations, setting
 from scrubber.domain.errors import BadConfiguration
@@ -198,7 +198,7 @@ def test_a_new_setting_is_read_and_written_because_it_is_declared() -> None:
     ],
 )  # fmt: skip
 def test_a_new_setting_is_refused_in_the_words_of_all_others(values: dict[str, Any], fault: tuple[object, str]) -> None:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(InvalidValue) as caught:
         toys(values)
     assert caught.value.faults == (fault,)
 

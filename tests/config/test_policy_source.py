@@ -10,7 +10,7 @@ import pytest
 
 from scrubber.config.policy_file import PolicySource, signed
 from scrubber.domain.errors import BadConfiguration
-from scrubber.domain.policy import Envvar, Injection, Policy, Sharing
+from scrubber.domain.policy import Envvar, InjectionRule, Policy, Sharing
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_what_this_start_makes_of_a_policy_it_makes_of_the_next_one_too(file: Pa
     def adjust(policy: Policy) -> Policy:
         if policy.name == "impossible":
             raise BadConfiguration("mine.yaml: not on this node.")
-        return signed(replace(policy, injection=Injection(Envvar.REFUSE)))
+        return signed(replace(policy, injection=InjectionRule(Envvar.REFUSE)))
 
     source = PolicySource(file, adjust=adjust)
     assert source.policy.injection.envvar is Envvar.REFUSE

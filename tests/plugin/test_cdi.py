@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from plugin.availability import Offer
-from plugin.cdi import FILE, Publisher, replace_file, specification
+from plugin.cdi import FILE, CdiPublisher, replace_file, specification
 from plugin.driverfiles import DriverRoot, Hook, find_driver_files, find_hook
 from plugin.injection import IdStrategy, Injection, ListStrategy, qualified_name
 from plugin.logs import logger
@@ -262,7 +262,7 @@ class Desk:
 
     def __init__(self, directory: Path, *, hook: Hook | None = TOOLKIT) -> None:
         self.root, self.cdi, self.lines = directory / "root", directory / "cdi", io.StringIO()
-        self.publisher = Publisher(
+        self.publisher = CdiPublisher(
             self.cdi,
             root=DriverRoot(seen=self.root),
             hook=hook,

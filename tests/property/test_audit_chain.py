@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from scrubber.adapters.ledger.chain import append, check, event_of
-from scrubber.adapters.ledger.examination import Examination, Verdict
+from scrubber.adapters.ledger.examination import ChainVerdict, Examination
 from scrubber.adapters.ledger.kept import KeptHead
 from scrubber.cli.exported import ROW_KIND, TRAIL_KIND, Flawed, pages, row_data, trail_data
 from scrubber.cli.output import document
@@ -108,7 +108,7 @@ def test_rows_behind_the_recorded_head_are_noticed(trail: tuple[AuditRow, ...]) 
     assert not check((*trail, *beyond), START, trail[-1].head).intact
 
 
-def judged(trail: Sequence[AuditRow], *kept: Head, pruned: Head = START) -> Verdict:
+def judged(trail: Sequence[AuditRow], *kept: Head, pruned: Head = START) -> ChainVerdict:
     examination = Examination([KeptHead.read(str(each)) for each in kept])
     examination.take(TrailPage(pruned, trail[-1].head if trail else pruned, tuple(trail)))
     return examination.found().verdict
@@ -119,10 +119,10 @@ def test_a_head_that_was_kept_is_found_until_its_row_is_given_up(
     trail: tuple[AuditRow, ...], data: st.DataObject
 ) -> None:
     kept = data.draw(st.sampled_from(trail)).head
-    assert judged(trail, kept) is Verdict.INTACT
+    assert judged(trail, kept) is ChainVerdict.INTACT
     cut = data.draw(st.integers(0, len(trail)))
     pruned = trail[cut - 1].head if cut else START
-    wanted = Verdict.INTACT if kept.sequence >= cut else Verdict.CANNOT_TELL
+    wanted = ChainVerdict.INTACT if kept.sequence >= cut else ChainVerdict.CANNOT_TELL
     assert judged(trail[cut:], kept, pruned=pruned) is wanted
 
 
@@ -135,9 +135,9 @@ def test_a_trail_rewritten_or_cut_before_a_head_that_was_kept_is_broken(
     told = [event_of(row) for row in trail[index:]]
     before = trail[index - 1].head if index else START
     forged = append(before, [replace(told[0], name=told[0].name + "x"), *told[1:]])
-    assert judged((*trail[:index], *forged)) is Verdict.INTACT
-    assert judged((*trail[:index], *forged), trail[kept].head) is Verdict.BROKEN
-    assert judged(trail[:index], trail[kept].head) is Verdict.BROKEN
+    assert judged((*trail[:index], *forged)) is ChainVerdict.INTACT
+    assert judged((*trail[:index], *forged), trail[kept].head) is ChainVerdict.BROKEN
+    assert judged(trail[:index], trail[kept].head) is ChainVerdict.BROKEN
 
 
 def exported(trail: Sequence[AuditRow]) -> str:
@@ -164,4 +164,4 @@ def test_an_export_that_lost_anything_is_broken(trail: tuple[AuditRow, ...], dat
             examination.take(page)
     except Flawed as error:
         flaw = str(error)
-    assert examination.found(flaw).verdict is Verdict.BROKEN
+    assert examination.found(flaw).verdict is ChainVerdict.BROKEN

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scrubber.domain.basis import Basis, HandOver
-from scrubber.domain.handover import Verdict
+from scrubber.domain.handover import HandoverVerdict
 from scrubber.domain.health import Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Policy, Proof
@@ -20,7 +20,7 @@ kinds = st.sampled_from(HandOver)
 def test_nothing_goes_that_the_kubelet_is_not_shown_as_healthy(
     device: DeviceRecord, kind: HandOver, policy: Policy
 ) -> None:
-    if by_record(device, kind, policy).verdict is Verdict.GRANT:
+    if by_record(device, kind, policy).verdict is HandoverVerdict.GRANT:
         assert device.advertised
 
 
@@ -29,7 +29,7 @@ def test_a_go_on_a_certificate_has_one_that_is_unused_and_of_this_grant_boot_dri
     device: DeviceRecord, kind: HandOver, policy: Policy
 ) -> None:
     found = by_record(device, kind, policy)
-    if (found.verdict, found.basis) != (Verdict.GRANT, Basis.CERTIFICATE):
+    if (found.verdict, found.basis) != (HandoverVerdict.GRANT, Basis.CERTIFICATE):
         return
     rests_on = device.certificate
     assert rests_on is not None
@@ -45,8 +45,8 @@ def test_an_exception_is_named_by_the_policy_and_knows_the_previous_tenant(
     device: DeviceRecord, kind: HandOver, policy: Policy
 ) -> None:
     decision = by_record(device, kind, policy)
-    assert (decision.verdict is Verdict.GRANT) == (decision.basis is not None)
-    if decision.verdict is Verdict.GRANT and decision.basis is not Basis.CERTIFICATE:
+    assert (decision.verdict is HandoverVerdict.GRANT) == (decision.basis is not None)
+    if decision.verdict is HandoverVerdict.GRANT and decision.basis is not Basis.CERTIFICATE:
         assert decision.basis == kind.value
         assert policy.proof_for(kind) is Proof.CHECKS
         assert kind is not HandOver.UNKNOWN

@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from scrubber.domain.basis import HandOver
 from scrubber.domain.evidence import Outcome
-from scrubber.domain.handover import Verdict
+from scrubber.domain.handover import HandoverVerdict
 from scrubber.domain.health import Health, WayBack
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Enforcement, HealthRule, Policy, RecoveryRule
@@ -107,7 +107,7 @@ def _out_once_it_has_lasted(before: Place, name: str, after: Place) -> bool:
 def _handed_over_in_service_only(before: Place, name: str, after: Place) -> bool:
     record = after.record
     policy = replace(POLICY, enforcement=Enforcement.OBSERVE) if record.glass is not None else POLICY
-    goes = [by_record(record, kind, policy).verdict is Verdict.GRANT for kind in HandOver]
+    goes = [by_record(record, kind, policy).verdict is HandoverVerdict.GRANT for kind in HandOver]
     by_word = record.glass is not None and not record.ordered_out_by_person
     return not any(goes) or record.advertised or by_word
 

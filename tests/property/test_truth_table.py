@@ -19,7 +19,7 @@ from hypothesis import settings
 from scrubber.domain.assignment import Assignment, Pod, Trust
 from scrubber.domain.basis import Basis, HandOver, judge
 from scrubber.domain.evidence import Certificate
-from scrubber.domain.handover import Verdict
+from scrubber.domain.handover import HandoverVerdict
 from scrubber.domain.health import ADVERTISED, Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Enforcement, Policy, Proof
@@ -251,15 +251,15 @@ def _answered(case: Case) -> str:
     policy = replace(policy, enforcement=Enforcement(case["mode"]))
     decision = by_record(_record(case), HandOver(case["kind"]), policy, ran=True)
     assert decision.reason
-    if decision.verdict is Verdict.GRANT and decision.basis is not Basis.CERTIFICATE:
+    if decision.verdict is HandoverVerdict.GRANT and decision.basis is not Basis.CERTIFICATE:
         assert decision.basis in (case["kind"], Basis.OBSERVED)
         return OBSERVED if decision.basis is Basis.OBSERVED else EXCEPTION
-    assert decision.basis is (Basis.CERTIFICATE if decision.verdict is Verdict.GRANT else None)
+    assert decision.basis is (Basis.CERTIFICATE if decision.verdict is HandoverVerdict.GRANT else None)
     return {
-        Verdict.GRANT: CERTIFICATE,
-        Verdict.JOIN: WAITS,
-        Verdict.SCRUB: SLOW,
-        Verdict.REFUSE: REFUSED,
+        HandoverVerdict.GRANT: CERTIFICATE,
+        HandoverVerdict.JOIN: WAITS,
+        HandoverVerdict.SCRUB: SLOW,
+        HandoverVerdict.REFUSE: REFUSED,
     }[decision.verdict]
 
 

@@ -13,10 +13,10 @@ from scrubber.adapters.ledger.chain import Walk
 from scrubber.adapters.ledger.kept import Comparison, KeptHead, Standing, Witness
 from scrubber.ports.record import START, AuditRow, Head, TrailPage
 
-__all__ = ["Examination", "Findings", "Verdict"]
+__all__ = ["ChainVerdict", "Examination", "Findings"]
 
 
-class Verdict(StrEnum):
+class ChainVerdict(StrEnum):
     """What is to be thought of a trail."""
 
     INTACT = "intact"
@@ -35,7 +35,7 @@ class Findings:
         comparisons: one for each head that was kept.
     """
 
-    verdict: Verdict
+    verdict: ChainVerdict
     sentence: str
     rows: int
     first: AuditRow | None
@@ -74,10 +74,10 @@ class Examination:
         comparisons = self._witness.compare(self._pruned, self._head)
         against = [each for each in comparisons if each.standing in (Standing.REPLACED, Standing.CUT_OFF)]
         untold = [each for each in comparisons if each.standing is Standing.CANNOT_TELL]
-        verdict, sentence = Verdict.INTACT, report.sentence
+        verdict, sentence = ChainVerdict.INTACT, report.sentence
         if flaw or not report.intact or against:
-            verdict = Verdict.BROKEN
+            verdict = ChainVerdict.BROKEN
             sentence = flaw or (report.sentence if not report.intact else against[0].sentence)
         elif untold:
-            verdict, sentence = Verdict.CANNOT_TELL, untold[0].sentence
+            verdict, sentence = ChainVerdict.CANNOT_TELL, untold[0].sentence
         return Findings(verdict, sentence, report.rows, self._first, self._last, self._pruned, self._head, comparisons)

@@ -10,11 +10,11 @@ from scrubber.domain.errors import InvalidRequest
 from scrubber.domain.evidence import Certificate
 from scrubber.domain.statement import PAYLOAD_TYPE, claim
 
-__all__ = ["Verdict", "judge"]
+__all__ = ["SignatureVerdict", "judge"]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class SignatureVerdict:
     """What an envelope is worth under one key.
 
     Attributes:
@@ -28,7 +28,7 @@ class Verdict:
     reason: str = ""
 
 
-def judge(envelope: Envelope, public_pem: str) -> Verdict:
+def judge(envelope: Envelope, public_pem: str) -> SignatureVerdict:
     """Hold ``envelope`` against one public key; one signature by it is enough, whatever else is in there.
 
     Raises:
@@ -36,17 +36,17 @@ def judge(envelope: Envelope, public_pem: str) -> Verdict:
     """
     ours = key_id(public_pem)
     if envelope.payload_type != PAYLOAD_TYPE:
-        return Verdict(
+        return SignatureVerdict(
             ours, None, f"It says that it is {envelope.payload_type!r:.200}, and no certificate of this kind."
         )
     if not envelope.signatures:
-        return Verdict(ours, None, "Nobody signed it.")
+        return SignatureVerdict(ours, None, "Nobody signed it.")
     if not any(verify(public_pem, envelope.payload, each.value) for each in envelope.signatures):
-        return Verdict(ours, None, _stranger(envelope, ours))
+        return SignatureVerdict(ours, None, _stranger(envelope, ours))
     try:
-        return Verdict(ours, claim(envelope.payload))
+        return SignatureVerdict(ours, claim(envelope.payload))
     except InvalidRequest as error:
-        return Verdict(ours, None, f"This key did sign it, and it cannot be read. {error}")
+        return SignatureVerdict(ours, None, f"This key did sign it, and it cannot be read. {error}")
 
 
 def _stranger(envelope: Envelope, ours: str) -> str:

@@ -11,7 +11,7 @@ from prometheus_client import Histogram
 from scrubber.observability.metrics.labels import BUCKETS, OTHER, measured, one_of
 from scrubber.observability.metrics.page import Page, Present
 
-__all__ = ["MOST_ANSWERS", "MOST_STREAMS", "Calls"]
+__all__ = ["MOST_ANSWERS", "MOST_STREAMS", "CallMetrics"]
 
 MOST_ANSWERS: Final = 128
 """Methods with a status each that are told apart: the service serves some twenty methods. Further ones are one."""
@@ -21,7 +21,7 @@ MOST_STREAMS: Final = 16
 _CODES = frozenset(each.name for each in grpc.StatusCode)
 
 
-class Calls:
+class CallMetrics:
     """What :class:`scrubber.api.answering.Answering` tells of.
 
     Attributes:

@@ -37,7 +37,7 @@ from scrubber.observability.metrics.labels import (
 from scrubber.observability.metrics.page import Page
 from scrubber.ports.record import Event
 
-__all__ = ["MOST_TENANTS", "HandOvers", "Quarantines", "Scrubs"]
+__all__ = ["MOST_TENANTS", "HandoverMetrics", "QuarantineMetrics", "ScrubMetrics"]
 
 _KINDS = frozenset(HandOver)
 _PATHS = frozenset(Path)
@@ -48,7 +48,7 @@ _WAITS = tuple(sorted((*BUCKETS, 15, 20, 25)))
 """A start waits for 25 s at most: without bounds in between 11 s and 24 s would read the same."""
 
 
-class HandOvers:
+class HandoverMetrics:
     """The metrics of hand-overs."""
 
     def __init__(self, page: Page) -> None:
@@ -96,7 +96,7 @@ of the names is kept for those who cause one."""
 _USES = frozenset({"stranger", "unannounced", "foreign-assignment"})
 
 
-class Quarantines:
+class QuarantineMetrics:
     """The metrics of what went wrong."""
 
     def __init__(self, page: Page, known: Codes) -> None:
@@ -180,7 +180,7 @@ _RESETS: frozenset[str] = frozenset(
 )
 
 
-class Scrubs:
+class ScrubMetrics:
     """The metrics of scrubs."""
 
     def __init__(self, page: Page, known: Codes) -> None:

@@ -16,7 +16,7 @@ from scrubber.observability.metrics.labels import field as field_of
 from scrubber.observability.metrics.page import Present
 from scrubber.ports.record import Event
 
-__all__ = ["MOST_DEVICES", "MOST_XIDS", "Devices"]
+__all__ = ["MOST_DEVICES", "MOST_XIDS", "DeviceMetrics"]
 
 MOST_DEVICES: Final = 1024
 """Devices of which something is kept. Those that came first are forgotten: instances of GPUs are made and unmade."""
@@ -37,7 +37,7 @@ class _History:
     rate: float | None = None
 
 
-class Devices:
+class DeviceMetrics:
     """The metrics that have a device.
 
     Attributes:

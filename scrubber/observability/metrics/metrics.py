@@ -12,13 +12,13 @@ from prometheus_client import CollectorRegistry
 
 from scrubber.domain.evidence import ScrubRecord
 from scrubber.domain.signal_table import SignalTable
-from scrubber.observability.metrics.calls import Calls
-from scrubber.observability.metrics.counted import HandOvers, Quarantines, Scrubs
-from scrubber.observability.metrics.devices import Devices
+from scrubber.observability.metrics.calls import CallMetrics
+from scrubber.observability.metrics.counted import HandoverMetrics, QuarantineMetrics, ScrubMetrics
+from scrubber.observability.metrics.devices import DeviceMetrics
 from scrubber.observability.metrics.facts import Facts
 from scrubber.observability.metrics.labels import Codes
 from scrubber.observability.metrics.page import Group, Page
-from scrubber.observability.metrics.service import Service
+from scrubber.observability.metrics.service import ServiceMetrics
 from scrubber.ports.record import Event
 
 __all__ = ["Metrics"]
@@ -37,10 +37,10 @@ class Metrics:
     def __init__(self, registry: CollectorRegistry, signals: SignalTable) -> None:
         self.ask: Callable[[], Facts] = Facts
         self.page = Page(registry)
-        self.service, self.calls = Service(self.page), Calls(self.page)
+        self.service, self.calls = ServiceMetrics(self.page), CallMetrics(self.page)
         known = Codes(signals)
-        self._devices, handovers = Devices(known), HandOvers(self.page)
-        self._scrubs, quarantines = Scrubs(self.page, known), Quarantines(self.page, known)
+        self._devices, handovers = DeviceMetrics(known), HandoverMetrics(self.page)
+        self._scrubs, quarantines = ScrubMetrics(self.page, known), QuarantineMetrics(self.page, known)
         self.page.show(Group((*self._devices.members, *self.service.members, self.calls.streams), self._look))
         self.page.complete()
         scrubs = self._scrubs

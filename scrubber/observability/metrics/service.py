@@ -12,7 +12,7 @@ from scrubber.observability.metrics.labels import BUCKETS, OTHER, measured
 from scrubber.observability.metrics.page import Page, Present
 from scrubber.ports.record import Event
 
-__all__ = ["Service"]
+__all__ = ["ServiceMetrics"]
 
 _POLICY_DIGITS: Final = 12
 _HASH_PARTS: Final = 8
@@ -22,7 +22,7 @@ _CHILDREN: Final = ("driver", "events", "walker", "zygote", "eraser", "diagnosis
 """Last words of the modules that run in children."""
 
 
-class Service:
+class ServiceMetrics:
     """The metrics that have no device.
 
     Attributes:
