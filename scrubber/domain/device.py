@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from scrubber.domain.errors import InvalidRequest
@@ -50,6 +50,7 @@ class Device:
         numa_node: None when the platform does not say.
         peers: ids of devices joined by a fast link.
         access: what a container needs to use it.
+        driver: version of the device's own driver, on a node that has several; empty: the node's.
         traits: what else the driver says and people ask for: ``pci_address``, ``vbios``, ``architecture``, …
     """
 
@@ -62,13 +63,18 @@ class Device:
     peers: frozenset[str] = frozenset()
     access: tuple[Access, ...] = ()
     profile: str | None = None
+    driver: str = ""
     traits: tuple[tuple[str, str], ...] = ()
 
     def is_where(self, other: Device) -> bool:
-        """Whether who looks for this device where ``other`` is finds it: at the same address, behind the same node."""
+        """Whether who looks for this device where ``other`` is finds it: at the same address, behind the same node and driver."""
         mine, theirs = dict(self.traits), dict(other.traits)
         moved = [name for name in _PLACE if mine.get(name) != theirs.get(name)]
-        return not moved and (self.parent, self.memory_bytes) == (other.parent, other.memory_bytes)
+        return not moved and (self.parent, self.memory_bytes, self.driver) == (
+            other.parent,
+            other.memory_bytes,
+            other.driver,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +85,10 @@ class NodeIdentity:
     boot: str
     driver: str
 
+    def of(self, device: Device) -> NodeIdentity:
+        """Return where and under what a certificate of ``device`` holds."""
+        return replace(self, driver=device.driver) if device.driver else self
+
 
 def find_device(devices: Iterable[Device], wanted: str) -> Device:
     """The one device that ``wanted`` names: its UUID, a unique prefix of it, or its index.
@@ -87,9 +97,12 @@ def find_device(devices: Iterable[Device], wanted: str) -> Device:
         InvalidRequest: no device, or more than one, answers to the name.
     """
     everything = sorted(devices, key=lambda device: device.index)
-    for device in everything:
-        if wanted in (device.id, device.index):
-            return device
+    exact = [each for each in everything if each.id == wanted] or [each for each in everything if each.index == wanted]
+    if len(exact) == 1:
+        return exact[0]
+    if exact:
+        listed = ", ".join(device.id for device in exact)
+        raise InvalidRequest(f"{wanted!r} is the index of {len(exact)} devices ({listed}): write an id.")
     matches = [device for device in everything if wanted and device.id.startswith(wanted)]
     if len(matches) == 1:
         return matches[0]

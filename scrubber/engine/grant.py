@@ -198,7 +198,7 @@ class GrantRequest:
             prepared.check,
             prepared.check.steps,
             record,
-            identity=dependencies.identity,
+            identity=dependencies.identity.of(controller.state.device),
             policy=prepared.policy,
             certificate_id=dependencies.new_id("cert"),
             now=now,

@@ -163,7 +163,7 @@ class Preparation:
                 init_containers_known=reading.init_containers_known,
             ),
             policy=controller.state.policy,
-            identity=dependencies.identity,
+            identity=dependencies.identity.of(controller.state.device),
             ran=record.last_grant is not None and dependencies.pods.ran(record.last_grant),
             trouble=self._trouble(reading, start),
             share=requested.share,

@@ -67,7 +67,9 @@ async def tend(
             await job.over()
             continue
         now = dependencies.clock.wall()
-        need = next_need(controller.state.record, controller.state.policy, dependencies.identity, now=now)
+        need = next_need(
+            controller.state.record, controller.state.policy, dependencies.identity.of(controller.state.device), now=now
+        )
         if need.act is Act.NOTHING:
             await controller.state.wake.wait()
             pause = _PAUSE_FIRST
@@ -118,7 +120,9 @@ async def tend(
 def _still_due(controller: DeviceController, dependencies: Dependencies) -> bool:
     """Whether a device that waited for its turn is still to be verified: the hours may be over, or it needs something else."""
     now = dependencies.clock.wall()
-    need = next_need(controller.state.record, controller.state.policy, dependencies.identity, now=now)
+    need = next_need(
+        controller.state.record, controller.state.policy, dependencies.identity.of(controller.state.device), now=now
+    )
     return need.act is Act.VERIFY and need.due is not None and need.due <= now
 
 

@@ -219,7 +219,7 @@ class Scrubs:
         if self._state.retired or self._state.record.hygiene not in (Hygiene.DIRTY, Hygiene.CLEAN):
             return False
         # An operator's quarantine may have come while the caller waited: only an operator lifts that one.
-        need = next_need(self._state.record, self._state.policy, self._dependencies.identity)
+        need = next_need(self._state.record, self._state.policy, self._dependencies.identity.of(self._state.device))
         return not recover or need.act is Act.RECOVER
 
     def _work(self, job: ScrubJob, *, plan: Plan, record: DeviceRecord, asking: Pod | None) -> Work:
@@ -287,7 +287,7 @@ class Scrubs:
                     finished,
                     result.steps,
                     self._state.record,
-                    identity=dependencies.identity,
+                    identity=dependencies.identity.of(self._state.device),
                     policy=policy,
                     certificate_id=dependencies.new_id("cert"),
                     now=now,

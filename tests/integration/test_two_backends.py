@@ -1,0 +1,119 @@
+"""One service, two backends, two resources: GPUs over stand-ins and a simulated node, under one kubelet and one plugin."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from scrubber.adapters.sim import control
+from scrubber.emulator.stage import RESOURCE as SIMULATED
+from scrubber.emulator.stage import Daemon
+from tests.integration.acting import SOON, found_by, reader, running, writer
+from tests.integration.nvidia_stage import RESOURCE as GPUS
+from tests.integration.nvidia_stage import NvidiaStage
+
+PREFIXES = {GPUS: "GPU-", SIMULATED: "SIM-"}
+
+
+@dataclass(slots=True)
+class Service(Daemon):
+    """``scrubber serve`` over a world of GPUs and a simulated node."""
+
+    world: Path = Path()
+    sim: Path = Path()
+
+    async def start(self) -> None:
+        with self.log.open("ab") as log:
+            self.process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "tests.integration.two_backends", str(self.world), str(self.sim)),
+                *self.arguments,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **self.environment},
+            )
+
+
+class Both(NvidiaStage):
+    """Two GPUs, and two simulated devices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        words = list(self.service.arguments)
+        words[words.index("nvidia")] = "both"
+        self.service = Service(words, self.service.log, world=self.world.root, sim=self.sim)
+
+    async def __aenter__(self) -> Self:
+        created = await self.command("sim", "create", "--dir", str(self.sim), "--devices", "2", "--memory", "2MiB")
+        assert created.status == 0, created
+        return await super().__aenter__()
+
+    async def start_daemons(self, timeout: float = SOON) -> None:
+        await super().start_daemons(timeout)
+        await self.offers(2, SIMULATED, timeout=timeout)
+
+    async def all_are(self, **wanted: str) -> None:
+        """Wait until the devices whose ids begin so are all in that state."""
+        await self.devices_are(
+            lambda devices: all(
+                {each.state for each in devices if each.id.startswith(f"{prefix}-")} == {state}
+                for prefix, state in wanted.items()
+            ),
+            SOON,
+        )
+
+    async def certificates(self, resource: str) -> Mapping[str, Any]:
+        """By device, the id of the certificate that it has."""
+        found = [each for each in await self.said("devices") if each["id"].startswith(PREFIXES[resource])]
+        return {each["id"]: each["certificate"]["id"] for each in found}
+
+
+@asynccontextmanager
+async def staged() -> AsyncIterator[Both]:
+    async with Both() as stage:
+        await stage.start_daemons()
+        await stage.all_are(GPU="clean", SIM="clean")
+        yield stage
+
+
+async def test_each_backend_has_its_resource_and_its_driver() -> None:
+    async with staged() as stage:
+        assert {each: stage.kubelet.allocatable(each) for each in (GPUS, SIMULATED)} == {GPUS: 2, SIMULATED: 2}
+        devices = await stage.said("devices")
+        drivers = {each["id"][:3]: each["certificate"]["driver"] for each in devices}
+        assert drivers == {"GPU": "580.65.06", "SIM": "sim-1"}
+
+
+async def test_gpus_whose_driver_is_gone_leave_the_simulated_devices_in_service() -> None:
+    async with staged() as stage:
+        before = await stage.certificates(SIMULATED)
+        stage.world.remove_driver()
+        await stage.all_are(GPU="quarantined", SIM="clean")
+        await stage.offers(0, GPUS)
+        assert await stage.certificates(SIMULATED) == before
+        pod = await running(stage, writer("a", "team-a"))
+        await stage.kubelet.delete(pod, grace=0)
+        assert await found_by(await stage.kubelet.run(reader("b", "team-b"))) == ""
+        assert stage.kubelet.allocatable(SIMULATED) == 2
+        stage.world.bring_driver_back()
+        await stage.all_are(GPU="clean", SIM="clean")
+
+
+async def test_simulated_devices_whose_driver_is_gone_leave_the_gpus_in_service() -> None:
+    async with staged() as stage:
+        before = await stage.certificates(GPUS)
+        control.fault(stage.sim, driver_absent=True)
+        await stage.all_are(GPU="clean", SIM="quarantined")
+        await stage.offers(0, SIMULATED)
+        assert await stage.certificates(GPUS) == before
+        gpu = min(before)
+        result = await stage.said("scrub", gpu)
+        assert (result["scrub"]["outcome"], result["device"]["state"]) == ("passed", "clean")
+        control.clear(stage.sim)
+        await stage.all_are(GPU="clean", SIM="clean")

@@ -1,0 +1,52 @@
+"""The ``scrubber`` command with one more backend: a world of GPUs and a simulated node, side by side in one service.
+
+``python -m tests.integration.two_backends WORLD SIM serve --backend both …``
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+from scrubber import backends
+from scrubber.adapters.nvidia.backend import nvidia_backend
+from scrubber.adapters.sim.backend import sim_backend
+from scrubber.backends import BACKENDS, Backend, BackendContext
+from scrubber.ports.device import DeviceBackend
+from scrubber.side_by_side import side_by_side
+from tests.nvidia.service import cuda_environment
+from tests.nvidia.world import World
+
+__all__: list[str] = []
+
+
+def run(world: Path, simulated: Path, arguments: list[str]) -> None:
+    """``scrubber ARGUMENTS`` with the backend ``both``; exits as the command does."""
+
+    def both(context: BackendContext) -> AbstractAsyncContextManager[DeviceBackend]:
+        gpus = nvidia_backend(
+            World(world).places,
+            context.settings.state_dir,
+            node=context.settings.node_name,
+            question=context.question,
+            infrastructure=context.infrastructure,
+            environment=cuda_environment(world),
+        )
+        return side_by_side({"nvidia": gpus, "sim": sim_backend(simulated, question=context.question)})
+
+    row = Backend(
+        name="both",
+        summary="GPUs and a simulated node",
+        signals=BACKENDS["nvidia"].signals,
+        check=lambda _: None,
+        open=both,
+    )
+    vars(backends)["BACKENDS"] = {**BACKENDS, row.name: row}
+    from scrubber.cli.main import main
+
+    main(arguments)
+
+
+if __name__ == "__main__":
+    run(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])
