@@ -24,7 +24,7 @@ __all__ = ["side_by_side"]
 
 _T = TypeVar("_T")
 
-_INVENTORY_SECONDS = 30.0
+_INVENTORY_SECONDS = 60.0
 """A backend that does not list its devices in that time is away."""
 _LISTENING_AGAIN = 1.0
 """Seconds until a stream of signals that ended is opened again."""

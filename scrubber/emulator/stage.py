@@ -77,11 +77,16 @@ class Command:
 
 @dataclass(slots=True)
 class Daemon:
-    """One daemon process. Its log goes to a file, so that a failure can be read afterwards."""
+    """One daemon process. Its log goes to a file, so that a failure can be read afterwards.
+
+    Attributes:
+        program: the module that is run, and words of its own before ``arguments``.
+    """
 
     arguments: Sequence[str]
     log: Path
     environment: Mapping[str, str] = field(default_factory=dict)
+    program: Sequence[str] = ("scrubber.cli.main",)
     process: asyncio.subprocess.Process | None = None
 
     @property
@@ -94,7 +99,7 @@ class Daemon:
             self.process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                "scrubber.cli.main",
+                *self.program,
                 *self.arguments,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,

@@ -1,15 +1,17 @@
 """A complete backend in one file, over plain files: what a backend is, and that the contract suites ask nothing else of it.
 
 A toy node is a directory. A device is a subdirectory with its ``memory``; whoever has that file open holds the device. What
-else happens to it is in files beside the memory: ``errors`` (one number a line), ``ecc``, ``mode``, and the flags ``lost``,
+else happens to it is in files beside the memory: ``errors`` (one number a line), ``ecc``, ``mode``, ``worn-out``, and the flags ``lost``,
 ``stuck``, ``spoiled`` and ``reset-fails``. The file ``driver`` of the node holds the driver's version.
 
-Run as a program, this module is the child that clears or diagnoses a device.
+Run as a program, this module is the child that clears or diagnoses a device; or, with ``NODE serve …``, the ``scrubber`` command
+with the backend ``toy``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -18,9 +20,11 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from scrubber import backends
 from scrubber.adapters import locks
 from scrubber.adapters.children import child
 from scrubber.adapters.children.checking import Tally, checks_of
@@ -31,6 +35,7 @@ from scrubber.adapters.children.orphans import end_holder
 from scrubber.adapters.children.process import ChildDied, Children
 from scrubber.adapters.patience import patience
 from scrubber.adapters.walk import start_time
+from scrubber.backends import Backend
 from scrubber.domain.device import Access, AccessKind, Device, NodeIdentity
 from scrubber.domain.diagnosis import Check, Level
 from scrubber.domain.errors import Away, Held, Lost, Stuck, Unreadable
@@ -39,9 +44,11 @@ from scrubber.domain.health import WayBack
 from scrubber.domain.reset import ResetPlan
 from scrubber.domain.signal_table import COMMON, ErrorCodes, Meaning
 from scrubber.domain.telemetry import Holder, HolderReport, Signal, Snapshot
+from scrubber.emulator.stage import Daemon, Stage, gpu_pod
 from scrubber.ports.device import DeviceBackend, EraseReport, EraseRequest, Progress
 from tests.adapters.backend_contract import BackendContract
 from tests.adapters.diagnostics_contract import DiagnosticsContract
+from tests.integration.acting import QUICK, SOON
 
 TOY_SIGNALS = COMMON.with_conditions(
     {"worn-out": Meaning(Severity.WARNING, WayBack.PERSON, "it was used too often")}, ErrorCodes("fault", "Fault")
@@ -161,8 +168,14 @@ class ToyTelemetry:
             raise Unreadable(str(away)) from away
         ecc = int((place / "ecc").read_text()) if node.has(device, "ecc") else 0
         settings = node.settings(device)
+        worn = {"worn-out": (place / "worn-out").read_text()} if node.has(device, "worn-out") else {}
         return Snapshot(
-            device.id, errors=dict(node.errors(device)), ecc_uncorrected=ecc, settings=settings, defaults=DEFAULTS
+            device.id,
+            errors=dict(node.errors(device)),
+            ecc_uncorrected=ecc,
+            settings=settings,
+            defaults=DEFAULTS,
+            conditions=worn,
         )
 
     def signals(self) -> AsyncIterator[Signal]:
@@ -469,5 +482,72 @@ class TestToyDiagnostics(DiagnosticsContract):
     """Over plain files."""
 
 
+# --- the service ------------------------------------------------------------------------------------------------------
+
+
+def serve(directory: Path, arguments: list[str]) -> None:
+    """``scrubber ARGUMENTS`` with one more row in the registry; exits as the command does."""
+    row = Backend(
+        name="toy",
+        summary="toys",
+        simulated=True,
+        signals=TOY_SIGNALS,
+        check=lambda _: None,
+        open=lambda _: toy_backend(directory, Children()),
+    )
+    vars(backends)["BACKENDS"] = {**backends.BACKENDS, row.name: row}
+    from scrubber.cli.main import main as scrubber
+
+    scrubber(arguments)
+
+
+class ToyStage(Stage):
+    """The shipped plugin and an emulated kubelet, with a service that knows toys."""
+
+    def __init__(self) -> None:
+        super().__init__(devices=2, policy=QUICK)
+        self.node = ToyNode(make(self.directory / "toys"))
+        words = list(self.service.arguments)
+        words[words.index("sim")] = "toy"
+        del words[(at := words.index("--sim-dir")) : at + 2]
+        self.service = Daemon(words, self.service.log, program=(MODULE, str(self.node.directory)))
+
+    async def device(self, name: str, state: str) -> Mapping[str, Any]:
+        """The device, once its hygiene or its health is that."""
+        await self.devices_are(
+            lambda devices: any(each.id == name and state in (each.hygiene, each.health) for each in devices), SOON
+        )
+        answer = json.loads((await self.command("device", name, "-o", "json")).out)
+        return dict(answer)
+
+
+async def test_pods_get_toys_from_the_service_and_the_plugin_as_they_get_any_device() -> None:
+    async with ToyStage() as stage:
+        await stage.start_daemons(SOON)
+        await stage.all_clean(SOON)
+        writes = "printf secret 1<> $(echo run/toys/*) && echo written && exec sleep 600"
+        pod = await stage.kubelet.run(gpu_pod("p", "team-a", ("sh", "-c", writes)))
+        await pod.wait(lambda _: "written" in pod.log("main"), SOON)
+        (name,) = pod.device_ids
+        memory = stage.node.directory / name / "memory"
+        assert memory.read_bytes().startswith(b"secret")
+        await stage.device(name, "in-use")
+        await stage.kubelet.delete(pod, grace=0)
+        await stage.device(name, "clean")
+        assert memory.read_bytes() == bytes(1024 * 1024)
+
+
+async def test_what_is_wrong_with_a_toy_is_said_in_the_words_of_its_backend() -> None:
+    async with ToyStage() as stage:
+        await stage.start_daemons(SOON)
+        await stage.all_clean(SOON)
+        (stage.node.directory / "toy-a" / "worn-out").write_text("7 years")
+        (stage.node.directory / "toy-b" / "errors").write_text("7\n")
+        worn, faulty = await stage.device("toy-a", "suspect"), await stage.device("toy-b", "suspect")
+        assert worn["cause"]["sentence"] == "worn-out (7 years): it was used too often."
+        assert faulty["cause"]["code"] == "fault-7"
+        assert faulty["cause"]["sentence"] == "Fault 7 stands: it is in no table."
+
+
 if __name__ == "__main__":
-    main()
+    serve(Path(sys.argv[1]), sys.argv[2:]) if sys.argv[2:3] == ["serve"] else main()

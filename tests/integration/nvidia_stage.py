@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -41,23 +39,6 @@ left.returncode = 0  # it is not waited for
 """
 
 
-@dataclass(slots=True)
-class Service(Daemon):
-    """``scrubber serve`` over ``world``."""
-
-    world: Path = Path()
-
-    async def start(self) -> None:
-        with self.log.open("ab") as log:
-            self.process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "tests.nvidia.service", str(self.world), *self.arguments),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, **self.environment},
-            )
-
-
 class NvidiaStage(Stage):
     """A node with GPUs, all of it in one short-lived place; see :class:`scrubber.emulator.stage.Stage`.
 
@@ -82,9 +63,8 @@ class NvidiaStage(Stage):
         words = list(self.service.arguments)
         words[words.index("sim")] = "nvidia"
         del words[(at := words.index("--sim-dir")) : at + 2]
-        self.service = Service(
-            [*words, *serve], self.directory / "service.log", environment or {}, world=self.world.root
-        )
+        program = ("tests.nvidia.service", str(self.world.root))
+        self.service = Daemon([*words, *serve], self.directory / "service.log", environment or {}, program)
         words = list(self.plugin.arguments)
         del words[(at := words.index("--resource-name")) : at + 2]
         self.plugin = Daemon([*words, *plugin], self.directory / "plugin.log", environment or {})

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Self
 
 from scrubber.adapters.sim import control
@@ -21,25 +16,6 @@ from tests.integration.nvidia_stage import NvidiaStage
 PREFIXES = {GPUS: "GPU-", SIMULATED: "SIM-"}
 
 
-@dataclass(slots=True)
-class Service(Daemon):
-    """``scrubber serve`` over a world of GPUs and a simulated node."""
-
-    world: Path = Path()
-    sim: Path = Path()
-
-    async def start(self) -> None:
-        with self.log.open("ab") as log:
-            self.process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "tests.integration.two_backends", str(self.world), str(self.sim)),
-                *self.arguments,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, **self.environment},
-            )
-
-
 class Both(NvidiaStage):
     """Two GPUs, and two simulated devices."""
 
@@ -47,7 +23,8 @@ class Both(NvidiaStage):
         super().__init__()
         words = list(self.service.arguments)
         words[words.index("nvidia")] = "both"
-        self.service = Service(words, self.service.log, world=self.world.root, sim=self.sim)
+        program = ("tests.integration.two_backends", str(self.world.root), str(self.sim))
+        self.service = Daemon(words, self.service.log, program=program)
 
     async def __aenter__(self) -> Self:
         created = await self.command("sim", "create", "--dir", str(self.sim), "--devices", "2", "--memory", "2MiB")
