@@ -328,7 +328,7 @@ def test_no_page_asks_how_often_of_a_counter_whose_first_time_would_not_be_seen(
 
 def test_what_a_page_says_to_look_for_in_the_log_and_among_checks_and_settings_is_there() -> None:
     logged = set(re.findall(r"^\| `([a-z.-]+)` \|", (ROOT / "docs" / "logs.md").read_text(), re.MULTILINE))
-    checks = "\n".join(path.read_text() for path in (ROOT / "scrubber" / "cli" / "checks").glob("*.py"))
+    checks = "\n".join(path.read_text() for path in (ROOT / "scrubber" / "doctor").glob("*.py"))
     settings = set(dotted(yaml.safe_load((ROOT / "policies" / "default.yaml").read_text())))
     files = {"ledger.reserve", "trail.jsonl"}
     seen: set[str] = set()
