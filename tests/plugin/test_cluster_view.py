@@ -101,7 +101,7 @@ def test_what_the_plugin_itself_withholds_is_out_of_service_too() -> None:
 
 def test_gpus_that_the_policy_lets_nobody_name_by_a_variable_are_withheld() -> None:
     node = device(0, state="clean")
-    node.access[0].kind = "node"
+    node.access[0].kind, node.access[0].container_path = "node", "/dev/nvidia0"
     shown = snapshot(node)
     shown.envvar_refused = True
     assert seen(shown, NEVER, by_envvar=True).condition.status is Status.FALSE
