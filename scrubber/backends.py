@@ -1,7 +1,7 @@
 """The registry of backends: one row for each kind of device that the service can serve.
 
-To add a backend, add a folder in ``scrubber/adapters`` and a row here. A row's adapters are imported when its backend is
-opened, its signals apart, so that the command line can read the registry without loading them.
+To add a backend, add a folder in ``scrubber/adapters`` and a row here. A row's adapters are imported when they are asked for,
+so that the command line can read the registry without loading them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from scrubber.adapters.nvidia.conditions import NVIDIA_SIGNALS
 from scrubber.domain.errors import BadConfiguration
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ class Backend:
     Attributes:
         summary: the backend in a few words, for help texts.
         simulated: its devices are not hardware: the service needs neither the host's PID namespace nor cgroups for them.
-        signals: what can go wrong with its devices.
+        signals: returns what can go wrong with its devices.
         check: checks the settings that only this backend has. Raises :class:`BadConfiguration`.
         open: starts the adapters and yields their ports; closes them on exit. Raises :class:`BadConfiguration`.
         unsupported_settings: returns one message for each device setting of a policy that no device of this backend has.
@@ -51,7 +50,7 @@ class Backend:
     name: str
     summary: str
     simulated: bool = False
-    signals: SignalTable
+    signals: Callable[[], SignalTable]
     check: Callable[[ServiceSettings], None]
     open: Callable[[BackendContext], AbstractAsyncContextManager[DeviceBackend]]
     unsupported_settings: Callable[[Mapping[str, str]], Sequence[str]] = lambda _: ()
@@ -70,6 +69,12 @@ def _open_simulated(context: BackendContext) -> AbstractAsyncContextManager[Devi
 
     assert context.settings.sim_dir is not None  # checked with the settings
     return sim_backend(context.settings.sim_dir, question=context.question)
+
+
+def _nvidia_signals() -> SignalTable:
+    from scrubber.adapters.nvidia.conditions import NVIDIA_SIGNALS
+
+    return NVIDIA_SIGNALS
 
 
 def _check_nvidia(settings: ServiceSettings) -> None:
@@ -104,14 +109,14 @@ _ROWS = (
         name="sim",
         summary="the simulated node",
         simulated=True,
-        signals=NVIDIA_SIGNALS,  # a simulated device is a GPU of NVIDIA's as far as its faults go
+        signals=_nvidia_signals,  # a simulated device is a GPU of NVIDIA's as far as its faults go
         check=_check_simulated,
         open=_open_simulated,
     ),
     Backend(
         name="nvidia",
         summary="NVIDIA's driver",
-        signals=NVIDIA_SIGNALS,
+        signals=_nvidia_signals,
         check=_check_nvidia,
         open=_open_nvidia,
         unsupported_settings=_unsupported_by_nvidia,

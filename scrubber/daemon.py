@@ -371,7 +371,7 @@ async def _keep_alive(supervisor: SystemdNotifier, clock: Clock) -> None:
 def _adjusted(policy: Policy, settings: ServiceSettings, log: structlog.typing.FilteringBoundLogger) -> Policy:
     """The policy as this start wants it, for this backend."""
     row = BACKENDS[settings.backend.name]
-    policy = policy.on(settings.node_name).with_signals(row.signals)
+    policy = policy.on(settings.node_name).with_signals(row.signals())
     everyone = (policy, *(each.policy for each in policy.overrides))
     impossible = [why for one in everyone for why in row.unsupported_settings(one.settings)]
     if impossible:

@@ -112,7 +112,7 @@ def _to_be_normal(device: pb.Device) -> str:
     """Warnings that stand now and that a person who accepts the device calls normal for it."""
     from scrubber.backends import BACKENDS
 
-    acceptable = {code for each in BACKENDS.values() for code in each.signals.acceptable}
+    acceptable = {code for each in BACKENDS.values() for code in each.signals().acceptable}
     return ", ".join(sorted({each.code for each in device.lasting} & acceptable))
 
 

@@ -491,7 +491,7 @@ def serve(directory: Path, arguments: list[str]) -> None:
         name="toy",
         summary="toys",
         simulated=True,
-        signals=TOY_SIGNALS,
+        signals=lambda: TOY_SIGNALS,
         check=lambda _: None,
         open=lambda _: toy_backend(directory, Children()),
     )

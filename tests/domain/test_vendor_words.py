@@ -68,5 +68,5 @@ def test_the_words_are_found_inside_names(line: str, rejected: bool) -> None:
 
 def test_a_policy_file_may_name_the_soft_conditions_of_all_backends_and_no_other() -> None:
     sustained = policy_schema()["$defs"]["HealthSection"]["properties"]["sustained"]
-    known = sorted({code for each in BACKENDS.values() for code in each.signals.soft})
+    known = sorted({code for each in BACKENDS.values() for code in each.signals().soft})
     assert sustained["propertyNames"]["enum"] == known
