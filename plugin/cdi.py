@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from plugin.availability import Offer
+from plugin.devices import AdvertisedDevice
 from plugin.driverfiles import DriverFiles, DriverRoot, Hook, find_driver_files, still_there
 from plugin.injection import CDI_KIND, Injection
 from plugin.logs import Log
@@ -42,7 +42,7 @@ Edits = dict[str, Any]
 
 
 def specification(
-    gpus: Iterable[Offer], files: DriverFiles, root: DriverRoot, hook: Hook | None, injection: Injection
+    gpus: Iterable[AdvertisedDevice], files: DriverFiles, root: DriverRoot, hook: Hook | None, injection: Injection
 ) -> Edits:
     """The whole file as JSON values.
 
@@ -66,7 +66,7 @@ def specification(
     }
 
 
-def _device_nodes(gpu: Offer, injection: Injection) -> dict[str, Edits]:
+def _device_nodes(gpu: AdvertisedDevice, injection: Injection) -> dict[str, Edits]:
     nodes = {}
     for access in gpu.access:
         if access.kind is AccessKind.NODE:
@@ -166,7 +166,7 @@ class CdiPublisher:
                 "--nvidia-cdi-hook-path",
             )
 
-    def publish(self, offers: Sequence[Offer], epoch: str) -> Mapping[str, str]:
+    def publish(self, devices: Sequence[AdvertisedDevice], epoch: str) -> Mapping[str, str]:
         """Write the file if it is not what it should be; answers id → why no container can be given the device.
 
         What cannot be written costs the devices that the file does not give already as it should.
@@ -174,7 +174,7 @@ class CdiPublisher:
         Args:
             epoch: which run of the service is heard, empty for none; the driver's files are looked for again in each.
         """
-        gpus = [offer for offer in offers if offer.nvidia and not offer.gone]
+        gpus = [device for device in devices if device.nvidia and not device.gone]
         unusable = {gpu.id: why for gpu in gpus if (why := _unusable(gpu))}
         usable = [gpu for gpu in gpus if gpu.id not in unusable]
         if not usable:
@@ -192,7 +192,7 @@ class CdiPublisher:
         self._trouble = ""
         return unusable
 
-    def _refused(self, gpus: Iterable[Offer], error: OSError | BadConfiguration) -> dict[str, str]:
+    def _refused(self, gpus: Iterable[AdvertisedDevice], error: OSError | BadConfiguration) -> dict[str, str]:
         why = str(error) if isinstance(error, BadConfiguration) else f"{self._path}: {error.strerror}."
         if why != self._trouble:
             self._log.error("cdi.failed", sentence=why)
@@ -229,7 +229,7 @@ class CdiPublisher:
         self._log.info("cdi.written", path=str(self._path), devices=devices, driver=driver)
 
 
-def _unusable(gpu: Offer) -> str:
+def _unusable(gpu: AdvertisedDevice) -> str:
     """Why a device cannot stand in a specification."""
     if not _NAME.fullmatch(gpu.id):
         return f"Device {gpu.id} cannot be named in a CDI specification: choose a --device-list-strategy without CDI."

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeAlias
 
 import grpc
 
@@ -20,7 +21,6 @@ from plugin.api import deviceplugin_pb2_grpc, pluginregistration_pb2_grpc
 from plugin.observing import CallObserver, Nobody
 from plugin.server import Streams
 from plugin.sockets import SocketIdentity
-from plugin.timing import Timing
 from scrubber.domain.errors import Away, BadConfiguration
 
 __all__ = ["Endpoint"]
@@ -47,7 +47,7 @@ class Endpoint:
         registration: pluginregistration_pb2_grpc.RegistrationServicer | None = None,
         observer: CallObserver | None = None,
     ) -> None:
-        self._timing = Timing(observer or Nobody(), time.monotonic)
+        self._timing = _Timing(observer or Nobody(), time.monotonic)
         self.path = path
         self.streams = streams
         self._plugin = plugin
@@ -106,3 +106,52 @@ class Endpoint:
     def intact(self) -> bool:
         """Whether the socket file is still the one that was made here; the kubelet wipes its directory at its start."""
         return self._identity is not None and SocketIdentity.of(self.path) == self._identity
+
+
+_Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+
+
+class _Timing(grpc.aio.ServerInterceptor):
+    """Tells ``observer`` how long each of the kubelet's calls took: the one place through which all of them pass.
+
+    A ``ListAndWatch`` is no call in this sense: it lasts as long as the kubelet does.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, observer: CallObserver, clock: Callable[[], float]) -> None:
+        self._observer = observer
+        self._clock = clock
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> _Handler | None:
+        handler = await continuation(handler_call_details)
+        if handler is None or handler.unary_unary is None:
+            return handler  # None: no such method, which gRPC answers
+        method = str(handler_call_details.method).rpartition("/")[2]
+        return grpc.unary_unary_rpc_method_handler(
+            self._timed(method, handler.unary_unary), handler.request_deserializer, handler.response_serializer
+        )
+
+    def _timed(self, method: str, behaviour: Any) -> Callable[[Any, Any], Awaitable[Any]]:
+        async def answer(request: Any, context: Any) -> Any:
+            began, code = self._clock(), grpc.StatusCode.OK
+            try:
+                return await behaviour(request, context)
+            except asyncio.CancelledError:
+                code = grpc.StatusCode.CANCELLED
+                raise
+            except grpc.aio.AbortError:
+                code = context.code()
+                raise
+            except BaseException:
+                code = grpc.StatusCode.UNKNOWN
+                raise
+            finally:
+                self._observer.answered(method, code.name, self._clock() - began)
+
+        return answer

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from plugin.announcements import Announcements
-from plugin.board import Board
+from plugin.devices import AdvertisedDevices
 from plugin.logs import Log
 from plugin.observing import GateObserver, Nobody
 from plugin.service import ScrubService
@@ -77,7 +77,7 @@ class Gate:
     def __init__(
         self,
         service: ScrubService,
-        board: Board,
+        board: AdvertisedDevices,
         announcements: Announcements,
         *,
         times: GateTimes,

@@ -1,6 +1,6 @@
 """What a container is given so that it can use its devices.
 
-Promises: a pure function of the offers and of how they are to be injected, the same whatever the order of the ids. The
+Promises: a pure function of the devices and of how they are to be injected, the same whatever the order of the ids. The
 kubelet keeps the answer in its checkpoint and replays it at every start of the container, so nothing in it names the
 moment: only paths and ids.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from plugin.api import deviceplugin_pb2 as kubelet
-from plugin.availability import Offer, by_index
+from plugin.devices import AdvertisedDevice, by_index
 from plugin.injection import IdStrategy, Injection, ListStrategy, qualified_name
 from scrubber.domain.device import Access, AccessKind
 
@@ -28,19 +28,19 @@ ANNOTATION = "nvidia-device-plugin"
 
 
 def container_response(
-    offers: Iterable[Offer], injection: Injection | None = None
+    devices: Iterable[AdvertisedDevice], injection: Injection | None = None
 ) -> kubelet.ContainerAllocateResponse:
-    """The answer for one container that is given all of ``offers``: what their backends ask for, as it is; for GPUs of
+    """The answer for one container that is given all of ``devices``: what their backends ask for, as it is; for GPUs of
     NVIDIA's, device nodes and names as ``injection`` says.
 
     Paths that several devices share, such as a control node, appear once. Everything is read-write.
     """
     injection = injection or Injection()
-    given = sorted(offers, key=lambda offer: offer.id)
-    accesses = dict.fromkeys(access for offer in given for access in offer.access)
-    ruled = {access for offer in given if offer.nvidia for access in offer.access}
+    given = sorted(devices, key=lambda device: device.id)
+    accesses = dict.fromkeys(access for device in given for access in device.access)
+    ruled = {access for device in given if device.nvidia for access in device.access}
     response = kubelet.ContainerAllocateResponse(
-        envs={VISIBLE: ",".join(offer.id for offer in given), **_environment(accesses)},
+        envs={VISIBLE: ",".join(device.id for device in given), **_environment(accesses)},
         mounts=[
             kubelet.Mount(container_path=access.container_path, host_path=access.host_path, read_only=False)
             for access in accesses
@@ -53,7 +53,7 @@ def container_response(
         ],
         cdi_devices=[kubelet.CDIDevice(name=access.host_path) for access in accesses if access.kind is AccessKind.CDI],
     )
-    gpus = [offer for offer in given if offer.nvidia]
+    gpus = [device for device in given if device.nvidia]
     if gpus:
         _name_to_the_runtime(response, gpus, injection)
         if injection.pass_device_specs and not injection.only_cdi:
@@ -78,14 +78,14 @@ def _environment(accesses: Iterable[Access]) -> dict[str, str]:
     return {name: ",".join(found) for name, found in values.items()}
 
 
-def _names(gpus: Iterable[Offer], ids: IdStrategy) -> list[str]:
+def _names(gpus: Iterable[AdvertisedDevice], ids: IdStrategy) -> list[str]:
     if ids is IdStrategy.UUID:
-        return [offer.id for offer in gpus]
-    return [offer.index for offer in sorted(gpus, key=by_index)]
+        return [device.id for device in gpus]
+    return [device.index for device in sorted(gpus, key=by_index)]
 
 
 def _name_to_the_runtime(
-    response: kubelet.ContainerAllocateResponse, gpus: Sequence[Offer], injection: Injection
+    response: kubelet.ContainerAllocateResponse, gpus: Sequence[AdvertisedDevice], injection: Injection
 ) -> None:
     names = _names(gpus, injection.ids)
     # Never by index: the kubelet replays this answer at every start, and by then the index may be another device's.

@@ -25,15 +25,14 @@ from typing import NoReturn
 
 import grpc
 
-from plugin.api import deviceplugin_pb2, deviceplugin_pb2_grpc
-from plugin.board import Board
+from plugin.api import deviceplugin_pb2, deviceplugin_pb2_grpc, pluginregistration_pb2, pluginregistration_pb2_grpc
+from plugin.devices import AdvertisedDevices
 from plugin.endpoint import Endpoint
 from plugin.instance_lock import InstanceLock
 from plugin.logs import Log, Reminder
-from plugin.observing import KubeletObserver, Nobody
+from plugin.observing import KubeletObserver, Nobody, RegistrationObserver
 from plugin.server import Streams
 from plugin.sockets import SocketIdentity, check_fits, remove_dead
-from plugin.visits import Visits
 from scrubber.domain.errors import Away, BadConfiguration
 
 __all__ = ["KubeletPlaces", "Registrar", "Registration", "RegistrationTimes", "resource_complaint"]
@@ -189,7 +188,7 @@ class Registrar:
         mode: Registration,
         *,
         plugin: Callable[[Streams], deviceplugin_pb2_grpc.DevicePluginServicer],
-        board: Board,
+        board: AdvertisedDevices,
         times: RegistrationTimes,
         token: Callable[[], str],
         log: Log,
@@ -265,11 +264,11 @@ class Registrar:
         """One incarnation in ``plugins_registry/``, until it is over."""
         times = self._times
         path = self._places.own_socket(self._places.registry, self._token())
-        visits = Visits(self._places.resource, path, VERSION, log=self._log, observer=self._observer)
+        watcher = _PluginInfoService(self._places.resource, path, log=self._log, observer=self._observer)
         accepted_at: float | None = None
         await self._turn(path.parent, None)  # first: the kubelet comes to a socket as soon as it is there
         expected = self._clock() + times.visit
-        async with self._serving(path, visits) as endpoint:
+        async with self._serving(path, watcher) as endpoint:
             while True:
                 over = await self._look(endpoint, None)
                 if over is not None:
@@ -277,11 +276,11 @@ class Registrar:
                 now = self._clock()
                 if endpoint.streams.opened.is_set():
                     continue
-                if visits.accepted:
+                if watcher.accepted:
                     accepted_at = accepted_at if accepted_at is not None else now
                     if now - accepted_at >= self._stream_patience:
                         return Over.NO_STREAM
-                elif not visits.heard:
+                elif not watcher.heard:
                     if self._mode is Registration.AUTO and self._places.classic.is_dir():
                         return Over.UNHEARD
                     if now >= expected:
@@ -350,13 +349,13 @@ class Registrar:
                 raise Away(f"Register at {self._places.socket} failed, {said}") from error
 
     @asynccontextmanager
-    async def _serving(self, path: Path, visits: Visits | None) -> AsyncIterator[Endpoint]:
+    async def _serving(self, path: Path, watcher: _PluginInfoService | None) -> AsyncIterator[Endpoint]:
         dead = await remove_dead(path.parent, self._places.prefix, older_than=1.0, now=time.time())
         if dead:
             self._log.info("plugin.sockets-removed", paths=[str(path) for path in dead])
         streams = Streams(self._board, self._places.resource, observer=self._observer)
         endpoint = Endpoint(
-            path, plugin=self._plugin(streams), streams=streams, registration=visits, observer=self._observer
+            path, plugin=self._plugin(streams), streams=streams, registration=watcher, observer=self._observer
         )
         async with endpoint:
             self._log.info("plugin.serving", resource=self._places.resource, socket=str(path))
@@ -414,3 +413,44 @@ class Registrar:
         if kubelet is not None and SocketIdentity.of(self._places.socket) not in (None, kubelet):
             return Over.KUBELET_ANEW
         return None
+
+
+class _PluginInfoService(pluginregistration_pb2_grpc.RegistrationServicer):
+    """What the kubelet's plugin watcher is told when it comes to our socket, and what it makes of that.
+
+    Attributes:
+        heard: the kubelet was here.
+        accepted: it said that it took us.
+    """
+
+    def __init__(self, resource: str, endpoint: Path, *, log: Log, observer: RegistrationObserver) -> None:
+        self._resource = resource
+        self._endpoint = endpoint
+        self._log = log
+        self._observer = observer
+        self.heard = False
+        self.accepted = False
+
+    async def GetInfo(
+        self,
+        request: pluginregistration_pb2.InfoRequest,
+        context: grpc.aio.ServicerContext[pluginregistration_pb2.InfoRequest, pluginregistration_pb2.PluginInfo],
+    ) -> pluginregistration_pb2.PluginInfo:
+        self.heard = True
+        return pluginregistration_pb2.PluginInfo(
+            type="DevicePlugin", name=self._resource, endpoint=str(self._endpoint), supported_versions=[VERSION]
+        )
+
+    async def NotifyRegistrationStatus(
+        self,
+        request: pluginregistration_pb2.RegistrationStatus,
+        context: grpc.aio.ServicerContext[
+            pluginregistration_pb2.RegistrationStatus, pluginregistration_pb2.RegistrationStatusResponse
+        ],
+    ) -> pluginregistration_pb2.RegistrationStatusResponse:
+        self.heard = True
+        self.accepted = request.plugin_registered
+        if not request.plugin_registered:
+            self._observer.attempted(self._resource, "watcher", "refused")
+            self._log.error("kubelet.refused", resource=self._resource, sentence=request.error)
+        return pluginregistration_pb2.RegistrationStatusResponse()

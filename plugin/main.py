@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from plugin.announcements import Announce, Announcements
-from plugin.board import Board
 from plugin.cluster.credentials import settle
+from plugin.devices import AdvertisedDevices
 from plugin.gate import Gate, GateTimes
 from plugin.instance_lock import WriterLock
 from plugin.kubelet import KubeletPlaces, Registrar, Registration, RegistrationTimes
@@ -159,7 +159,7 @@ async def _run(settings: PluginSettings, log: Log, losses: Losses, stack: ExitSt
 
     registrars: dict[str, Registrar] = {}
 
-    def registrar(resource: str, board: Board) -> Registrar:
+    def registrar(resource: str, board: AdvertisedDevices) -> Registrar:
         registrars[resource] = Registrar(
             _places(settings, resource),
             mode,
@@ -233,7 +233,7 @@ async def _run(settings: PluginSettings, log: Log, losses: Losses, stack: ExitSt
 
 
 async def _register(
-    resources: Resources | Front, registrar: Callable[[str, Board], Registrar], *, insist: bool
+    resources: Resources | Front, registrar: Callable[[str, AdvertisedDevices], Registrar], *, insist: bool
 ) -> NoReturn:
     """Register every resource as soon as it has a device: before the first snapshot there is no list to send.
 
@@ -340,7 +340,7 @@ async def _after_registration(
     listener: Listener | None,
     observer: Deferred | Nobody,
     losses: Losses,
-    boards: Callable[[], Mapping[str, Board]],
+    boards: Callable[[], Mapping[str, AdvertisedDevices]],
     log: Log,
     stack: ExitStack,
 ) -> None:

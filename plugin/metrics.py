@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from plugin.board import Board
+from plugin.devices import AdvertisedDevices
 from plugin.kubelet import Over, Registration
 from scrubber import __version__
 from scrubber.domain.codes import ErrorCode
@@ -57,7 +57,7 @@ class Metrics:
         boards: resource → its list, as it is when the metrics are scraped; called from another thread.
     """
 
-    def __init__(self, registry: CollectorRegistry, boards: Callable[[], Mapping[str, Board]]) -> None:
+    def __init__(self, registry: CollectorRegistry, boards: Callable[[], Mapping[str, AdvertisedDevices]]) -> None:
         Gauge(
             "scrubber_plugin_build_info", "1 for what this plugin is.", ("version", "python"), registry=registry
         ).labels(__version__, platform.python_version()).set(1)
@@ -178,7 +178,7 @@ class Metrics:
 class _Devices(Collector):
     """The ids of every list, by health, as they are at this moment."""
 
-    def __init__(self, boards: Callable[[], Mapping[str, Board]], shown: Callable[[str], str]) -> None:
+    def __init__(self, boards: Callable[[], Mapping[str, AdvertisedDevices]], shown: Callable[[str], str]) -> None:
         self._boards = boards
         self._shown = shown
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from plugin.availability import Offer, Word
+from plugin.devices import AdvertisedDevice, ServiceVerdict
 from plugin.shares import Preference, spread
 
 __all__ = ["preferred"]
@@ -23,7 +23,7 @@ def preferred(
     available: Iterable[str],
     must_include: Iterable[str],
     size: int,
-    offers: Mapping[str, Offer],
+    devices: Mapping[str, AdvertisedDevice],
     preference: Preference = Preference.DISTRIBUTED,
 ) -> tuple[str, ...]:
     """Choose ``size`` ids, those of ``must_include`` first; fewer when there are not so many.
@@ -36,48 +36,48 @@ def preferred(
     """
     chosen = sorted(set(must_include))[: max(size, 0)]
     left = set(available).difference(chosen)
-    if any(offers[id_].share_of for id_ in left.intersection(offers)):
-        return spread(left, chosen, size, offers, preference, _readiness)
+    if any(devices[id_].share_of for id_ in left.intersection(devices)):
+        return spread(left, chosen, size, devices, preference, _readiness)
     while left and len(chosen) < size:
-        best = max(_readiness(offers.get(id_)) for id_ in left)
-        pool = sorted(id_ for id_ in left if _readiness(offers.get(id_)) == best)
+        best = max(_readiness(devices.get(id_)) for id_ in left)
+        pool = sorted(id_ for id_ in left if _readiness(devices.get(id_)) == best)
         need = size - len(chosen)
-        chosen += pool if len(pool) <= need else _closest(pool, need, chosen, _Topology(offers, chosen, left))
+        chosen += pool if len(pool) <= need else _closest(pool, need, chosen, _Topology(devices, chosen, left))
         left.difference_update(pool)
     return tuple(chosen)
 
 
-def _readiness(offer: Offer | None) -> int:
-    if offer is None or offer.word is Word.NONE:
+def _readiness(device: AdvertisedDevice | None) -> int:
+    if device is None or device.verdict is ServiceVerdict.NONE:
         return 1
-    if offer.word is Word.WITHHELD:
+    if device.verdict is ServiceVerdict.WITHHELD:
         return 0
-    return 3 if offer.certified else 2 if offer.scrubbing else 1
+    return 3 if device.certified else 2 if device.scrubbing else 1
 
 
-def _by_parent(ids: Iterable[str], offers: Mapping[str, Offer]) -> dict[str, set[str]]:
+def _by_parent(ids: Iterable[str], devices: Mapping[str, AdvertisedDevice]) -> dict[str, set[str]]:
     """The instances among ``ids``, by the GPU that they are cut from."""
     found: dict[str, set[str]] = {}
     for id_ in ids:
-        if (offer := offers.get(id_)) and offer.parent:
-            found.setdefault(offer.parent, set()).add(id_)
+        if (device := devices.get(id_)) and device.parent:
+            found.setdefault(device.parent, set()).add(id_)
     return found
 
 
 class _Topology:
     """How close devices are, and how much a choice would cut off from the rest."""
 
-    def __init__(self, offers: Mapping[str, Offer], chosen: Iterable[str], left: Iterable[str]) -> None:
+    def __init__(self, devices: Mapping[str, AdvertisedDevice], chosen: Iterable[str], left: Iterable[str]) -> None:
         self._left = frozenset(left)
         ids = self._left.union(chosen)
-        self.node = {id_: offer.numa_node if (offer := offers.get(id_)) else None for id_ in ids}
+        self.node = {id_: device.numa_node if (device := devices.get(id_)) else None for id_ in ids}
         self.links: dict[str, set[str]] = {id_: set() for id_ in ids}
         for id_ in ids:
-            for peer in ids.intersection(offers[id_].peers if id_ in offers else ()):
+            for peer in ids.intersection(devices[id_].peers if id_ in devices else ()):
                 if peer != id_:
                     self.links[id_].add(peer)
                     self.links[peer].add(id_)
-        for siblings in _by_parent(ids, offers).values():
+        for siblings in _by_parent(ids, devices).values():
             for id_ in siblings:
                 self.links[id_] |= siblings - {id_}
         self._nodes = self._on_nodes(self._left)

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from plugin.announcements import Announce, to_nobody
-from plugin.availability import Offer, Word
-from plugin.board import Board
+from plugin.devices import AdvertisedDevice, AdvertisedDevices, ServiceVerdict
 from plugin.kubelet import resource_complaint
 from plugin.logs import Log
 from plugin.shares import Sharing, meanings
@@ -45,14 +44,14 @@ class Arrangement:
     """What is advertised as what.
 
     Attributes:
-        lists: resource → its full list, in the order of the offers.
-        offers: all devices as they are to be seen, advertised or not.
+        lists: resource → its full list, in the order of the devices.
+        devices: all devices as they are to be seen, advertised or not.
         complaint: why the node cannot be advertised as asked; empty when it can.
         notes: what is left out, and what would change that.
     """
 
-    lists: Mapping[str, tuple[Offer, ...]]
-    offers: tuple[Offer, ...] = ()
+    lists: Mapping[str, tuple[AdvertisedDevice, ...]]
+    devices: tuple[AdvertisedDevice, ...] = ()
     complaint: str = ""
     notes: tuple[str, ...] = ()
 
@@ -73,26 +72,28 @@ class Layout:
     sharing: Sharing = field(default_factory=Sharing)
     listed: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
-    def arrange(self, offers: Iterable[Offer]) -> tuple[Layout, Arrangement]:
-        """Deal ``offers`` out, and remember where each has gone."""
-        offers = tuple(offers)
-        complaint = self._complaint(offers) if self.mig is MigStrategy.SINGLE else ""
-        judged = tuple(offer.withheld(complaint) if complaint and offer.nvidia else offer for offer in offers)
+    def arrange(self, devices: Iterable[AdvertisedDevice]) -> tuple[Layout, Arrangement]:
+        """Deal ``devices`` out, and remember where each has gone."""
+        devices = tuple(devices)
+        complaint = self._complaint(devices) if self.mig is MigStrategy.SINGLE else ""
+        judged = tuple(device.withheld(complaint) if complaint and device.nvidia else device for device in devices)
         listed = dict(self.listed)
-        lists: dict[str, list[Offer]] = {}
+        lists: dict[str, list[AdvertisedDevice]] = {}
         notes: Counter[str] = Counter()
-        for offer in judged:
-            home = self._home(offer)
-            if not home and not offer.gone:
-                notes[self._note(offer)] += 1
+        for device in judged:
+            home = self._home(device)
+            if not home and not device.gone:
+                notes[self._note(device)] += 1
             # A device that only a service that is not ready has named may not be all of its kind.
-            waits = offer.nvidia and (complaint or (self.mig is MigStrategy.SINGLE and offer.word is Word.NONE))
+            waits = device.nvidia and (
+                complaint or (self.mig is MigStrategy.SINGLE and device.verdict is ServiceVerdict.NONE)
+            )
             if home and not waits:
-                listed[offer.id] = listed.get(offer.id, frozenset()) | {home}
-            for resource in sorted(listed.get(offer.id, ())):
+                listed[device.id] = listed.get(device.id, frozenset()) | {home}
+            for resource in sorted(listed.get(device.id, ())):
                 name = self.sharing.called(resource)
-                moved = f"Device {offer.id} is not advertised as {name} any more."
-                seen = offer if resource == home else offer.withheld(moved)
+                moved = f"Device {device.id} is not advertised as {name} any more."
+                seen = device if resource == home else device.withheld(moved)
                 lists.setdefault(name, []).extend(self.sharing.split(resource, seen))
         unmet = self.sharing.shares.keys() - set().union(*listed.values()) if judged else set()
         arrangement = Arrangement(
@@ -106,11 +107,15 @@ class Layout:
         )
         return replace(self, listed=listed), arrangement
 
-    def _complaint(self, offers: Iterable[Offer]) -> str:
+    def _complaint(self, devices: Iterable[AdvertisedDevice]) -> str:
         """Why the GPUs of this node are not of one kind. What only a service that is not ready has said counts not."""
-        gpus = [offer for offer in offers if offer.nvidia and not offer.gone and offer.word is not Word.NONE]
-        instances = [offer for offer in gpus if offer.parent]
-        profiles = sorted({offer.profile or UNKNOWN for offer in instances})
+        gpus = [
+            device
+            for device in devices
+            if device.nvidia and not device.gone and device.verdict is not ServiceVerdict.NONE
+        ]
+        instances = [device for device in gpus if device.parent]
+        profiles = sorted({device.profile or UNKNOWN for device in instances})
         if UNKNOWN in profiles:
             why = "the driver does not say which profile an instance has"
         elif instances and len(instances) < len(gpus):
@@ -121,23 +126,23 @@ class Layout:
             return ""
         return f"With --mig-strategy single nothing can be advertised: {why}. Choose mixed, or cut all GPUs alike."
 
-    def _home(self, offer: Offer) -> str:
+    def _home(self, device: AdvertisedDevice) -> str:
         """The resource of a device; empty for none."""
-        if not offer.nvidia:
+        if not device.nvidia:
             return self.resource or SIMULATED
         whole = self.resource or NVIDIA
-        if not offer.parent or self.mig is MigStrategy.SINGLE:
+        if not device.parent or self.mig is MigStrategy.SINGLE:
             return whole
         if self.mig is MigStrategy.NONE:
             return ""
-        name = _mig_resource(whole, offer.profile)
-        return "" if offer.profile in ("", UNKNOWN) or resource_complaint(name) else name
+        name = _mig_resource(whole, device.profile)
+        return "" if device.profile in ("", UNKNOWN) or resource_complaint(name) else name
 
-    def _note(self, offer: Offer) -> str:
+    def _note(self, device: AdvertisedDevice) -> str:
         """Why a device has no resource."""
         if self.mig is MigStrategy.NONE:
             return "MIG instances are not advertised: --mig-strategy is none; choose single or mixed"
-        return f'A MIG instance of profile "{offer.profile}" is not advertised: no resource can be called after that'
+        return f'A MIG instance of profile "{device.profile}" is not advertised: no resource can be called after that'
 
 
 def _mig_resource(whole: str, profile: str) -> str:
@@ -146,15 +151,15 @@ def _mig_resource(whole: str, profile: str) -> str:
     return f"{domain}/mig-{profile.replace('+', '.')}"
 
 
-Publish = Callable[[Sequence[Offer], str], Mapping[str, str]]
+Publish = Callable[[Sequence[AdvertisedDevice], str], Mapping[str, str]]
 """Makes devices usable by containers before they are advertised; answers id → why it could not."""
 
 
-def _nothing_to_publish(offers: Sequence[Offer], epoch: str) -> Mapping[str, str]:
+def _nothing_to_publish(devices: Sequence[AdvertisedDevice], epoch: str) -> Mapping[str, str]:
     return {}
 
 
-class Resources(Board):
+class Resources(AdvertisedDevices):
     """The node's board, dealt out to a board for each resource.
 
     Args:
@@ -169,7 +174,7 @@ class Resources(Board):
         self, layout: Layout, *, log: Log, publish: Publish = _nothing_to_publish, announce: Announce = to_nobody
     ) -> None:
         super().__init__()
-        self.boards: dict[str, Board] = {}
+        self.boards: dict[str, AdvertisedDevices] = {}
         self.complaint = ""
         self._layout = layout
         self._log = log
@@ -178,24 +183,26 @@ class Resources(Board):
         self._showing = asyncio.Lock()
         self._notes: tuple[str, ...] = ()
 
-    async def show(self, offers: tuple[Offer, ...], epoch: str) -> None:
+    async def show(self, devices: tuple[AdvertisedDevice, ...], epoch: str) -> None:
         async with self._showing:  # announcing takes a while, and what was seen later is shown later
-            await self._show(offers, epoch)
+            await self._show(devices, epoch)
 
-    async def _show(self, offers: tuple[Offer, ...], epoch: str) -> None:
-        refusals = self._publish(offers, epoch)
+    async def _show(self, devices: tuple[AdvertisedDevice, ...], epoch: str) -> None:
+        refusals = self._publish(devices, epoch)
         usable = [
-            offer.withheld(refusals[offer.id]) if offer.id in refusals and offer.word is Word.OFFERED else offer
-            for offer in offers
+            device.withheld(refusals[device.id])
+            if device.id in refusals and device.verdict is ServiceVerdict.OFFERED
+            else device
+            for device in devices
         ]
         self._layout, arrangement = self._layout.arrange(usable)
         before = (set(self.boards), self.complaint)
         lists = arrangement.lists
         await asyncio.gather(*(self._announce(resource, meanings(part), epoch) for resource, part in lists.items()))
         for resource, part in lists.items():
-            await self.boards.setdefault(resource, Board()).show(part, epoch)
+            await self.boards.setdefault(resource, AdvertisedDevices()).show(part, epoch)
         self._say(arrangement)
-        await super().show(arrangement.offers, epoch)
+        await super().show(arrangement.devices, epoch)
         if before != (set(self.boards), self.complaint):
             await self.ring()
 

@@ -18,8 +18,7 @@ import grpc
 
 from plugin.api import deviceplugin_pb2 as kubelet
 from plugin.api import deviceplugin_pb2_grpc
-from plugin.availability import Offer, Word
-from plugin.board import Board
+from plugin.devices import AdvertisedDevice, AdvertisedDevices, ServiceVerdict
 from plugin.inject import container_response
 from plugin.injection import Injection
 from plugin.logs import Log, about
@@ -67,7 +66,7 @@ class Streams:
             the resource.
     """
 
-    def __init__(self, board: Board, resource: str = "", *, observer: StreamObserver | None = None) -> None:
+    def __init__(self, board: AdvertisedDevices, resource: str = "", *, observer: StreamObserver | None = None) -> None:
         self.opened = asyncio.Event()
         self.ended = asyncio.Event()
         self.closing = False
@@ -196,7 +195,7 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
     def __init__(
         self,
         resource: str,
-        board: Board,
+        board: AdvertisedDevices,
         gate: Gatekeeper,
         *,
         streams: Streams,
@@ -229,7 +228,7 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
                 if self._streams.closing:
                     return
                 sent = self._board.version
-                yield listed(self._board.offers)
+                yield listed(self._board.devices)
                 self._streams.sent()
 
     @_speaking_in_sentences
@@ -239,7 +238,7 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
         context: grpc.aio.ServicerContext[kubelet.PreferredAllocationRequest, kubelet.PreferredAllocationResponse],
         span: Span,
     ) -> kubelet.PreferredAllocationResponse:
-        offers = {offer.id: offer for offer in self._board.offers}
+        devices = {device.id: device for device in self._board.devices}
         return kubelet.PreferredAllocationResponse(
             container_responses=[
                 kubelet.ContainerPreferredAllocationResponse(
@@ -247,7 +246,7 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
                         container.available_deviceIDs,
                         container.must_include_deviceIDs,
                         container.allocation_size,
-                        offers,
+                        devices,
                         self._sharing.preference,
                     )
                 )
@@ -263,15 +262,15 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
         span: Span,
     ) -> kubelet.AllocateResponse:
         containers = [self._allocatable(container.devices_ids) for container in request.container_requests]
-        everything = sorted({offer.id for offers in containers for offer in offers})
+        everything = sorted({device.id for devices in containers for device in devices})
         if not everything:
             raise InvalidRequest("The request names no device: an allocation needs at least one device id.")
-        for offers in containers:
-            self._sharing.check(offers)
+        for devices in containers:
+            self._sharing.check(devices)
         await self._gate.reserve(everything, self.resource, span)
         self.log.info("allocation.granted", devices=everything)
         return kubelet.AllocateResponse(
-            container_responses=[container_response(devices_of(offers), self._injection) for offers in containers]
+            container_responses=[container_response(devices_of(devices), self._injection) for devices in containers]
         )
 
     @_speaking_in_sentences
@@ -288,37 +287,37 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
     def _has_news(self, sent: int) -> bool:
         return self._streams.closing or self._board.version > sent
 
-    def _allocatable(self, device_ids: Sequence[str]) -> list[Offer]:
-        """The offers of a container's devices.
+    def _allocatable(self, device_ids: Sequence[str]) -> list[AdvertisedDevice]:
+        """The devices of a container's devices.
 
         Raises:
             InvalidRequest: none, unknown or duplicate ids.
             Quarantined: one of the devices is out of service. A device that is unhealthy only because the service is
                 away is none of these: refusing it would fail the pod for something temporary.
         """
-        offers = []
+        devices = []
         for id_ in distinct(device_ids):
-            offer = self._board.find(id_)
-            if offer is None:
+            device = self._board.find(id_)
+            if device is None:
                 raise InvalidRequest(f"Device {id_} is not one of this plugin's: ask for one of its list.")
-            if offer.word is Word.WITHHELD:
-                raise Quarantined(offer.refusal, public=offer.refusal)
-            offers.append(offer)
-        return offers
+            if device.verdict is ServiceVerdict.WITHHELD:
+                raise Quarantined(device.refusal, public=device.refusal)
+            devices.append(device)
+        return devices
 
 
-def listed(offers: Sequence[Offer]) -> kubelet.ListAndWatchResponse:
+def listed(devices: Sequence[AdvertisedDevice]) -> kubelet.ListAndWatchResponse:
     """The full list as the kubelet reads it; anything but exactly ``Healthy`` is unhealthy to it."""
     return kubelet.ListAndWatchResponse(
         devices=[
             kubelet.Device(
-                ID=offer.id,
-                health=HEALTHY if offer.healthy else UNHEALTHY,
+                ID=device.id,
+                health=HEALTHY if device.healthy else UNHEALTHY,
                 topology=None
-                if offer.numa_node is None
-                else kubelet.TopologyInfo(nodes=[kubelet.NUMANode(ID=offer.numa_node)]),
+                if device.numa_node is None
+                else kubelet.TopologyInfo(nodes=[kubelet.NUMANode(ID=device.numa_node)]),
             )
-            for offer in offers
+            for device in devices
         ]
     )
 

@@ -12,8 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
-from plugin.availability import Availability, Offer, SeenDevice, Sighting, Word
-from plugin.board import Board
+from plugin.availability import Availability
+from plugin.devices import AdvertisedDevice, AdvertisedDevices, ServiceVerdict
 from plugin.injection import has_nvidia_node
 from plugin.logs import Log, Reminder
 from plugin.observing import Nobody, ServiceObserver
@@ -21,7 +21,7 @@ from scrubber.api import scrubber_pb2 as pb
 from scrubber.domain.device import Access, AccessKind
 from scrubber.domain.errors import Away, BadConfiguration, ScrubberError
 
-__all__ = ["ScrubService", "ServiceWatch", "WatchTimes", "sighting"]
+__all__ = ["ScrubService", "ServiceWatch", "WatchTimes", "advertised"]
 
 
 class ScrubService(Protocol):
@@ -52,22 +52,6 @@ class ScrubService(Protocol):
 _KINDS = frozenset(AccessKind)
 
 
-def sighting(snapshot: pb.Snapshot, *, by_envvar: bool = False) -> Sighting:
-    """A snapshot in the plugin's own terms.
-
-    A device whose way into a container is of a kind that this plugin does not know is withheld: it could be allocated,
-    but not used. So is a GPU that this plugin would announce by an environment variable (``by_envvar``) although the
-    policy refuses that: to refuse only its allocation would fail one pod after the other.
-    """
-    refused = by_envvar and snapshot.envvar_refused
-    return Sighting(
-        epoch=snapshot.epoch,
-        version=snapshot.version,
-        ready=snapshot.ready,
-        devices=tuple(_seen(device, refused) for device in snapshot.devices),
-    )
-
-
 ENVVAR_REFUSED = (
     "Device {id} is not handed out: the policy refuses devices that are announced by an environment variable, which any "
     "pod can set. Start the plugin with another --device-list-strategy."
@@ -81,9 +65,20 @@ UNWATCHED = (
 UNHEARD = "No scrub service that is ready has said anything of the device yet."
 
 
-def _seen(device: pb.SnapshotDevice, envvar_refused: bool) -> SeenDevice:
+def advertised(snapshot: pb.Snapshot, *, by_envvar: bool = False) -> tuple[AdvertisedDevice, ...]:
+    """The devices of a snapshot, with its verdict.
+
+    A device whose way into a container is of a kind that this plugin does not know is withheld: it could be allocated,
+    but not used. So is a GPU that this plugin would announce by an environment variable (``by_envvar``) although the
+    policy refuses that: to refuse only its allocation would fail one pod after the other.
+    """
+    return tuple(_advertised(device, by_envvar and snapshot.envvar_refused) for device in snapshot.devices)
+
+
+def _advertised(device: pb.SnapshotDevice, envvar_refused: bool) -> AdvertisedDevice:
     known, strange = _access_of(device), sorted({access.kind for access in device.access} - _KINDS)
     forgeable = envvar_refused and has_nvidia_node(known)
+    offered = device.advertised and not strange and not forgeable
     refusal = device.refusal
     if forgeable:
         refusal = refusal or ENVVAR_REFUSED.format(id=device.id)
@@ -91,10 +86,10 @@ def _seen(device: pb.SnapshotDevice, envvar_refused: bool) -> SeenDevice:
         refusal = (
             f"Device {device.id} is reached by {strange[0]!r}, which this plugin does not know: update the plugin."
         )
-    return SeenDevice(
+    return AdvertisedDevice(
         id=device.id,
         index=device.index,
-        advertised=device.advertised and not strange and not forgeable,
+        verdict=ServiceVerdict.OFFERED if offered else ServiceVerdict.WITHHELD,
         certified=device.certified,
         scrubbing=device.scrubbing,
         numa_node=device.numa_node if device.HasField("numa_node") else None,
@@ -103,7 +98,7 @@ def _seen(device: pb.SnapshotDevice, envvar_refused: bool) -> SeenDevice:
         profile=device.profile,
         pci_address=device.pci_address,
         access=known,
-        refusal=refusal,
+        refusal="" if offered else refusal or f"Device {device.id} is out of service.",
     )
 
 
@@ -144,7 +139,7 @@ class ServiceWatch:
     """Follows the service's snapshots and writes the board.
 
     Args:
-        by_envvar: containers are told of their devices by an environment variable; see :func:`sighting`.
+        by_envvar: containers are told of their devices by an environment variable; see :func:`advertised`.
         listen: is passed each snapshot, and None when no service that is ready was there for the grace period.
         clock: monotonic seconds.
 
@@ -155,7 +150,7 @@ class ServiceWatch:
     def __init__(
         self,
         service: ScrubService,
-        board: Board,
+        board: AdvertisedDevices,
         *,
         times: WatchTimes,
         log: Log,
@@ -195,7 +190,7 @@ class ServiceWatch:
                 except ScrubberError as error:
                     self._observer.service(up=False)
                     self._reminder.waiting("service.away", sentence=str(error))
-                self._availability = self._availability.lost(self._clock())
+                self._availability = self._availability.on_disconnect(self._clock())
                 if self._board.version > 0:
                     await self._show()
                 await asyncio.sleep(self._times.retry)
@@ -226,7 +221,13 @@ class ServiceWatch:
     async def _take(self, snapshot: pb.Snapshot) -> None:
         self._observer.service(up=True)
         before = self._availability
-        self._availability = before.saw(sighting(snapshot, by_envvar=self._by_envvar), self._clock())
+        self._availability = before.on_snapshot(
+            advertised(snapshot, by_envvar=self._by_envvar),
+            epoch=snapshot.epoch,
+            version=snapshot.version,
+            ready=snapshot.ready,
+            now=self._clock(),
+        )
         self._reminder.over("service.there", epoch=snapshot.epoch, ready=snapshot.ready)
         if before.epoch != snapshot.epoch:
             self._log.info("service.followed", epoch=snapshot.epoch, devices=len(snapshot.devices))
@@ -244,25 +245,25 @@ class ServiceWatch:
         self._listen(snapshot)
 
     async def _show(self) -> None:
-        before = {offer.id: offer.healthy for offer in self._board.offers}
-        await self._board.show(self._availability.offers(self._clock()), self._availability.epoch)
-        for offer in self._board.offers:
-            if before.get(offer.id) is not offer.healthy:
-                self._tell(offer)
+        before = {device.id: device.healthy for device in self._board.devices}
+        await self._board.show(self._availability.devices(self._clock()), self._availability.epoch)
+        for device in self._board.devices:
+            if before.get(device.id) is not device.healthy:
+                self._tell(device)
         self._news.set()
 
-    def _tell(self, offer: Offer) -> None:
+    def _tell(self, device: AdvertisedDevice) -> None:
         """A line about what the kubelet is told of one device from now on."""
-        if offer.healthy:
-            self._log.info("device.healthy", device=offer.id, word=offer.word.value, sentence=None)
+        if device.healthy:
+            self._log.info("device.healthy", device=device.id, word=device.verdict.value, sentence=None)
             return
-        word, sentence = offer.word, offer.refusal
-        if word is Word.OFFERED:
-            # The last word outlives the service by the grace period only; what is withheld then is the plugin's doing.
-            word, sentence = Word.WITHHELD, UNWATCHED.format(grace=self._times.grace)
-        elif word is Word.NONE:
+        verdict, sentence = device.verdict, device.refusal
+        if verdict is ServiceVerdict.OFFERED:
+            # The last verdict outlives the service by the grace period only; what is withheld then is the plugin's doing.
+            verdict, sentence = ServiceVerdict.WITHHELD, UNWATCHED.format(grace=self._times.grace)
+        elif verdict is ServiceVerdict.NONE:
             sentence = UNHEARD
-        self._log.warning("device.unhealthy", device=offer.id, word=word.value, sentence=sentence)
+        self._log.warning("device.unhealthy", device=device.id, word=verdict.value, sentence=sentence)
 
     async def _let_go(self) -> NoReturn:
         """Write the board anew at the end of the grace period; without it, silence would keep everything healthy."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from plugin.availability import Offer, Word, by_index
+from plugin.devices import AdvertisedDevice, ServiceVerdict, by_index
 from scrubber.domain.errors import InvalidRequest
 from scrubber.domain.resources import REPLICA
 
@@ -55,44 +55,44 @@ class Sharing:
         """The name under which the devices of ``resource`` are advertised."""
         return resource + SHARED if self.renamed and resource in self.shares else resource
 
-    def split(self, resource: str, offer: Offer) -> tuple[Offer, ...]:
+    def split(self, resource: str, device: AdvertisedDevice) -> tuple[AdvertisedDevice, ...]:
         """The shares of a device of ``resource``; the device itself where it is not shared."""
         count = self.shares.get(resource)
         if count is None:
-            return (offer,)
-        return tuple(replace(offer, id=f"{offer.id}{REPLICA}{number}", share_of=offer.id) for number in range(count))
+            return (device,)
+        return tuple(replace(device, id=f"{device.id}{REPLICA}{number}", share_of=device.id) for number in range(count))
 
-    def check(self, container: Sequence[Offer]) -> None:
+    def check(self, container: Sequence[AdvertisedDevice]) -> None:
         """Refuse what no container may have.
 
         Raises:
             InvalidRequest: more than one share, where one is the most.
         """
-        if self.one_each and len(container) > 1 and any(offer.share_of for offer in container):
+        if self.one_each and len(container) > 1 and any(device.share_of for device in container):
             raise InvalidRequest(
                 f"The container asks for {len(container)} shares of devices, and one is the most "
                 "(failRequestsGreaterThanOne): a second one would give it no more of a device."
             )
 
 
-def devices_of(offers: Iterable[Offer]) -> tuple[Offer, ...]:
-    """The devices behind ``offers``, each once."""
-    whole = (replace(offer, id=offer.share_of, share_of="") if offer.share_of else offer for offer in offers)
-    return tuple({offer.id: offer for offer in whole}.values())
+def devices_of(devices: Iterable[AdvertisedDevice]) -> tuple[AdvertisedDevice, ...]:
+    """The devices behind ``devices``, each once."""
+    whole = (replace(device, id=device.share_of, share_of="") if device.share_of else device for device in devices)
+    return tuple({device.id: device for device in whole}.values())
 
 
-def meanings(offers: Iterable[Offer]) -> dict[str, str]:
+def meanings(devices: Iterable[AdvertisedDevice]) -> dict[str, str]:
     """Which device each id is: of a share, the one that it is a share of."""
-    return {offer.id: offer.device for offer in offers}
+    return {device.id: device.device_id for device in devices}
 
 
 def spread(
     available: Iterable[str],
     chosen: Sequence[str],
     size: int,
-    offers: Mapping[str, Offer],
+    devices: Mapping[str, AdvertisedDevice],
     preference: Preference,
-    readiness: Callable[[Offer | None], int],
+    readiness: Callable[[AdvertisedDevice | None], int],
 ) -> tuple[str, ...]:
     """``chosen``, and as many shares of ``available`` as make ``size``; fewer when there are not so many.
 
@@ -104,17 +104,17 @@ def spread(
     """
     free: dict[str, list[str]] = {}
     for id_ in sorted(set(available), reverse=True):
-        free.setdefault(_device(id_, offers), []).append(id_)
-    total = Counter(offer.device for offer in offers.values())
+        free.setdefault(_device(id_, devices), []).append(id_)
+    total = Counter(device.device_id for device in devices.values())
     given = {device: max(total[device] - len(ids), 0) for device, ids in free.items()}
-    mine = Counter(_device(id_, offers) for id_ in chosen)
+    mine = Counter(_device(id_, devices) for id_ in chosen)
     towards = -1 if preference is Preference.PACKED else 1
 
     def rank(device: str) -> tuple[bool, int, int, int, tuple[list[tuple[int, str]], str]]:
-        offer = offers.get(free[device][-1])
-        out = offer is not None and offer.word is Word.WITHHELD
-        place = by_index(offer) if offer is not None else ([], device)
-        return (out, towards * given[device], mine[device], -readiness(offer), place)
+        one = devices.get(free[device][-1])
+        out = one is not None and one.verdict is ServiceVerdict.WITHHELD
+        place = by_index(one) if one is not None else ([], device)
+        return (out, towards * given[device], mine[device], -readiness(one), place)
 
     taken = list(chosen)
     while free and len(taken) < size:
@@ -127,7 +127,7 @@ def spread(
     return tuple(taken)
 
 
-def _device(id_: str, offers: Mapping[str, Offer]) -> str:
+def _device(id_: str, devices: Mapping[str, AdvertisedDevice]) -> str:
     """The device of ``id_``; an id that nobody has listed is one of its own."""
-    offer = offers.get(id_)
-    return id_ if offer is None else offer.device
+    device = devices.get(id_)
+    return id_ if device is None else device.device_id

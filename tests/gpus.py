@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from plugin.availability import Offer, Word
+from plugin.devices import AdvertisedDevice, ServiceVerdict
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.domain.device import Access, AccessKind
 
@@ -17,19 +17,21 @@ def nodes(*names: str) -> tuple[Access, ...]:
     return tuple(Access(AccessKind.NODE, f"/dev/{name}", f"/dev/{name}") for name in names)
 
 
-def gpu(number: int, **facts: Any) -> Offer:
+def gpu(number: int, **facts: Any) -> AdvertisedDevice:
     """GPU ``number`` of a node; offered and healthy unless said otherwise."""
-    facts.setdefault("word", Word.OFFERED)
-    facts.setdefault("healthy", facts["word"] is Word.OFFERED)
-    return Offer(id=f"GPU-{number:08x}", index=str(number), access=nodes(f"nvidia{number}", *CONTROL), **facts)
+    facts.setdefault("verdict", ServiceVerdict.OFFERED)
+    facts.setdefault("healthy", facts["verdict"] is ServiceVerdict.OFFERED)
+    return AdvertisedDevice(
+        id=f"GPU-{number:08x}", index=str(number), access=nodes(f"nvidia{number}", *CONTROL), **facts
+    )
 
 
-def instance(number: int, part: int, profile: str = "1g.10gb", **facts: Any) -> Offer:
+def instance(number: int, part: int, profile: str = "1g.10gb", **facts: Any) -> AdvertisedDevice:
     """Instance ``part`` of GPU ``number``."""
-    facts.setdefault("word", Word.OFFERED)
-    facts.setdefault("healthy", facts["word"] is Word.OFFERED)
+    facts.setdefault("verdict", ServiceVerdict.OFFERED)
+    facts.setdefault("healthy", facts["verdict"] is ServiceVerdict.OFFERED)
     caps = (f"nvidia-caps/nvidia-cap{10 * part + 1}", f"nvidia-caps/nvidia-cap{10 * part + 2}")
-    return Offer(
+    return AdvertisedDevice(
         id=f"MIG-{number:04x}{part:04x}",
         index=f"{number}:{part}",
         parent=f"GPU-{number:08x}",
@@ -39,7 +41,7 @@ def instance(number: int, part: int, profile: str = "1g.10gb", **facts: Any) -> 
     )
 
 
-def seen(offer: Offer, *, advertised: bool = True) -> pb.SnapshotDevice:
+def seen(offer: AdvertisedDevice, *, advertised: bool = True) -> pb.SnapshotDevice:
     """The device of ``offer`` as the service sends it."""
     return pb.SnapshotDevice(
         id=offer.id,

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from plugin.service import sighting
+from plugin.devices import ServiceVerdict
+from plugin.service import advertised
 from scrubber.api import scrubber_pb2 as pb
 
 __all__ = [
@@ -166,13 +167,15 @@ def seen(snapshot: pb.Snapshot, before: View, *, by_envvar: bool = False) -> Vie
     """The view after ``snapshot``; one of a service that is not ready changes nothing.
 
     Args:
-        by_envvar: as in :func:`plugin.service.sighting`.
+        by_envvar: as in :func:`plugin.service.advertised`.
     """
     if not snapshot.ready:
         return before
     # The plugin withholds some devices that the service would hand out; the kubelet is told so, and so is the cluster.
     refusals = {
-        each.id: each.refusal for each in sighting(snapshot, by_envvar=by_envvar).devices if not each.advertised
+        each.id: each.refusal
+        for each in advertised(snapshot, by_envvar=by_envvar)
+        if each.verdict is not ServiceVerdict.OFFERED
     }
     devices = tuple(_facts(each, refusals.get(each.id)) for each in snapshot.devices)
     return View(heard=True, devices=devices, notices=tuple(_notices(snapshot.notices)))
@@ -182,7 +185,7 @@ def _facts(device: pb.SnapshotDevice, refusal: str | None) -> DeviceFacts:
     if refusal is not None:
         standing = Standing.CONDEMNED if device.state == "condemned" else Standing.OUT
         state = device.state if device.state in _OUT else "withheld"
-        return DeviceFacts(device.id, standing, False, state, refusal or f"Device {device.id} is out of service.")
+        return DeviceFacts(device.id, standing, False, state, refusal)
     if device.state in _OUT:
         sentence = device.refusal or f"Device {device.id} is {device.state}, and offered all the same."
         return DeviceFacts(device.id, Standing.UNPROVED, False, device.state, sentence)

@@ -13,8 +13,7 @@ from pathlib import PurePosixPath
 from typing import Any, NoReturn
 
 from plugin.announcements import Announce
-from plugin.availability import Offer
-from plugin.board import Board
+from plugin.devices import AdvertisedDevice, AdvertisedDevices
 from plugin.logs import Log
 from plugin.upstream.answers import Reach
 from plugin.upstream.listing import Entry, judged
@@ -26,7 +25,7 @@ from scrubber.domain.errors import Away
 __all__ = ["Front", "known"]
 
 
-def known(offer: Offer) -> Known:
+def known(offer: AdvertisedDevice) -> Known:
     """What a device of the service is called."""
     return Known(
         id=offer.id,
@@ -37,7 +36,7 @@ def known(offer: Offer) -> Known:
     )
 
 
-class Front(Board):
+class Front(AdvertisedDevices):
     """What the service says of the node, and a list for each resource that a vendor's plugin has registered.
 
     Args:
@@ -52,7 +51,7 @@ class Front(Board):
 
     def __init__(self, *, announce: Announce, times: UpstreamTimes, log: Log, clock: Callable[[], float]) -> None:
         super().__init__()
-        self.boards: dict[str, Board] = {}
+        self.boards: dict[str, AdvertisedDevices] = {}
         self.upstreams: dict[str, Upstream] = {}
         self.directory = Directory(())
         self.reach = Reach({}, self.directory)
@@ -80,7 +79,7 @@ class Front(Board):
         finally:
             self._tasks = None
 
-    async def show(self, offers: tuple[Offer, ...], epoch: str) -> None:
+    async def show(self, offers: tuple[AdvertisedDevice, ...], epoch: str) -> None:
         await super().show(offers, epoch)
         await self._judge()
 
@@ -120,8 +119,8 @@ class Front(Board):
         if self.version == 0:
             return
         async with self._judging:
-            offers = {offer.id: offer for offer in self.offers}
-            present = tuple(offer for offer in self.offers if not offer.gone)
+            offers = {offer.id: offer for offer in self.devices}
+            present = tuple(offer for offer in self.devices if not offer.gone)
             self.directory = Directory(tuple(known(offer) for offer in present))
             self.reach = Reach({offer.id: _paths(offer) for offer in present}, self.directory)
             heard = [each for each in self.upstreams.values() if each.said is not None]
@@ -184,5 +183,5 @@ class Front(Board):
         return steady(id_, self.directory.find(id_), self._meant.get(resource, {}).get(id_, ""))
 
 
-def _paths(offer: Offer) -> frozenset[str]:
+def _paths(offer: AdvertisedDevice) -> frozenset[str]:
     return frozenset(path for access in offer.access for path in (access.host_path, access.container_path))

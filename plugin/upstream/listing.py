@@ -13,8 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from plugin.api import deviceplugin_pb2 as kubelet
-from plugin.availability import Offer, Word
-from plugin.board import Board
+from plugin.devices import AdvertisedDevice, AdvertisedDevices, ServiceVerdict
 from plugin.server import HEALTHY, UNHEALTHY
 from plugin.upstream.names import Meaning
 
@@ -56,7 +55,7 @@ class Entry:
 
     sent: kubelet.Device
     meaning: Meaning
-    offer: Offer | None
+    offer: AdvertisedDevice | None
     why: str
 
     @property
@@ -64,7 +63,7 @@ class Entry:
         return self.sent.ID
 
 
-def judged(said: Said, meanings: Mapping[str, Meaning], offers: Mapping[str, Offer]) -> tuple[Entry, ...]:
+def judged(said: Said, meanings: Mapping[str, Meaning], offers: Mapping[str, AdvertisedDevice]) -> tuple[Entry, ...]:
     """The whole list, in the vendor's order, what it has dropped last.
 
     Args:
@@ -84,7 +83,7 @@ def judged(said: Said, meanings: Mapping[str, Meaning], offers: Mapping[str, Off
     return (*listed, *gone)
 
 
-def _trouble(said: Said, device: kubelet.Device, meaning: Meaning, offers: Mapping[str, Offer]) -> str:
+def _trouble(said: Said, device: kubelet.Device, meaning: Meaning, offers: Mapping[str, AdvertisedDevice]) -> str:
     """Why a device is unhealthy; empty for exactly one that is not."""
     if meaning.refusal:
         return meaning.refusal
@@ -93,14 +92,14 @@ def _trouble(said: Said, device: kubelet.Device, meaning: Meaning, offers: Mappi
     if device.health != HEALTHY:
         return f"The vendor's plugin calls device {device.ID} {device.health or 'nothing'!r}."
     offer = offers.get(meaning.device)
-    if offer is not None and offer.healthy and offer.word is Word.OFFERED:
+    if offer is not None and offer.healthy and offer.verdict is ServiceVerdict.OFFERED:
         return ""
-    if offer is not None and offer.word is Word.WITHHELD:
+    if offer is not None and offer.verdict is ServiceVerdict.WITHHELD:
         return offer.refusal or f"Device {device.ID} is out of service."
     return f"No scrub service has spoken for device {device.ID}, or none has for too long."
 
 
-def _entry(device: kubelet.Device, meaning: Meaning, offers: Mapping[str, Offer], why: str) -> Entry:
+def _entry(device: kubelet.Device, meaning: Meaning, offers: Mapping[str, AdvertisedDevice], why: str) -> Entry:
     sent = kubelet.Device()
     sent.CopyFrom(device)
     if why and sent.health == HEALTHY:
@@ -108,7 +107,7 @@ def _entry(device: kubelet.Device, meaning: Meaning, offers: Mapping[str, Offer]
     return Entry(sent, meaning, offers.get(meaning.device), why)
 
 
-class Listing(Board):
+class Listing(AdvertisedDevices):
     """One resource's list, for its streams.
 
     Attributes:
@@ -122,17 +121,17 @@ class Listing(Board):
 
     @property
     def health(self) -> tuple[bool, ...]:
-        return tuple(device.health == HEALTHY for device in self.devices)
+        return tuple(device.health == HEALTHY for device in self.sent)
 
     @property
-    def devices(self) -> list[kubelet.Device]:
+    def sent(self) -> list[kubelet.Device]:
         """The full list as it is sent."""
         return [entry.sent for entry in self.entries.values()]
 
     async def state(self, entries: Iterable[Entry]) -> None:
         """Replace everything; the version grows when something in the kubelet's list is different."""
-        before = self.devices
+        before = self.sent
         self.entries = {entry.id: entry for entry in entries}
-        if self.version == 0 or self.devices != before:
+        if self.version == 0 or self.sent != before:
             self.version += 1
             await self.ring()

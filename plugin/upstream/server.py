@@ -18,7 +18,7 @@ import grpc
 
 from plugin.api import deviceplugin_pb2 as kubelet
 from plugin.api import deviceplugin_pb2_grpc
-from plugin.availability import Offer, Word
+from plugin.devices import AdvertisedDevice, ServiceVerdict
 from plugin.injection import Injection
 from plugin.logs import Log
 from plugin.preferred import preferred
@@ -123,7 +123,7 @@ class BehindOurs(deviceplugin_pb2_grpc.DevicePluginServicer):
                 if self._streams.closing:
                     return
                 sent = listing.version
-                yield kubelet.ListAndWatchResponse(devices=listing.devices)
+                yield kubelet.ListAndWatchResponse(devices=listing.sent)
                 self._streams.sent()
 
     @_speaking_in_sentences
@@ -234,7 +234,7 @@ class BehindOurs(deviceplugin_pb2_grpc.DevicePluginServicer):
         self.log.warning("vendor.preference-unused", sentence=sentence)
         return None
 
-    def _offers(self) -> dict[str, Offer]:
+    def _offers(self) -> dict[str, AdvertisedDevice]:
         """The service's devices by the vendor's ids."""
         entries = [entry for entry in self._upstream.listing.entries.values() if entry.offer is not None]
         named: dict[str, list[str]] = {}
@@ -267,7 +267,7 @@ class BehindOurs(deviceplugin_pb2_grpc.DevicePluginServicer):
             if entry is None:
                 raise InvalidRequest(f"Device {id_} is not one of this plugin's: ask for one of its list.")
             devices.append(self._device(id_))
-            if entry.offer is not None and entry.offer.word is Word.WITHHELD:
+            if entry.offer is not None and entry.offer.verdict is ServiceVerdict.WITHHELD:
                 raise Quarantined(entry.offer.refusal, public=entry.offer.refusal)
         return devices
 
@@ -294,7 +294,7 @@ class BehindOurs(deviceplugin_pb2_grpc.DevicePluginServicer):
 
 
 def clean_first(
-    request: kubelet.ContainerPreferredAllocationRequest, offers: dict[str, Offer]
+    request: kubelet.ContainerPreferredAllocationRequest, offers: dict[str, AdvertisedDevice]
 ) -> kubelet.ContainerPreferredAllocationRequest:
     """The request as the vendor gets it: with certified devices only where there are enough of them, else with those
     that are being scrubbed too, else unchanged.
@@ -313,8 +313,8 @@ def clean_first(
     return request
 
 
-def _by_readiness(offers: dict[str, Offer]) -> Iterator[frozenset[str]]:
-    usable = {id_: offer for id_, offer in offers.items() if offer.word is Word.OFFERED}
+def _by_readiness(offers: dict[str, AdvertisedDevice]) -> Iterator[frozenset[str]]:
+    usable = {id_: offer for id_, offer in offers.items() if offer.verdict is ServiceVerdict.OFFERED}
     yield frozenset(id_ for id_, offer in usable.items() if offer.certified)
     yield frozenset(id_ for id_, offer in usable.items() if offer.certified or offer.scrubbing)
 
@@ -334,7 +334,7 @@ def within(request: kubelet.PreferredAllocationRequest, answer: kubelet.Preferre
     return True
 
 
-def _renamed(entry: Entry, named: dict[str, list[str]]) -> Offer:
+def _renamed(entry: Entry, named: dict[str, list[str]]) -> AdvertisedDevice:
     """A device under the vendor's name, and its peers under theirs."""
     assert entry.offer is not None
     peers = frozenset(id_ for peer in entry.offer.peers for id_ in named.get(peer, ()))

@@ -19,8 +19,7 @@ from typing import Self
 import grpc
 
 from plugin.api import deviceplugin_pb2 as kubelet
-from plugin.availability import Offer, Word
-from plugin.board import Board
+from plugin.devices import AdvertisedDevice, AdvertisedDevices, ServiceVerdict
 from plugin.kubelet import KubeletPlaces, Registrar, Registration, RegistrationTimes
 from plugin.logs import Log, logger
 from plugin.server import DevicePlugin, Streams
@@ -30,19 +29,21 @@ from scrubber.ports.runtime import Span
 __all__ = ["UngatedPlugin", "devices_below"]
 
 
-def devices_below(sim_dir: Path) -> tuple[Offer, ...]:
+def devices_below(sim_dir: Path) -> tuple[AdvertisedDevice, ...]:
     """The devices of the simulated node at ``sim_dir``, each as the file ``devices/<index>/memory``.
 
     Raises:
         FileNotFoundError: there is no simulated node.
     """
-    offers = []
+    devices = []
     for description in sorted((sim_dir / "devices").iterdir()):
         index = description.name
         id_ = json.loads((description / "device.json").read_text())["id"]
         mount = Access(AccessKind.MOUNT, str(description / "memory"), f"/dev/simgpu{index.replace(':', '-')}")
-        offers.append(Offer(id=id_, index=index, word=Word.OFFERED, healthy=True, access=(mount,)))
-    return tuple(offers)
+        devices.append(
+            AdvertisedDevice(id=id_, index=index, verdict=ServiceVerdict.OFFERED, healthy=True, access=(mount,))
+        )
+    return tuple(devices)
 
 
 class _OpenGate:
@@ -68,7 +69,7 @@ class UngatedPlugin:
     def __init__(
         self,
         kubelet_dir: Path,
-        devices: Iterable[Offer],
+        devices: Iterable[AdvertisedDevice],
         *,
         resource_name: str = "scrubber.dev/gpu",
         log: Log | None = None,
@@ -76,7 +77,7 @@ class UngatedPlugin:
     ) -> None:
         log = log or logger("json", "error")
         self._devices = tuple(devices)
-        self._board = Board()
+        self._board = AdvertisedDevices()
         self._resource = resource_name
         self._registrar = Registrar(
             KubeletPlaces(kubelet_dir.absolute(), resource_name),

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from plugin.availability import Offer
+from plugin.devices import AdvertisedDevice
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.domain.errors import NotReady
 from scrubber.emulator import ContainerSpec, Kubelet, Phase, Pod, PodSpec, RestartPolicy
@@ -38,7 +38,7 @@ EVERYTHING = tuple(device for devices in DEVICES.values() for device in devices)
 WAYS = ("classic", "watcher", "auto")
 
 
-def said(*offers: Offer, ready: bool = True, version: int = 1, envvar_refused: bool = False) -> pb.Snapshot:
+def said(*offers: AdvertisedDevice, ready: bool = True, version: int = 1, envvar_refused: bool = False) -> pb.Snapshot:
     found = snapshot(*map(seen, offers), ready=ready, version=version)
     found.envvar_refused = envvar_refused
     return found

@@ -3,110 +3,119 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plugin.availability import Availability, Offer, SeenDevice, Sighting, Word
+from plugin.availability import Availability
+from plugin.devices import AdvertisedDevice, ServiceVerdict
 
 GRACE = 10.0
 
 
-def seen(id_: str, advertised: bool = True, **facts: object) -> SeenDevice:
-    return SeenDevice(id=id_, index=id_.removeprefix("gpu-"), advertised=advertised, **facts)  # type: ignore[arg-type]
+def seen(id_: str, advertised: bool = True, **facts: object) -> AdvertisedDevice:
+    verdict = ServiceVerdict.OFFERED if advertised else ServiceVerdict.WITHHELD
+    return AdvertisedDevice(id=id_, index=id_.removeprefix("gpu-"), verdict=verdict, **facts)  # type: ignore[arg-type]
 
 
-def sighting(*devices: SeenDevice, ready: bool = True, epoch: str = "one", version: int = 1) -> Sighting:
-    return Sighting(epoch=epoch, version=version, ready=ready, devices=devices)
+def heard(
+    availability: Availability,
+    *devices: AdvertisedDevice,
+    now: float,
+    ready: bool = True,
+    epoch: str = "one",
+    version: int = 1,
+) -> Availability:
+    return availability.on_snapshot(devices, epoch=epoch, version=version, ready=ready, now=now)
 
 
 def health(availability: Availability, now: float) -> dict[str, bool]:
-    return {offer.id: offer.healthy for offer in availability.offers(now)}
+    return {device.id: device.healthy for device in availability.devices(now)}
 
 
-def offer_of(availability: Availability, id_: str) -> Offer:
-    return next(offer for offer in availability.offers(0.0) if offer.id == id_)
+def device_of(availability: Availability, id_: str) -> AdvertisedDevice:
+    return next(device for device in availability.devices(0.0) if device.id == id_)
 
 
 def test_a_device_is_healthy_iff_the_service_advertises_it() -> None:
-    availability = Availability(GRACE).saw(sighting(seen("gpu-0"), seen("gpu-1", advertised=False)), now=5.0)
+    availability = heard(Availability(GRACE), seen("gpu-0"), seen("gpu-1", advertised=False), now=5.0)
     assert health(availability, 5.0) == {"gpu-0": True, "gpu-1": False}
     assert health(availability, 5_000.0) == {"gpu-0": True, "gpu-1": False}
 
 
 def test_a_restart_of_the_service_changes_no_health_within_the_grace_period() -> None:
-    availability = Availability(GRACE).saw(sighting(seen("gpu-0"), seen("gpu-1", advertised=False)), now=0.0)
-    availability = availability.lost(now=1.0)
+    availability = heard(Availability(GRACE), seen("gpu-0"), seen("gpu-1", advertised=False), now=0.0)
+    availability = availability.on_disconnect(now=1.0)
     assert health(availability, 10.9) == {"gpu-0": True, "gpu-1": False}
-    availability = availability.saw(
-        sighting(seen("gpu-0", False), seen("gpu-1", False), ready=False, epoch="two"), now=4.0
-    )
+    availability = heard(availability, seen("gpu-0", False), seen("gpu-1", False), ready=False, epoch="two", now=4.0)
     assert health(availability, 10.9) == {"gpu-0": True, "gpu-1": False}
-    availability = availability.saw(sighting(seen("gpu-0"), seen("gpu-1"), epoch="two"), now=9.0)
+    availability = heard(availability, seen("gpu-0"), seen("gpu-1"), epoch="two", now=9.0)
     assert health(availability, 100.0) == {"gpu-0": True, "gpu-1": True}
 
 
 def test_after_the_grace_period_nothing_is_healthy_until_a_service_is_ready() -> None:
-    availability = Availability(GRACE).saw(sighting(seen("gpu-0")), now=0.0).lost(now=1.0)
+    availability = heard(Availability(GRACE), seen("gpu-0"), now=0.0).on_disconnect(now=1.0)
     assert health(availability, 11.0) == {"gpu-0": False}
-    availability = availability.saw(sighting(seen("gpu-0"), ready=False, epoch="two"), now=12.0)
+    availability = heard(availability, seen("gpu-0"), ready=False, epoch="two", now=12.0)
     assert health(availability, 12.0) == {"gpu-0": False}
-    availability = availability.saw(sighting(seen("gpu-0"), epoch="two", version=2), now=13.0)
+    availability = heard(availability, seen("gpu-0"), epoch="two", version=2, now=13.0)
     assert health(availability, 13.0) == {"gpu-0": True}
 
 
 def test_a_service_that_crashes_again_and_again_gets_one_grace_period() -> None:
-    availability = Availability(GRACE).saw(sighting(seen("gpu-0")), now=0.0).lost(now=1.0)
+    availability = heard(Availability(GRACE), seen("gpu-0"), now=0.0).on_disconnect(now=1.0)
     for second, epoch in enumerate("bcdefgh", start=2):
-        availability = availability.saw(sighting(seen("gpu-0"), ready=False, epoch=epoch), now=second).lost(now=second)
+        availability = heard(availability, seen("gpu-0"), ready=False, epoch=epoch, now=second).on_disconnect(
+            now=second
+        )
     assert availability.falls_in(9.0) == pytest.approx(2.0)
     assert health(availability, 11.0) == {"gpu-0": False}
 
 
 def test_a_service_that_never_was_ready_makes_nothing_healthy() -> None:
-    availability = Availability(GRACE).saw(sighting(seen("gpu-0"), ready=False), now=0.0)
+    availability = heard(Availability(GRACE), seen("gpu-0"), ready=False, now=0.0)
     assert health(availability, 0.0) == {"gpu-0": False}
     assert availability.falls_in(0.0) is None
-    assert offer_of(availability, "gpu-0").word is Word.NONE
+    assert device_of(availability, "gpu-0").verdict is ServiceVerdict.NONE
 
 
 def test_a_device_that_vanishes_stays_listed_and_is_unhealthy() -> None:
-    availability = Availability(GRACE).saw(sighting(seen("gpu-0"), seen("gpu-1", certified=True)), now=0.0)
-    availability = availability.saw(sighting(seen("gpu-0"), version=2), now=1.0)
+    availability = heard(Availability(GRACE), seen("gpu-0"), seen("gpu-1", certified=True), now=0.0)
+    availability = heard(availability, seen("gpu-0"), version=2, now=1.0)
     assert health(availability, 1.0) == {"gpu-0": True, "gpu-1": False}
-    gone = offer_of(availability, "gpu-1")
-    assert gone.word is Word.WITHHELD
+    gone = device_of(availability, "gpu-1")
+    assert gone.verdict is ServiceVerdict.WITHHELD
     assert not gone.certified
     assert gone.refusal == "Device gpu-1 is no longer on this node."
-    availability = availability.saw(sighting(seen("gpu-0"), seen("gpu-1"), version=3), now=2.0)
+    availability = heard(availability, seen("gpu-0"), seen("gpu-1"), version=3, now=2.0)
     assert health(availability, 2.0) == {"gpu-0": True, "gpu-1": True}
 
 
 def test_a_service_that_is_not_ready_may_not_have_read_its_inventory_so_missing_is_not_vanished() -> None:
-    availability = Availability(GRACE).saw(sighting(seen("gpu-0"), seen("gpu-1")), now=0.0)
-    availability = availability.saw(sighting(seen("gpu-0"), ready=False, epoch="two"), now=1.0)
+    availability = heard(Availability(GRACE), seen("gpu-0"), seen("gpu-1"), now=0.0)
+    availability = heard(availability, seen("gpu-0"), ready=False, epoch="two", now=1.0)
     assert health(availability, 2.0) == {"gpu-0": True, "gpu-1": True}
 
 
 def test_a_certificate_does_not_outlive_the_service_that_watched() -> None:
-    availability = Availability(GRACE).saw(sighting(seen("gpu-0", certified=True)), now=0.0)
-    assert offer_of(availability, "gpu-0").certified
-    assert not offer_of(availability.lost(now=1.0), "gpu-0").certified
+    availability = heard(Availability(GRACE), seen("gpu-0", certified=True), now=0.0)
+    assert device_of(availability, "gpu-0").certified
+    assert not device_of(availability.on_disconnect(now=1.0), "gpu-0").certified
 
 
 def test_a_snapshot_older_than_the_last_one_changes_nothing() -> None:
-    newest = Availability(GRACE).saw(sighting(seen("gpu-0", False), version=7), now=0.0)
-    assert newest.saw(sighting(seen("gpu-0", True), version=6), now=1.0) == newest
-    restarted = newest.saw(sighting(seen("gpu-0", True), version=1, epoch="two"), now=1.0)
+    newest = heard(Availability(GRACE), seen("gpu-0", False), version=7, now=0.0)
+    assert heard(newest, seen("gpu-0", True), version=6, now=1.0) == newest
+    restarted = heard(newest, seen("gpu-0", True), version=1, epoch="two", now=1.0)
     assert health(restarted, 1.0) == {"gpu-0": True}
 
 
 def test_devices_are_listed_in_the_order_of_their_indices() -> None:
-    devices = [SeenDevice(id=f"id-{index}", index=index, advertised=True) for index in ("10", "2", "0:10", "0", "0:2")]
-    availability = Availability(GRACE).saw(sighting(*devices), now=0.0)
-    assert [offer.index for offer in availability.offers(0.0)] == ["0", "0:2", "0:10", "2", "10"]
+    devices = [replace(seen("gpu"), id=f"id-{index}", index=index) for index in ("10", "2", "0:10", "0", "0:2")]
+    availability = heard(Availability(GRACE), *devices, now=0.0)
+    assert [device.index for device in availability.devices(0.0)] == ["0", "0:2", "0:10", "2", "10"]
 
 
 @dataclass
@@ -143,10 +152,10 @@ def test_health_is_the_last_word_of_a_ready_service_for_as_long_as_it_counts(
     for version, (happening, inventory, epoch, pause) in enumerate(story, start=1):
         devices = [seen(id_, advertised) for id_, advertised in inventory.items()]
         if happening == "lost":
-            availability = availability.lost(now)
+            availability = availability.on_disconnect(now)
         else:
             ready = happening == "ready"
-            availability = availability.saw(sighting(*devices, ready=ready, epoch=epoch, version=version), now)
+            availability = heard(availability, *devices, ready=ready, epoch=epoch, version=version, now=now)
             told.listed |= set(inventory)
         if happening == "ready":
             told.said, told.counts_until = inventory, math.inf
@@ -154,10 +163,10 @@ def test_health_is_the_last_word_of_a_ready_service_for_as_long_as_it_counts(
             told.counts_until = min(told.counts_until, now + GRACE)
         before_falling = availability.falls_in(now)
         now += pause
-        offers = availability.offers(now)
-        assert {offer.id for offer in offers} == told.listed
-        assert {offer.id for offer in offers if offer.healthy} == told.healthy(now)
-        assert {offer.id for offer in offers if offer.word is Word.OFFERED} >= told.healthy(now)
+        shown = availability.devices(now)
+        assert {device.id for device in shown} == told.listed
+        assert {device.id for device in shown if device.healthy} == told.healthy(now)
+        assert {device.id for device in shown if device.verdict is ServiceVerdict.OFFERED} >= told.healthy(now)
         if before_falling is not None:
             assert before_falling > 0.0
             assert (pause < before_falling) == (now < told.counts_until)

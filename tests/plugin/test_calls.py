@@ -18,7 +18,7 @@ import pytest
 from plugin.announcements import Announcements
 from plugin.api import deviceplugin_pb2 as api
 from plugin.api import deviceplugin_pb2_grpc as rpc
-from plugin.board import Board
+from plugin.devices import AdvertisedDevices
 from plugin.endpoint import Endpoint
 from plugin.gate import ABSENT, Gate, GateTimes
 from plugin.logs import logger
@@ -53,7 +53,7 @@ class Node:
     service: FakeService
     kubelet: FakeKubelet
     registered: Registered
-    board: Board
+    board: AdvertisedDevices
     endpoint: Endpoint
 
     async def shown(self, **health: bool) -> None:
@@ -69,7 +69,7 @@ async def node(
 ) -> AsyncIterator[Node]:
     """A service, a kubelet and between them the plugin, registered."""
     log = logger("json", "error")
-    board = Board()
+    board = AdvertisedDevices()
     kubelet = FakeKubelet(directory)
     client = PluginClient(directory / "s")
     gate = Gate(client, board, Announcements(client, log=log), times=times, log=log, clock=time.monotonic)
@@ -314,7 +314,7 @@ async def test_a_fault_of_the_plugin_itself_is_logged_and_not_shown_to_the_pod(s
             raise ValueError("/root/secret")
 
     lines = io.StringIO()
-    board = Board()
+    board = AdvertisedDevices()
     streams = Streams(board)
     plugin = DevicePlugin(RESOURCE, board, Broken(), streams=streams, log=logger("json", "error", lines))
     async with (
@@ -383,18 +383,18 @@ async def test_a_service_that_holds_the_stream_but_answers_nothing_counts_as_awa
                 yield self._shown
             await asyncio.Event().wait()
 
-    board = Board()
+    board = AdvertisedDevices()
     client = PluginClient(short_tmp / "s")
     times = WatchTimes(grace=0.05, heartbeat=0.05, probe=1.0, retry=0.02)
     watch = ServiceWatch(client, board, times=times, log=logger("json", "error"), clock=time.monotonic)
     async with Hung(short_tmp / "s", snapshot(device(0))) as service:
         task = asyncio.create_task(watch.run())
         async with asyncio.timeout(20):
-            await board.until(lambda: any(offer.healthy for offer in board.offers))
+            await board.until(lambda: any(offer.healthy for offer in board.devices))
             service.hangs = True
-            await board.until(lambda: not any(offer.healthy for offer in board.offers))
+            await board.until(lambda: not any(offer.healthy for offer in board.devices))
             service.hangs = False
-            await board.until(lambda: any(offer.healthy for offer in board.offers))
+            await board.until(lambda: any(offer.healthy for offer in board.devices))
         task.cancel()
         await asyncio.wait({task})
         await client.close()
@@ -410,7 +410,7 @@ async def test_a_device_reached_in_a_way_unknown_to_the_plugin_is_withheld(short
 
 
 async def test_an_endpoint_says_why_it_cannot_be_served(short_tmp: Path) -> None:
-    board = Board()
+    board = AdvertisedDevices()
     client = PluginClient(short_tmp / "s")
     log = logger("json", "error")
     gate = Gate(client, board, Announcements(client, log=log), times=GATE, log=log, clock=time.monotonic)

@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from plugin.availability import Offer
 from plugin.cdi import FILE, CdiPublisher, replace_file, specification
+from plugin.devices import AdvertisedDevice
 from plugin.driverfiles import DriverRoot, Hook, find_driver_files, find_hook
 from plugin.injection import IdStrategy, Injection, ListStrategy, qualified_name
 from plugin.logs import logger
@@ -104,7 +104,7 @@ def _version(spec: Any) -> tuple[int, ...]:
 
 
 def spec_of(
-    root: Path, *gpus: Offer, host: str = "/", hook: Hook | None = None, injection: Injection = CDI
+    root: Path, *gpus: AdvertisedDevice, host: str = "/", hook: Hook | None = None, injection: Injection = CDI
 ) -> dict[str, Any]:
     install_driver(root)
     place = DriverRoot(PurePosixPath(host), root)

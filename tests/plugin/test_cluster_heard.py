@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from plugin.board import Board
+from plugin.devices import AdvertisedDevices
 from plugin.logs import logger
 from plugin.service import ServiceWatch, WatchTimes
 from scrubber.api import scrubber_pb2 as pb
@@ -40,8 +40,8 @@ async def service(short_tmp: Path) -> AsyncIterator[FakeService]:
 @contextlib.asynccontextmanager
 async def watching(
     short_tmp: Path, ear: Ear | None, times: WatchTimes, clock: Callable[[], float] = time.monotonic
-) -> AsyncIterator[Board]:
-    client, board = PluginClient(short_tmp), Board()
+) -> AsyncIterator[AdvertisedDevices]:
+    client, board = PluginClient(short_tmp), AdvertisedDevices()
     watch = ServiceWatch(client, board, times=times, log=logger(level="error"), clock=clock, listen=ear)
     task = asyncio.create_task(watch.run())
     try:
@@ -62,7 +62,7 @@ async def test_every_snapshot_is_passed_on_and_the_end_after_the_grace_period(
         await ear.bell.until(lambda: len(ear.heard) == 2)
         await service.stop()
         await ear.bell.until(lambda: ear.heard[-1] is None)
-        assert not any(offer.healthy for offer in board.offers)
+        assert not any(offer.healthy for offer in board.devices)
         await service.start(snapshot(device(0), epoch="second"))
         await ear.bell.until(lambda: ear.heard[-1] is not None)
     assert [None if each is None else each.version for each in ear.heard] == [1, 2, None, 1]
@@ -91,4 +91,4 @@ async def test_a_service_that_is_back_in_time_was_never_away(service: FakeServic
 async def test_nobody_needs_to_listen(service: FakeService, short_tmp: Path) -> None:
     async with watching(short_tmp, None, WatchTimes()) as board:
         async with asyncio.timeout(20):
-            await board.until(lambda: bool(board.offers))
+            await board.until(lambda: bool(board.devices))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from plugin.announcements import Announcements
-from plugin.board import Board
+from plugin.devices import AdvertisedDevices
 from plugin.gate import ABSENT, OTHERWISE, Gate, GateTimes
 from plugin.logs import logger
 from scrubber.api import scrubber_pb2 as pb
@@ -104,8 +104,10 @@ class Service:
         return pb.HandOverResponse(devices=[pb.GrantedDevice(id=device, path="fast") for device in devices])
 
 
-async def gate(service: Service, times: GateTimes = QUICK, epoch: str = "one", **more: Any) -> tuple[Gate, Board]:
-    board = Board()
+async def gate(
+    service: Service, times: GateTimes = QUICK, epoch: str = "one", **more: Any
+) -> tuple[Gate, AdvertisedDevices]:
+    board = AdvertisedDevices()
     await board.show((), epoch)
     log = logger("json", "error")
     announcements = Announcements(service, log=log)

@@ -12,7 +12,7 @@ from google.protobuf.json_format import MessageToDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plugin.availability import Offer, Word
+from plugin.devices import AdvertisedDevice, ServiceVerdict
 from plugin.inject import container_response
 from plugin.injection import Feature, IdStrategy, Injection, ListStrategy, list_strategies
 from scrubber.domain.device import Access, AccessKind
@@ -23,13 +23,16 @@ TWO = (gpu(1), gpu(0))
 NAMES = "GPU-00000000,GPU-00000001"
 
 
-def simulated(name: str) -> Offer:
-    return Offer(
-        id=name, index="0", word=Word.OFFERED, access=(Access(AccessKind.MOUNT, f"/sim/{name}", f"/dev/{name}"),)
+def simulated(name: str) -> AdvertisedDevice:
+    return AdvertisedDevice(
+        id=name,
+        index="0",
+        verdict=ServiceVerdict.OFFERED,
+        access=(Access(AccessKind.MOUNT, f"/sim/{name}", f"/dev/{name}"),),
     )
 
 
-def answer(offers: Iterable[Offer], injection: Injection | None = None) -> dict[str, Any]:
+def answer(offers: Iterable[AdvertisedDevice], injection: Injection | None = None) -> dict[str, Any]:
     """The answer as JSON, without what every answer has."""
     message: dict[str, Any] = MessageToDict(
         container_response(offers, injection),
@@ -49,7 +52,7 @@ def test_a_simulated_device_is_a_read_write_mount_whatever_is_chosen_for_gpus() 
         }
 
 
-def accelerator(number: int) -> Offer:
+def accelerator(number: int) -> AdvertisedDevice:
     """A device of another vendor's, of which its backend says what a container needs."""
     access = (
         Access(AccessKind.NODE, "/dev/kfd", "/dev/kfd"),
@@ -58,7 +61,9 @@ def accelerator(number: int) -> Offer:
         Access(AccessKind.ENVIRONMENT, str(number), "OTHER_VISIBLE_DEVICES"),
         Access(AccessKind.CDI, f"example.com/accelerator={number}", ""),
     )
-    return Offer(id=f"accelerator-{number}", index=str(number), word=Word.OFFERED, access=access)
+    return AdvertisedDevice(
+        id=f"accelerator-{number}", index=str(number), verdict=ServiceVerdict.OFFERED, access=access
+    )
 
 
 WAYS = [Injection(ways) for ways in itertools.combinations(ListStrategy, 2)]
@@ -197,7 +202,7 @@ ways = st.sets(st.sampled_from(ListStrategy), min_size=1).map(
     specs=st.booleans(),
 )
 def test_the_answer_does_not_depend_on_the_order_in_which_the_kubelet_names_the_devices(
-    order: list[Offer], strategies: tuple[ListStrategy, ...], ids: IdStrategy, specs: bool
+    order: list[AdvertisedDevice], strategies: tuple[ListStrategy, ...], ids: IdStrategy, specs: bool
 ) -> None:
     injection = Injection(strategies, ids, specs)
     one = container_response(order, injection).SerializeToString(deterministic=True)

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from plugin.availability import Offer, Word
-from plugin.board import Board
+from plugin.devices import AdvertisedDevice, AdvertisedDevices, ServiceVerdict
 from plugin.kubelet import Over
 from plugin.metrics import MOST_RESOURCES, Metrics
 from plugin.observing import Nobody
@@ -46,7 +45,7 @@ class Told:
     """Metrics, and what a scrape of them shows."""
 
     def __init__(self) -> None:
-        self.boards: dict[str, Board] = {}
+        self.boards: dict[str, AdvertisedDevices] = {}
         self._registry = CollectorRegistry()
         self.metrics = Metrics(self._registry, lambda: self.boards)
 
@@ -68,13 +67,13 @@ def told() -> Told:
     return Told()
 
 
-def offer(number: int, *, healthy: bool) -> Offer:
-    word = Word.OFFERED if healthy else Word.NONE
-    return Offer(id=f"gpu-{number}", index=str(number), word=word, healthy=healthy)
+def offer(number: int, *, healthy: bool) -> AdvertisedDevice:
+    word = ServiceVerdict.OFFERED if healthy else ServiceVerdict.NONE
+    return AdvertisedDevice(id=f"gpu-{number}", index=str(number), verdict=word, healthy=healthy)
 
 
-async def board(*health: bool) -> Board:
-    shown = Board()
+async def board(*health: bool) -> AdvertisedDevices:
+    shown = AdvertisedDevices()
     await shown.show(tuple(offer(number, healthy=each) for number, each in enumerate(health)), "first")
     return shown
 
@@ -197,7 +196,7 @@ def test_whatever_is_told_nothing_is_raised_and_no_label_is_made_up(happened: li
 def test_the_series_are_fewer_than_the_page_says_at_the_worst() -> None:
     told = Told()
     for resource in map(str, range(2 * MOST_RESOURCES)):
-        told.boards[resource] = Board()
+        told.boards[resource] = AdvertisedDevices()
         told.metrics.registered(resource, now=True)
         for way in ("watcher", "classic", "x"):
             for outcome in ("ok", "refused", "failed", "x"):

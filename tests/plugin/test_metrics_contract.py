@@ -26,13 +26,12 @@ from plugin.api import deviceplugin_pb2 as api
 from plugin.api import deviceplugin_pb2_grpc as rpc
 from plugin.api import pluginregistration_pb2 as registration
 from plugin.api import pluginregistration_pb2_grpc as registration_rpc
-from plugin.availability import Offer, Word
-from plugin.board import Board
 from plugin.cluster.counting import Counted
 from plugin.cluster.errors import Busy, ClusterError, Denied, Exists, Later, Missing, Rejected
 from plugin.cluster.port import EventText, NodeSeen, Regarding
 from plugin.cluster.telling import ClusterTimes, Telling
 from plugin.cluster.view import AWAY
+from plugin.devices import AdvertisedDevice, AdvertisedDevices, ServiceVerdict
 from plugin.endpoint import Endpoint
 from plugin.instance_lock import WriterLock
 from plugin.kubelet import KubeletPlaces, Registrar, Registration, RegistrationTimes
@@ -267,8 +266,8 @@ class Told:
 
 @asynccontextmanager
 async def registrar(directory: Path, mode: Registration, times: RegistrationTimes = QUICK) -> AsyncIterator[Told]:
-    board, told, tokens = Board(), Told(), itertools.count()
-    await board.show((Offer(id="gpu-0", index="0", word=Word.OFFERED, healthy=True),), "one")
+    board, told, tokens = AdvertisedDevices(), Told(), itertools.count()
+    await board.show((AdvertisedDevice(id="gpu-0", index="0", verdict=ServiceVerdict.OFFERED, healthy=True),), "one")
     log = logger("json", "error")
     task = asyncio.create_task(
         Registrar(
@@ -381,7 +380,7 @@ async def _any_socket(directory: Path) -> bool:
 
 
 async def test_a_call_that_is_not_served_here_makes_no_series(short_tmp: Path) -> None:
-    told, board = Told(), Board()
+    told, board = Told(), AdvertisedDevices()
     streams = Streams(board)
     log = logger("json", "error")
     servicer = DevicePlugin(SIM, board, OpenGate(), streams=streams, log=log)

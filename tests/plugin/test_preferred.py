@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plugin.availability import Offer, Word
+from plugin.devices import AdvertisedDevice, ServiceVerdict
 from plugin.preferred import MOST_SEEDS, preferred
 
 
-def offers(*each: Offer) -> dict[str, Offer]:
+def offers(*each: AdvertisedDevice) -> dict[str, AdvertisedDevice]:
     return {offer.id: offer for offer in each}
 
 
@@ -21,14 +21,14 @@ def gpu(
     *,
     clean: bool = False,
     scrubbing: bool = False,
-    word: Word = Word.OFFERED,
+    verdict: ServiceVerdict = ServiceVerdict.OFFERED,
     node: int | None = None,
     peers: str = "",
-) -> Offer:
-    return Offer(
+) -> AdvertisedDevice:
+    return AdvertisedDevice(
         id=id_,
         index=id_,
-        word=word,
+        verdict=verdict,
         certified=clean,
         scrubbing=scrubbing,
         numa_node=node,
@@ -39,10 +39,10 @@ def gpu(
 ids = st.sampled_from([f"gpu-{number}" for number in range(8)])
 known = st.lists(
     st.builds(
-        Offer,
+        AdvertisedDevice,
         id=ids,
         index=st.just("0"),
-        word=st.sampled_from(Word),
+        verdict=st.sampled_from(ServiceVerdict),
         certified=st.booleans(),
         scrubbing=st.booleans(),
         numa_node=st.none() | st.integers(0, 1),
@@ -59,7 +59,7 @@ known = st.lists(
     known=known,
 )
 def test_it_answers_whatever_it_is_asked(
-    available: list[str], must: list[str], size: int, known: Mapping[str, Offer]
+    available: list[str], must: list[str], size: int, known: Mapping[str, AdvertisedDevice]
 ) -> None:
     chosen = preferred(available, must, size, known)
     assert len(chosen) == len(set(chosen)) == min(max(size, 0), len({*available, *must}))
@@ -69,7 +69,7 @@ def test_it_answers_whatever_it_is_asked(
 
 @given(available=st.sets(ids), must=st.sets(ids), size=st.integers(0, 8), known=known, seed=st.integers())
 def test_it_does_not_depend_on_the_order_of_the_ids(
-    available: set[str], must: set[str], size: int, known: dict[str, Offer], seed: int
+    available: set[str], must: set[str], size: int, known: dict[str, AdvertisedDevice], seed: int
 ) -> None:
     shuffle = random.Random(seed)
     mixed, mixed_must, mixed_known = list(available), list(must), list(known.items())
@@ -81,10 +81,10 @@ def test_it_does_not_depend_on_the_order_of_the_ids(
 
 @given(available=st.sets(ids), must=st.sets(ids, max_size=2), size=st.integers(2, 8), known=known)
 def test_no_dirty_device_is_chosen_while_a_clean_one_is_left(
-    available: set[str], must: set[str], size: int, known: dict[str, Offer]
+    available: set[str], must: set[str], size: int, known: dict[str, AdvertisedDevice]
 ) -> None:
-    clean = {id_ for id_, offer in known.items() if offer.certified and offer.word is Word.OFFERED}
-    withheld = {id_ for id_, offer in known.items() if offer.word is Word.WITHHELD}
+    clean = {id_ for id_, offer in known.items() if offer.certified and offer.verdict is ServiceVerdict.OFFERED}
+    withheld = {id_ for id_, offer in known.items() if offer.verdict is ServiceVerdict.WITHHELD}
     chosen = set(preferred(available, must, size, known))
     free = available - must
     assert free & clean <= chosen or chosen - must <= clean
@@ -97,7 +97,7 @@ def test_what_must_be_included_comes_before_what_is_clean() -> None:
 
 
 def test_a_device_that_is_being_scrubbed_is_preferred_to_one_that_is_only_dirty() -> None:
-    known = offers(gpu("a"), gpu("b", scrubbing=True), gpu("c", word=Word.WITHHELD))
+    known = offers(gpu("a"), gpu("b", scrubbing=True), gpu("c", verdict=ServiceVerdict.WITHHELD))
     assert preferred(["a", "b", "c"], [], 1, known) == ("b",)
     assert preferred(["a", "b", "c"], [], 2, known) == ("b", "a")
 
@@ -143,9 +143,13 @@ def test_half_of_a_large_node_is_chosen_whole_group_by_whole_group_and_in_few_lo
     """The kubelet's main loop waits: work grows with devices times picks, not with picks once more."""
     devices, picks, group = 256, 128, 8
     ids = [Looked(f"gpu-{number:03}") for number in range(devices)]
-    known: dict[str, Offer] = {
-        id_: Offer(
-            id_, id_, Word.OFFERED, numa_node=number // (devices // 2), peers=frozenset(ids[first : first + group])
+    known: dict[str, AdvertisedDevice] = {
+        id_: AdvertisedDevice(
+            id_,
+            id_,
+            ServiceVerdict.OFFERED,
+            numa_node=number // (devices // 2),
+            peers=frozenset(ids[first : first + group]),
         )
         for number, id_ in enumerate(ids)
         for first in (number // group * group,)
@@ -158,8 +162,10 @@ def test_half_of_a_large_node_is_chosen_whole_group_by_whole_group_and_in_few_lo
     assert Looked.times <= 3 * MOST_SEEDS * devices * picks
 
 
-def part(id_: str, parent: str, *, clean: bool = False, node: int | None = None) -> Offer:
-    return Offer(id=id_, index=id_, word=Word.OFFERED, certified=clean, numa_node=node, parent=parent)
+def part(id_: str, parent: str, *, clean: bool = False, node: int | None = None) -> AdvertisedDevice:
+    return AdvertisedDevice(
+        id=id_, index=id_, verdict=ServiceVerdict.OFFERED, certified=clean, numa_node=node, parent=parent
+    )
 
 
 def test_instances_of_one_gpu_are_taken_together() -> None:

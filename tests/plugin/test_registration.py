@@ -19,8 +19,7 @@ from watchfiles import awatch
 
 from plugin.api import deviceplugin_pb2 as api
 from plugin.api import deviceplugin_pb2_grpc as rpc
-from plugin.availability import Offer, Word
-from plugin.board import Board
+from plugin.devices import AdvertisedDevice, AdvertisedDevices, ServiceVerdict
 from plugin.instance_lock import InstanceLock
 from plugin.kubelet import KubeletPlaces, Registrar, Registration, RegistrationTimes
 from plugin.logs import logger
@@ -38,7 +37,7 @@ IMHASTY = dataclasses.replace(QUICK, patience=0.0)
 PATIENT = dataclasses.replace(QUICK, patience=0.05)
 HASTY = dataclasses.replace(QUICK, patience=0.0)
 PATIENT = dataclasses.replace(QUICK, patience=3600.0)
-OFFER = Offer(id="gpu-0", index="0", word=Word.OFFERED, healthy=True)
+OFFER = AdvertisedDevice(id="gpu-0", index="0", verdict=ServiceVerdict.OFFERED, healthy=True)
 
 
 class OpenGate:
@@ -74,7 +73,7 @@ async def registrar(
     name: str = "a",
     journal: Journal | None = None,
 ) -> AsyncIterator[asyncio.Task[None]]:
-    board = Board()
+    board = AdvertisedDevices()
     await board.show((OFFER,), "one")
     log = logger("json", "info", journal or Journal())
     tokens = itertools.count()

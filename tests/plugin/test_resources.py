@@ -12,16 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plugin.availability import Offer, Word
+from plugin.devices import AdvertisedDevice, ServiceVerdict
 from plugin.logs import logger
 from plugin.resources import Arrangement, Layout, MigStrategy, Resources
 from scrubber.domain.device import Access, AccessKind
 from tests.gpus import gpu, instance
 
-SIM = Offer("sim-0", "0", Word.OFFERED, True, access=(Access(AccessKind.MOUNT, "/sim/0", "/dev/simgpu0"),))
+SIM = AdvertisedDevice(
+    "sim-0", "0", ServiceVerdict.OFFERED, True, access=(Access(AccessKind.MOUNT, "/sim/0", "/dev/simgpu0"),)
+)
 
 
-def arranged(mig: str, *offers: Offer, resource: str = "") -> Arrangement:
+def arranged(mig: str, *offers: AdvertisedDevice, resource: str = "") -> Arrangement:
     return Layout(MigStrategy(mig), resource).arrange(offers)[1]
 
 
@@ -29,8 +31,8 @@ def ids(arrangement: Arrangement) -> dict[str, list[str]]:
     return {resource: [offer.id for offer in part] for resource, part in arrangement.lists.items()}
 
 
-def gone(offer: Offer) -> Offer:
-    return replace(offer, word=Word.WITHHELD, healthy=False, gone=True, refusal="gone")
+def gone(offer: AdvertisedDevice) -> AdvertisedDevice:
+    return replace(offer, verdict=ServiceVerdict.WITHHELD, healthy=False, gone=True, refusal="gone")
 
 
 def test_without_a_name_a_device_is_advertised_as_what_it_is() -> None:
@@ -61,7 +63,7 @@ def test_single_advertises_instances_of_one_kind_as_gpus() -> None:
         ((instance(0, 0, "unknown"), instance(1, 0, "unknown")), "the driver does not say which profile"),
     ],
 )
-def test_single_refuses_a_node_of_several_kinds(offers: tuple[Offer, ...], why: str) -> None:
+def test_single_refuses_a_node_of_several_kinds(offers: tuple[AdvertisedDevice, ...], why: str) -> None:
     arrangement = arranged("single", *offers)
     assert arrangement.lists == {}
     assert why in arrangement.complaint
@@ -71,7 +73,7 @@ def test_single_refuses_a_node_of_several_kinds(offers: tuple[Offer, ...], why: 
 def test_single_judges_only_what_is_there_and_what_a_ready_service_has_said() -> None:
     parts = [instance(0, 0), instance(0, 1)]
     assert arranged("single", *parts, gone(gpu(7))).complaint == ""
-    unspoken = gpu(1, word=Word.NONE)
+    unspoken = gpu(1, verdict=ServiceVerdict.NONE)
     assert ids(arranged("single", *parts, unspoken)) == {"nvidia.com/gpu": [each.id for each in parts]}
 
 
@@ -126,9 +128,9 @@ offers_ = st.lists(
 
 
 @given(mig=st.sampled_from(MigStrategy), rounds=st.lists(offers_, min_size=1, max_size=4))
-def test_a_device_once_listed_stays_listed_where_it_was(mig: MigStrategy, rounds: list[list[Offer]]) -> None:
+def test_a_device_once_listed_stays_listed_where_it_was(mig: MigStrategy, rounds: list[list[AdvertisedDevice]]) -> None:
     layout = Layout(mig)
-    known: dict[str, Offer] = {}
+    known: dict[str, AdvertisedDevice] = {}
     homes: set[tuple[str, str]] = set()
     for present in rounds:
         now = {offer.id: offer for offer in present}
@@ -151,11 +153,11 @@ def events(lines: io.StringIO) -> list[dict[str, Any]]:
 async def test_each_resource_has_a_board_and_the_node_has_them_all() -> None:
     resources = Resources(Layout(MigStrategy.MIXED), log=logger("json", "error"))
     await resources.show((gpu(0), instance(1, 0)), "epoch")
-    assert {name: [offer.id for offer in board.offers] for name, board in resources.boards.items()} == {
+    assert {name: [offer.id for offer in board.devices] for name, board in resources.boards.items()} == {
         "nvidia.com/gpu": [gpu(0).id],
         "nvidia.com/mig-1g.10gb": [instance(1, 0).id],
     }
-    assert [offer.id for offer in resources.offers] == [gpu(0).id, instance(1, 0).id]
+    assert [offer.id for offer in resources.devices] == [gpu(0).id, instance(1, 0).id]
     assert {board.epoch for board in resources.boards.values()} == {"epoch"}
     assert {board.version for board in resources.boards.values()} == {1}
 
@@ -163,7 +165,7 @@ async def test_each_resource_has_a_board_and_the_node_has_them_all() -> None:
 async def test_a_change_of_one_resource_is_no_news_to_the_others() -> None:
     resources = Resources(Layout(MigStrategy.MIXED), log=logger("json", "error"))
     await resources.show((gpu(0), instance(1, 0)), "epoch")
-    await resources.show((gpu(0, word=Word.WITHHELD), instance(1, 0)), "epoch")
+    await resources.show((gpu(0, verdict=ServiceVerdict.WITHHELD), instance(1, 0)), "epoch")
     assert {name: board.version for name, board in resources.boards.items()} == {
         "nvidia.com/gpu": 2,
         "nvidia.com/mig-1g.10gb": 1,
@@ -173,7 +175,7 @@ async def test_a_change_of_one_resource_is_no_news_to_the_others() -> None:
 async def test_what_cannot_be_published_is_unhealthy_on_every_board() -> None:
     published: list[tuple[list[str], str]] = []
 
-    def publish(offers: Sequence[Offer], epoch: str) -> Mapping[str, str]:
+    def publish(offers: Sequence[AdvertisedDevice], epoch: str) -> Mapping[str, str]:
         published.append(([offer.id for offer in offers], epoch))
         return {gpu(1).id: "No specification."}
 
@@ -181,10 +183,10 @@ async def test_what_cannot_be_published_is_unhealthy_on_every_board() -> None:
     await resources.show((gpu(0), gpu(1)), "epoch")
     assert published == [([gpu(0).id, gpu(1).id], "epoch")]
     for board in (resources, resources.boards["nvidia.com/gpu"]):
-        assert {offer.id: offer.healthy for offer in board.offers} == {gpu(0).id: True, gpu(1).id: False}
+        assert {offer.id: offer.healthy for offer in board.devices} == {gpu(0).id: True, gpu(1).id: False}
         found = board.find(gpu(1).id)
         assert found is not None
-        assert (found.word, found.refusal) == (Word.WITHHELD, "No specification.")
+        assert (found.verdict, found.refusal) == (ServiceVerdict.WITHHELD, "No specification.")
 
 
 async def test_what_is_wrong_with_the_layout_is_said_once_and_so_is_that_it_is_over() -> None:

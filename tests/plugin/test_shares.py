@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plugin.availability import Offer, Word
+from plugin.devices import AdvertisedDevice, ServiceVerdict
 from plugin.inject import container_response
 from plugin.preferred import preferred
 from plugin.resources import Layout, MigStrategy
@@ -22,18 +22,20 @@ GPU = "nvidia.com/gpu"
 SHARED = Sharing({GPU: 3})
 
 
-def shares(*devices: Offer, sharing: Sharing = SHARED) -> dict[str, Offer]:
+def shares(*devices: AdvertisedDevice, sharing: Sharing = SHARED) -> dict[str, AdvertisedDevice]:
     return {share.id: share for device in devices for share in sharing.split(GPU, device)}
 
 
-def lists(sharing: Sharing, *offers: Offer, mig: MigStrategy = MigStrategy.NONE) -> Mapping[str, Sequence[Offer]]:
+def lists(
+    sharing: Sharing, *offers: AdvertisedDevice, mig: MigStrategy = MigStrategy.NONE
+) -> Mapping[str, Sequence[AdvertisedDevice]]:
     return Layout(mig, sharing=sharing).arrange(offers)[1].lists
 
 
 def test_a_share_is_the_device_under_an_id_of_its_own() -> None:
     device = replace(gpu(0), certified=True, numa_node=1)
     for number, share in enumerate(SHARED.split(GPU, device)):
-        assert (share.id, share.device) == (f"{device.id}::{number}", device.id)
+        assert (share.id, share.device_id) == (f"{device.id}::{number}", device.id)
         assert replace(share, id=device.id, share_of="") == device
     assert SHARED.split("nvidia.com/mig-1g.10gb", device) == (device,)
 
@@ -85,12 +87,12 @@ def test_more_than_one_share_is_refused_only_where_that_is_asked_for() -> None:
 # -- preference --------------------------------------------------------------------------------------------------------
 
 
-def chosen(available: Sequence[str], size: int, offers: Mapping[str, Offer], must: Sequence[str] = (),
+def chosen(available: Sequence[str], size: int, offers: Mapping[str, AdvertisedDevice], must: Sequence[str] = (),
            by: Preference = Preference.DISTRIBUTED) -> list[str]:  # fmt: skip
-    return [offers[id_].device for id_ in preferred(available, must, size, offers, by)]
+    return [offers[id_].device_id for id_ in preferred(available, must, size, offers, by)]
 
 
-def free(offers: Mapping[str, Offer], *taken: str) -> list[str]:
+def free(offers: Mapping[str, AdvertisedDevice], *taken: str) -> list[str]:
     return [id_ for id_ in offers if id_ not in taken]
 
 
@@ -153,8 +155,8 @@ def test_it_answers_whatever_it_is_asked_and_in_whatever_order(
 @given(taken=st.sets(st.sampled_from(sorted(shares(A, B, C)))), size=st.integers(1, 9))
 def test_no_device_gets_a_second_share_more_than_another_could_have_had(taken: set[str], size: int) -> None:
     offers = shares(A, B, C)
-    given_ = Counter(offers[id_].device for id_ in taken)
+    given_ = Counter(offers[id_].device_id for id_ in taken)
     for device in chosen(free(offers, *taken), size, offers):
         assert given_[device] == min(count for each in (A, B, C) if (count := given_[each.id]) < 3)
         given_[device] += 1
-    assert all(word is Word.OFFERED for word in (offer.word for offer in offers.values()))
+    assert all(word is ServiceVerdict.OFFERED for word in (offer.verdict for offer in offers.values()))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plugin.api import deviceplugin_pb2 as api
-from plugin.availability import Offer, Word
+from plugin.devices import AdvertisedDevice, ServiceVerdict
 from plugin.upstream.answers import Reach, named_by_variable
 from plugin.upstream.listing import Said, judged
 from plugin.upstream.names import Directory, Known, Meaning
@@ -16,11 +16,11 @@ from plugin.upstream.server import clean_first, within
 from plugin.upstream.standing import Standing
 
 
-def offer(id_: str, **facts: object) -> Offer:
-    return Offer(**{"id": id_, "index": id_, "word": Word.OFFERED, "healthy": True, **facts})  # type: ignore[arg-type]
+def offer(id_: str, **facts: object) -> AdvertisedDevice:
+    return AdvertisedDevice(**{"id": id_, "index": id_, "verdict": ServiceVerdict.OFFERED, "healthy": True, **facts})  # type: ignore[arg-type]
 
 
-def listed(said: Said, offers: dict[str, Offer]) -> dict[str, tuple[str, str]]:
+def listed(said: Said, offers: dict[str, AdvertisedDevice]) -> dict[str, tuple[str, str]]:
     meanings = {each.ID: Meaning(each.ID) for each in said.devices}
     return {entry.id: (entry.sent.health, entry.why) for entry in judged(said, meanings, offers)}
 
@@ -31,17 +31,19 @@ def listed(said: Said, offers: dict[str, Offer]) -> dict[str, tuple[str, str]]:
 @given(
     vendors=st.sampled_from(["Healthy", "Unhealthy", "healthy", "", "Broken"]),
     trouble=st.sampled_from(["", "It is away."]),
-    word=st.sampled_from(Word),
+    verdict=st.sampled_from(ServiceVerdict),
     healthy=st.booleans(),
     known=st.booleans(),
 )
 def test_healthy_is_said_only_when_everybody_says_so(
-    vendors: str, trouble: str, word: Word, healthy: bool, known: bool
+    vendors: str, trouble: str, verdict: ServiceVerdict, healthy: bool, known: bool
 ) -> None:
     said = Said((api.Device(ID="a", health=vendors),), trouble=trouble)
     meaning = Meaning("a") if known else Meaning(refusal="Who is that?")
-    (entry,) = judged(said, {"a": meaning}, {"a": offer("a", word=word, healthy=healthy and word is Word.OFFERED)})
-    everybody = vendors == "Healthy" and not trouble and word is Word.OFFERED and healthy and known
+    (entry,) = judged(
+        said, {"a": meaning}, {"a": offer("a", verdict=verdict, healthy=healthy and verdict is ServiceVerdict.OFFERED)}
+    )
+    everybody = vendors == "Healthy" and not trouble and verdict is ServiceVerdict.OFFERED and healthy and known
     assert (entry.sent.health == "Healthy") is everybody
     assert bool(entry.why) is not everybody
 

@@ -9,8 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from plugin.availability import Offer
-from plugin.board import Board
+from plugin.devices import AdvertisedDevice, AdvertisedDevices
 from plugin.logs import logger
 from plugin.service import ServiceWatch, WatchTimes
 from scrubber.api import scrubber_pb2 as pb
@@ -42,23 +41,23 @@ class Service:
         raise AssertionError(f"nobody is asked {name} here")
 
 
-async def lines(service: Service, until: Callable[[tuple[Offer, ...]], bool]) -> list[dict[str, Any]]:
+async def lines(service: Service, until: Callable[[tuple[AdvertisedDevice, ...]], bool]) -> list[dict[str, Any]]:
     """About devices, by the time that the board is so after the service went."""
-    stream, board = io.StringIO(), Board()
+    stream, board = io.StringIO(), AdvertisedDevices()
     log = logger("json", "info", stream)
     watch = ServiceWatch(service, board, times=TIMES, log=log, clock=time.monotonic)
     task = asyncio.create_task(watch.run())
     async with asyncio.timeout(PATIENCE):
-        await board.until(lambda: bool(board.offers))
+        await board.until(lambda: bool(board.devices))
         service.goes.set()
-        await board.until(lambda: until(board.offers))
+        await board.until(lambda: until(board.devices))
     task.cancel()
     await asyncio.wait({task})
     told = [json.loads(line) for line in stream.getvalue().splitlines()]
     return [each for each in told if each["event"].startswith("device.")]
 
 
-def none_healthy(offers: tuple[Offer, ...]) -> bool:
+def none_healthy(offers: tuple[AdvertisedDevice, ...]) -> bool:
     return not any(offer.healthy for offer in offers)
 
 

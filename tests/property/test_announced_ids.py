@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plugin.announcements import Announcements
-from plugin.board import Board
+from plugin.devices import AdvertisedDevices
 from plugin.gate import Gate, GateTimes
 from plugin.logs import logger
 from plugin.service import ScrubService
@@ -66,7 +66,7 @@ class Plugin:
 
     def __init__(self, service: Service) -> None:
         self.means: dict[str, str] = {}
-        self.board = Board()
+        self.board = AdvertisedDevices()
         self.announcements = Announcements(cast(ScrubService, service), log=LOG)
         self.gate = Gate(
             cast(ScrubService, service), self.board, self.announcements, times=AT_ONCE, log=LOG, clock=time.monotonic
