@@ -49,7 +49,6 @@ from scrubber.domain.using import LONGEST_UNSEEN
 from scrubber.engine.breaker import watch_breaker
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.node import Node
-from scrubber.engine.pods import PodWatch
 from scrubber.engine.policy import follow_policy
 from scrubber.engine.reconcile import reconcile, welcome
 from scrubber.engine.tend import tend_all
@@ -187,6 +186,7 @@ async def _serve(
             resetter=backend.resetter,
             eraser=backend.eraser,
             diagnostics=backend.diagnostics,
+            assignments=assignments,
             containers=containers,
             ledger=ledger,
             trail=ledger,
@@ -194,7 +194,6 @@ async def _serve(
             signer=key,
             journal=journal,
             tracer=Binding(traces or UNTRACED),
-            pods=PodWatch(assignments=assignments, containers=containers, clock=clock),
             identity=identity,
             policy=lambda: policies.policy,
             new_id=lambda kind: f"{kind}-{token_hex(6)}",
@@ -293,7 +292,7 @@ async def _run_tasks(
         group.create_task(watch_breaker(node.devices.breaker, dependencies=dependencies), name="breaker")
         for name, work in beside.items():
             group.create_task(work, name=name)
-        group.create_task(_tell_of_kubelet(dependencies, log), name="kubelet")
+        group.create_task(_tell_of_kubelet(node, dependencies.clock, log), name="kubelet")
         group.create_task(_keep_alive(supervisor, dependencies.clock), name="watchdog")
 
 
@@ -344,11 +343,11 @@ async def _watch_driver(
         await dependencies.clock.sleep(_DRIVER_EVERY)
 
 
-async def _tell_of_kubelet(dependencies: Dependencies, log: structlog.typing.FilteringBoundLogger) -> None:
+async def _tell_of_kubelet(node: Node, clock: Clock, log: structlog.typing.FilteringBoundLogger) -> None:
     """Say why the kubelet's lists are not believed, as long as they are not: who starts waits, and a person can act."""
     told = (Trust.TRUSTED, "")
     while True:
-        reading = dependencies.pods.reading
+        reading = node.pods.reading
         without = " ".join(reading.remarks)
         # What is said of a young list counts its seconds: that is told once.
         now = (reading.trust, reading.detail if reading.trust is Trust.UNREADABLE else without)
@@ -357,7 +356,7 @@ async def _tell_of_kubelet(dependencies: Dependencies, log: structlog.typing.Fil
         elif now != told:
             log.warning("kubelet.doubted", trust=reading.trust.value, sentence=reading.detail or without)
         told = now
-        await dependencies.clock.sleep(_KUBELET_EVERY)
+        await clock.sleep(_KUBELET_EVERY)
 
 
 async def _keep_alive(supervisor: SystemdNotifier, clock: Clock) -> None:

@@ -66,7 +66,7 @@ def facts_of(
             ledger_ok=ledger.health() == "ok",
             ledger_bytes=ledger.size_bytes,
             audit_head=ledger.head(),
-            kubelet_trusted=dependencies.pods.reading.trust is Trust.TRUSTED,
+            kubelet_trusted=node.pods.reading.trust is Trust.TRUSTED,
             kubelet_restarts=node.kubelet_restarts,
             policy=(force.name, force.digest),
         )

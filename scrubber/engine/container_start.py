@@ -41,8 +41,8 @@ class AwaitedStart:
 
 def await_start(pod: Pod, *, dependencies: Dependencies) -> AwaitedStart | None:
     """Watch ``pod`` from now on; None where the start of a container could not be told. To be called before the grant."""
-    before = dependencies.pods.starts(pod)
-    created = None if before is None else dependencies.pods.first_container(pod)
+    before = dependencies.assignments.starts(pod)
+    created = None if before is None or pod.uid is None else dependencies.containers.first_container(pod)
     return None if before is None or created is None else AwaitedStart(pod, created, before)
 
 
@@ -65,10 +65,10 @@ async def follow_start(
     at = dependencies.clock.wall()
     container = await _name(start, dependencies)
     for controller, grant in granted:
-        named = dependencies.pods.reading.naming(controller.id)
+        named = controller.pods.reading.naming(controller.id)
         if container is None or not any((each.pod, each.container) == (start.pod, container) for each in named):
             continue
-        dependencies.pods.container_created(start.pod, at)
+        controller.pods.container_created(start.pod, at)
         changed = grant.assignment is not None and container != grant.assignment.container
         # Without it the next start of the pod looks at holders only.
         with suppress(ScrubberError):
@@ -80,7 +80,7 @@ async def follow_start(
 async def _name(start: AwaitedStart, dependencies: Dependencies) -> str | None:
     for pause in _LOG_PAUSES:
         await dependencies.clock.sleep(pause)
-        starts = dependencies.pods.starts(start.pod)
+        starts = dependencies.assignments.starts(start.pod)
         container = None if starts is None else started_container(start.before, starts)
         if container is not None:
             return container

@@ -9,9 +9,8 @@ from typing import Any
 
 from scrubber.domain.device import NodeIdentity
 from scrubber.domain.policy import Policy
-from scrubber.engine.pods import PodWatch
 from scrubber.ports.device import Diagnostics, Eraser, Holders, Inventory, Resetter, Settings, Telemetry
-from scrubber.ports.node import Containers
+from scrubber.ports.node import Assignments, Containers
 from scrubber.ports.record import AuditTrail, Certificates, Journal, Ledger, Signer
 from scrubber.ports.runtime import UNTRACED, Clock, Tracer
 
@@ -23,7 +22,6 @@ class Dependencies:
     """One set for the whole node.
 
     Attributes:
-        pods: the pod watch, which remembers what the proofs about pods need.
         policy: a function, because a policy can be replaced while the service runs.
         spawn: runs a scrub as a task by name; a defect in one ends the service, which its supervisor restarts.
         new_id: makes ids: ``new_id("scrub")`` → ``"scrub-…"``; injected, so that tests own randomness.
@@ -37,13 +35,13 @@ class Dependencies:
     resetter: Resetter
     eraser: Eraser
     diagnostics: Diagnostics
+    assignments: Assignments
     containers: Containers
     ledger: Ledger
     trail: AuditTrail
     certificates: Certificates
     signer: Signer
     journal: Journal
-    pods: PodWatch
     identity: NodeIdentity
     policy: Callable[[], Policy]
     new_id: Callable[[str], str]

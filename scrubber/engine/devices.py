@@ -16,6 +16,7 @@ from scrubber.engine.breaker import CircuitBreaker
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.device.controller import DeviceController, NodeContext
 from scrubber.engine.eraser_pool import EraserPool
+from scrubber.engine.pods import PodWatch
 from scrubber.engine.views import DeviceView
 
 __all__ = ["Devices"]
@@ -42,10 +43,12 @@ class Devices:
         self,
         *,
         dependencies: Dependencies,
+        pods: PodWatch,
         resources: Callable[[DeviceRecord], frozenset[str]],
         changed: Callable[[], None],
     ) -> None:
         self._dependencies = dependencies
+        self._pods = pods
         self._changed = changed
         self._ordered: list[DeviceController] = []
         self._leaving: set[str] = set()
@@ -58,6 +61,7 @@ class Devices:
         self.inventory_changed = asyncio.Event()
         self._context = NodeContext(
             changed=changed,
+            pods=pods,
             still=self.still,
             resources=resources,
             records=self.records,
@@ -91,7 +95,7 @@ class Devices:
     def track_pods(self) -> None:
         """Tell the pod watch which pods matter."""
         grants = [grant for record in self.records() for grant in record.open_grants]
-        self._dependencies.pods.track(grant.pod for grant in grants if grant.pod is not None)
+        self._pods.track(grant.pod for grant in grants if grant.pod is not None)
 
     def make_controller(self, device: Device, record: DeviceRecord) -> DeviceController:
         """Make the controller of ``device``, whose ``record`` is as the ledger has it. It is not used before :meth:`add`."""

@@ -174,7 +174,7 @@ class GrantRequest:
         boot = self._dependencies.identity.boot
         earlier = [grant for grant in self._earlier() if grant.boot == boot]
         try:
-            return await self._dependencies.pods.baseline(prepared.assignment, earlier)
+            return await self._controllers[0].pods.baseline(prepared.assignment, earlier)
         except Unreadable as unreadable:
             if prepared.decision.basis in UNJUDGED:
                 return ()

@@ -21,6 +21,7 @@ from scrubber.engine.devices import Devices
 from scrubber.engine.grant import GrantRequest
 from scrubber.engine.notices import Refusals, out_of_service
 from scrubber.engine.operator_actions import OperatorActions
+from scrubber.engine.pods import PodWatch
 from scrubber.engine.prepare import Requested
 from scrubber.engine.publisher import Publisher
 from scrubber.engine.resource_ids import ResourceIds
@@ -39,6 +40,7 @@ class Node:
         epoch: changes with every start of the service.
 
     Attributes:
+        pods: what is known of the pods that have, or had, a device.
         devices: the devices of the node.
         actions: what operators may order.
         notice: set when the pods are to be looked at now rather than in the next round.
@@ -54,7 +56,10 @@ class Node:
         self._undelivered: dict[_Key, _Undelivered] = {}
         self._ids = ResourceIds()
         self._refusals = Refusals(dependencies.clock)
-        self.devices = Devices(dependencies=dependencies, resources=self._ids.of, changed=self._publish)
+        self.pods = PodWatch(
+            assignments=dependencies.assignments, containers=dependencies.containers, clock=dependencies.clock
+        )
+        self.devices = Devices(dependencies=dependencies, pods=self.pods, resources=self._ids.of, changed=self._publish)
         self.actions = OperatorActions(devices=self.devices, dependencies=dependencies)
         self.waiting = 0
         self.kubelet_restarts = 0
@@ -105,7 +110,7 @@ class Node:
         return await self._publisher.changed(since)
 
     def info(self) -> ServiceView:
-        kubelet = _of_the_kubelet(self._dependencies.pods.reading)
+        kubelet = _of_the_kubelet(self.pods.reading)
         return replace(self._info(), breaker=self.devices.breaker.state.open, kubelet=kubelet)
 
     async def certificate(self, id: str) -> CertificateView:
@@ -211,7 +216,7 @@ class Node:
 
     def _asking(self, wanted: Sequence[Requested], resource: str) -> set[Pod]:
         """Return the pod that starts, if the kubelet's list is certain about it."""
-        reading = self._dependencies.pods.reading
+        reading = self.pods.reading
         assignments = [reading.assignment_of(each.device, each.shares, resource=resource) for each in wanted]
         pods = {None if each is None else each.pod for each in assignments}
         return {pod for pod in pods if pod is not None and pod.uid is not None} if len(pods) == 1 else set()
@@ -225,7 +230,7 @@ class Node:
         if undelivered is None or any(granted.basis in UNJUDGED for granted in undelivered.answer):
             return None
         answer = undelivered.answer
-        reading: Reading = await self._dependencies.pods.refresh()
+        reading: Reading = await self.pods.refresh()
         for each in wanted:
             await each.controller.occupancy.void_after_gap()
         for each, granted, version in zip(wanted, answer, undelivered.versions, strict=True):
@@ -244,7 +249,7 @@ class Node:
                 or following is None
             ):
                 return None
-            following = self._dependencies.pods.as_it_starts(following, each.device)
+            following = self.pods.as_it_starts(following, each.device)
             if following != last.assignment or following.pod.uid is None or await _used_since(controller, last):
                 return None
         return answer

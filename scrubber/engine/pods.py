@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from scrubber.domain.assignment import (
@@ -116,18 +115,10 @@ class PodWatch:
             if pod.uid == uid:
                 self._ran[pod] = max(since, self._ran.get(pod, -math.inf))
 
-    def first_container(self, pod: Pod) -> asyncio.Future[str] | None:
-        """As :meth:`scrubber.ports.Containers.first_container`; also None for a pod whose UID is not known."""
-        return None if pod.uid is None else self._containers.first_container(pod)
-
-    def starts(self, pod: Pod) -> Mapping[str, int] | None:
-        """As :meth:`scrubber.ports.Assignments.starts`."""
-        return self._assignments.starts(pod)
-
     def as_it_starts(self, following: Assignment, device: str) -> Assignment:
         """``following`` with the name of the container that starts on ``device``, which can be an init container."""
         init = self.reading.init_containers_of(following.pod, device)
-        starts = self.starts(following.pod) if init else None
+        starts = self._assignments.starts(following.pod) if init else None
         if starts is None:
             return following
         return replace(following, container=starting_container(following.container, init, starts))

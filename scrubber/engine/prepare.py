@@ -126,7 +126,7 @@ class Preparation:
     async def _reached(self, span: Span) -> Prepared:
         pause, controller = _POLL_FIRST, self._requested.controller
         while True:
-            reading = await self._dependencies.pods.refresh()
+            reading = await self._requested.controller.pods.refresh()
             await controller.occupancy.void_after_gap()
             outcome = await self._round(reading, span)
             if isinstance(outcome, Prepared):
@@ -164,7 +164,7 @@ class Preparation:
             ),
             policy=controller.state.policy,
             identity=dependencies.identity.of(controller.state.device),
-            ran=record.last_grant is not None and dependencies.pods.ran(record.last_grant),
+            ran=record.last_grant is not None and controller.pods.ran(record.last_grant),
             trouble=self._trouble(reading, start),
             share=requested.share,
             asking=start.own,
@@ -192,7 +192,7 @@ class Preparation:
         over = (grant.sequence for grant, where in others if self._is_closed(grant, where))
         return Prepared(
             record.version,
-            None if start.following is None else dependencies.pods.as_it_starts(start.following, requested.device),
+            None if start.following is None else controller.pods.as_it_starts(start.following, requested.device),
             start.certain is not None,
             facts.kind,
             decision,
@@ -254,7 +254,7 @@ class Preparation:
             case HandoverVerdict.SCRUB, _:
                 return await self._scrub(controller, facts.record, start.own)
             case HandoverVerdict.WAIT, ErrorCode.FOREIGN_ASSIGNMENT:
-                other = self._second_owner(self._dependencies.pods.reading, start)
+                other = self._second_owner(self._requested.controller.pods.reading, start)
                 return None if other is None else refusals.foreign_assignment(device, other, self._own())
             case HandoverVerdict.WAIT, ErrorCode.SHARING:
                 await self._note_unauthorized(controller, findings)
@@ -275,7 +275,9 @@ class Preparation:
 
     def _is_closed(self, grant: Grant, where: Standing) -> bool:
         """Whether the pod of ``grant`` is over and proved to be the kubelet's no longer: there is nothing left to wait for."""
-        return where.state is PodState.OVER and grant.pod is not None and self._dependencies.pods.absent(grant.pod)
+        return (
+            where.state is PodState.OVER and grant.pod is not None and self._requested.controller.pods.absent(grant.pod)
+        )
 
     async def _let_it_recover(self, controller: DeviceController, record: DeviceRecord, asking: Pod | None) -> None:
         """Let the device heal under the pod that waits for it, if nothing else of an earlier grant lives."""

@@ -45,7 +45,7 @@ async def reconcile(node: Node, devices: Iterable[Device], state: LedgerState, *
     dependencies.journal.tell(events)
     controllers = [node.devices.make_controller(device, started[device.id]) for device in devices]
     grants = [grant for controller in controllers for grant in controller.state.record.open_grants]
-    await _look_at_all(controllers, grants, dependencies)
+    await _look_at_all(node, controllers, grants, dependencies)
     for controller in controllers:
         node.devices.add(controller)
     node.ready()
@@ -60,7 +60,7 @@ async def welcome(node: Node, device: Device, state: LedgerState, *, dependencie
     await dependencies.ledger.commit(Change(records=(record,), events=events))
     dependencies.journal.tell(events)
     controller = node.devices.make_controller(device, record)
-    await _look_at_all([controller], [*node.devices.open_grants(), *record.open_grants], dependencies)
+    await _look_at_all(node, [controller], [*node.devices.open_grants(), *record.open_grants], dependencies)
     node.devices.add(controller)
 
 
@@ -83,7 +83,7 @@ def _abandoned(scrub: ScrubRecord, now: float) -> ScrubRecord:
 
 
 async def _look_at_all(
-    controllers: Iterable[DeviceController], grants: Iterable[Grant], dependencies: Dependencies
+    node: Node, controllers: Iterable[DeviceController], grants: Iterable[Grant], dependencies: Dependencies
 ) -> None:
     """Find out who has these devices, before anybody else may do anything with them.
 
@@ -91,8 +91,8 @@ async def _look_at_all(
         grants: all that the ledger still calls open, of any device.
     """
     asked = frozenset(grant.pod for grant in grants if grant.pod is not None)
-    dependencies.pods.track_more(asked)
-    await dependencies.pods.refresh()
+    node.pods.track_more(asked)
+    await node.pods.refresh()
     await asyncio.gather(*(_look_at(controller, asked, dependencies) for controller in controllers))
 
 
@@ -139,7 +139,7 @@ async def _adopt_strangers(
         asked: pods whose starts were asked about: of such a one, that another container of it runs says nothing of a device
             that it was never granted.
     """
-    named = dependencies.pods.reading.naming(controller.id)
+    named = controller.pods.reading.naming(controller.id)
     by_pod = {each.pod: each for each in reversed(named) if each.pod.uid is not None}
     for pod, assignment in by_pod.items():
         try:
@@ -149,7 +149,7 @@ async def _adopt_strangers(
             sandbox, running = (), True
         else:
             # A sandbox may have several processes; a pod none of whose containers was ever started has nothing else.
-            running = bool(remaining(processes, sandbox)) and dependencies.pods.starts(pod) != {}
+            running = bool(remaining(processes, sandbox)) and dependencies.assignments.starts(pod) != {}
         # Of several pods that share it, that somebody holds it says nothing of this one.
         if (running and pod not in asked) or (held and len(by_pod) == 1):
             await controller.occupancy.adopt(assignment, sandbox)

@@ -74,6 +74,7 @@ async def check_beside(
         plan=replace(plan, steps=tuple(step for step in plan.steps if step is not Step.HOLDERS)),
         policy=policy,
         dependencies=dependencies,
+        pods=controller.pods,
         standings=controller.occupancy.standings,
         unauthorized_use=controller.occupancy.unauthorized_use,
         eraser_slot=nullcontext,
@@ -116,7 +117,7 @@ async def _ungranted(work: Work) -> dict[object, Holder]:
         if user.kind is HolderKind.INFRASTRUCTURE:
             continue
         uid = await dependencies.containers.pod_uid_of(user.pid) if user.pid else None
-        if judge_use(uid, work.device.id, work.record.open_grants, dependencies.pods.reading) is not Use.GRANTED:
+        if judge_use(uid, work.device.id, work.record.open_grants, work.pods.reading) is not Use.GRANTED:
             found[uid or user.identity] = user
     return found
 

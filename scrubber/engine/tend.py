@@ -92,7 +92,7 @@ async def tend(
             if until is not None and until > now:
                 await _sleep(controller, dependencies, min(until - now, _BREAKER_EVERY))
                 continue
-            await dependencies.pods.refresh()
+            await controller.pods.refresh()
             if not await _held_up(controller, need.act) and not await _condition_stands(controller, need.act):
                 async with maintenance if need.act is Act.VERIFY else nullcontext():
                     if need.act is Act.VERIFY and not _still_due(controller, dependencies):

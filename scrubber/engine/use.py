@@ -126,12 +126,12 @@ async def _suspects(controller: DeviceController, dependencies: Dependencies) ->
         if user.pid and user.kind is not HolderKind.INFRASTRUCTURE
     }
     # The grants of this moment: one that came while the processes were asked for is theirs, if it is.
-    record, reading = controller.state.record, dependencies.pods.reading
+    record, reading = controller.state.record, controller.pods.reading
     found = {}
     for user, uid in pods.items():
         use = judge_use(uid, record.device, record.open_grants, reading)
         if use is Use.GRANTED and uid is not None:
-            dependencies.pods.used(record.device, uid, asked)
+            controller.pods.used(record.device, uid, asked)
         if use in (Use.STRANGER, Use.UNANNOUNCED):
             found[user.identity] = _User(user, uid, use)
     return found
@@ -140,7 +140,7 @@ async def _suspects(controller: DeviceController, dependencies: Dependencies) ->
 async def _unannounced(controller: DeviceController, users: Iterable[_User], dependencies: Dependencies) -> None:
     """The kubelet started a container without asking, as it does between its own start and our registration."""
     for user in users:
-        named = dependencies.pods.reading.naming(controller.id)
+        named = controller.pods.reading.naming(controller.id)
         assignment = next((each for each in named if each.pod.uid == user.pod), None)
         if assignment is None or any(grant.pod == assignment.pod for grant in controller.state.record.open_grants):
             continue
@@ -161,14 +161,14 @@ async def _unannounced(controller: DeviceController, users: Iterable[_User], dep
 async def _strangers(controller: DeviceController, users: Iterable[_User], dependencies: Dependencies) -> None:
     policy = controller.state.policy
     for user in users:
-        device, findings = controller.id, _faults(user, policy, dependencies.pods.reading)
+        device, findings = controller.id, _faults(user, policy, controller.pods.reading)
         # What was proved is void at once, whether or not the like of it was told within the minute.
         news = controller.occupancy.unauthorized_use.is_news(user.owner)
         if news or not controller.state.record.tainted or (findings and controller.state.record.advertised):
             await controller.occupancy.record_unauthorized_use(
                 _event(controller, user, user.sentence, dependencies), findings
             )
-        grants, reading = controller.state.record.open_grants, dependencies.pods.reading
+        grants, reading = controller.state.record.open_grants, controller.pods.reading
         if await controller.occupancy.unauthorized_use.handle(
             user.holder, user.pod, grants, reading=reading, policy=policy
         ):

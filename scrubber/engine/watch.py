@@ -89,7 +89,7 @@ async def watch_pods(node: Node, *, dependencies: Dependencies, interval: float)
     while True:
         node.notice.clear()
         node.devices.track_pods()
-        reading = await dependencies.pods.refresh()
+        reading = await node.pods.refresh()
         controllers = list(node.devices.controllers.values())
         if reading.kubelet and kubelet and reading.kubelet != kubelet:
             node.kubelet_restarts += 1
@@ -207,14 +207,14 @@ async def _given_back(controller: DeviceController, dependencies: Dependencies) 
     out of service and nobody was seen to hold it for the settle time. It could never come back otherwise.
     """
     for grant in controller.state.record.open_grants:
-        await dependencies.pods.sample(grant)
+        await controller.pods.sample(grant)
     standings = await controller.occupancy.standings()
     for grant, where in standings:
         if where.state is PodState.LIVING:
             return False
         if grant.pod is None and controller.state.record.advertised:
             return False
-        if grant.pod is not None and not dependencies.pods.absent(grant.pod):
+        if grant.pod is not None and not controller.pods.absent(grant.pod):
             return False
     if not standings:
         return False

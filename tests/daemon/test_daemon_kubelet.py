@@ -17,7 +17,7 @@ async def test_a_kubelet_that_is_not_believed_is_told_of_once_and_when_it_is_aga
     async with a_world(devices=1) as world:
         assert world.service is not None
         log = CapturingLogger()
-        telling = asyncio.create_task(_tell_of_kubelet(world.service.dependencies, log))
+        telling = asyncio.create_task(_tell_of_kubelet(world.node, world.clock, log))
         await world.run(12.0)
         assert log.calls == []
         world.kubelet.trust = Trust.UNREADABLE

@@ -63,6 +63,7 @@ def resetting(world: World, answering: Resetter, *, required: bool = True) -> Wo
         plan=replace(plan, steps=(Step.HOLDERS, Step.RESET, Step.HEALTH)),
         policy=policy,
         dependencies=replace(world.service.dependencies, resetter=answering),
+        pods=controller.pods,
         standings=controller.occupancy.standings,
         unauthorized_use=controller.occupancy.unauthorized_use,
         eraser_slot=lambda: world.node.devices.eraser_pool.slot(lambda: False),

@@ -240,7 +240,7 @@ def test_and_is_not_ended_on_one_that_somebody_was() -> None:
 async def test_nobody_is_ended_by_a_list_that_was_read_before_he_was_first_seen() -> None:
     async with a_world(policy=END) as world:
         assert world.service is not None
-        pods = world.service.dependencies.pods
+        pods = world.node.pods
         other = await started(world, "acme", "train-1", 1)
         old = pods.reading
         proc = intruder(world, other.uid)

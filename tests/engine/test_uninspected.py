@@ -120,7 +120,7 @@ async def test_a_process_of_the_pod_that_has_the_device_may_hold_it_unseen() -> 
         grants = world.record().open_grants
         assert grants[0].pod is not None
         assert world.service is not None
-        reading = world.service.dependencies.pods.reading
+        reading = world.node.pods.reading
         assert may_hold_unseen(tenant.uid, world.gpu().id, grants, reading, confined=True)
         assert not may_hold_unseen(POD, world.gpu().id, grants, reading, confined=True)
 
@@ -150,7 +150,7 @@ async def test_a_reading_that_is_not_trusted_frees_no_pod_from_suspicion() -> No
     async with a_world(devices=1) as world:
         await world.run(5.0)
         assert world.service is not None
-        reading = world.service.dependencies.pods.reading
+        reading = world.node.pods.reading
         asked: Callable[..., bool] = may_hold_unseen
         assert not asked(POD, world.gpu().id, (), reading, confined=True)
         assert asked(POD, world.gpu().id, (), replace(reading, trust=Trust.UNREADABLE), confined=True)

@@ -487,6 +487,7 @@ async def test_a_fast_certificate_claims_only_what_the_driver_was_asked() -> Non
             dependencies=replace(tools, holders=Blinkered(tools.holders)),
             node=NodeContext(
                 changed=lambda: None,
+                pods=world.node.pods,
                 still=world.node.devices.still,
                 resources=lambda _: frozenset({RESOURCE}),
                 records=lambda: [world.record()],

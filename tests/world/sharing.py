@@ -14,7 +14,6 @@ from scrubber.domain.basis import Basis
 from scrubber.domain.errors import ScrubberError
 from scrubber.domain.policy import Policy
 from scrubber.engine.dependencies import Dependencies
-from scrubber.engine.pods import PodWatch
 from scrubber.engine.views import Granted, HandOverCall
 from tests.world.kubelet import Gone, Tenant
 from tests.world.laws import Laws
@@ -85,9 +84,7 @@ class SharedWorld(World):
         )
 
     def _dependencies(self, life: Life) -> Dependencies:
-        tools = super()._dependencies(life)
-        assignments = AssignmentsOfShares(life, self)
-        return replace(tools, pods=PodWatch(assignments=assignments, containers=tools.containers, clock=tools.clock))
+        return replace(super()._dependencies(life), assignments=AssignmentsOfShares(life, self))
 
     def with_shares(self, reading: Reading) -> Reading:
         ours = tuple(replace(each, resource=RESOURCE) for each in reading.assignments)

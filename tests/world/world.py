@@ -25,7 +25,6 @@ from scrubber.domain.telemetry import Signal
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.device.controller import DeviceController
 from scrubber.engine.node import Node
-from scrubber.engine.pods import PodWatch
 from scrubber.engine.views import HandOverCall
 from scrubber.ports.record import Change
 from scrubber.ports.runtime import UNTRACED, Tracer
@@ -146,13 +145,13 @@ class World:
             resetter=ResetterOfLife(life, self.matter, self.laws.resets),
             eraser=EraserOfLife(life, self.matter, self.erasers),
             diagnostics=DiagnosticsOfLife(life, self.matter),
+            assignments=AssignmentsOfLife(life, self.kubelet),
             containers=containers,
             ledger=ledger,
             trail=ledger,
             certificates=ledger,
             signer=self.signer,
             journal=self.journal,
-            pods=PodWatch(assignments=AssignmentsOfLife(life, self.kubelet), containers=containers, clock=clock),
             identity=self.identity,
             policy=lambda: self.policy,
             new_id=lambda kind: f"{kind}-{life.number}.{next(numbers)}",

@@ -18,6 +18,7 @@ from scrubber.engine.device.occupancy import Occupancy
 from scrubber.engine.device.scrubs import Scrubs
 from scrubber.engine.device.state import DeviceState
 from scrubber.engine.eraser_pool import EraserPool
+from scrubber.engine.pods import PodWatch
 from scrubber.engine.views import DeviceView
 
 __all__ = ["DeviceController", "NodeContext"]
@@ -29,6 +30,7 @@ class NodeContext:
 
     Attributes:
         changed: called after every change that a reader may want to see.
+        pods: what is known of the pods that have, or had, a device.
         still: keeps other devices out of use while it is open (:meth:`scrubber.engine.devices.Devices.still`).
         resources: returns the kubelet's resources under which the device of a record is handed out, as far as they are known.
         records: returns the records of all devices.
@@ -37,6 +39,7 @@ class NodeContext:
     """
 
     changed: Callable[[], None]
+    pods: PodWatch
     still: Callable[[Iterable[str]], AbstractAsyncContextManager[None]]
     resources: Callable[[DeviceRecord], frozenset[str]]
     records: Callable[[], Collection[DeviceRecord]]
@@ -51,6 +54,7 @@ class DeviceController:
         record: the record as the ledger has it.
 
     Attributes:
+        pods: the node's.
         state: the record, and who may change it.
         health: what is known of the device's condition, and operators' orders about it.
         occupancy: who has the device.
@@ -59,11 +63,12 @@ class DeviceController:
 
     def __init__(self, device: Device, record: DeviceRecord, *, dependencies: Dependencies, node: NodeContext) -> None:
         self.id = device.id
-        self._dependencies = dependencies
+        self.pods = node.pods
         self.state = DeviceState(
             device,
             record,
             dependencies=dependencies,
+            pods=node.pods,
             breaker=node.breaker,
             resources=node.resources,
             changed=node.changed,
@@ -71,11 +76,12 @@ class DeviceController:
         self.health = DeviceHealth(
             state=self.state, dependencies=dependencies, breaker=node.breaker, records=node.records
         )
-        self.occupancy = Occupancy(state=self.state, health=self.health, dependencies=dependencies)
+        self.occupancy = Occupancy(state=self.state, health=self.health, pods=node.pods, dependencies=dependencies)
         self.scrubs = Scrubs(
             state=self.state,
             health=self.health,
             occupancy=self.occupancy,
+            pods=node.pods,
             dependencies=dependencies,
             breaker=node.breaker,
             eraser_pool=node.eraser_pool,
@@ -112,7 +118,7 @@ class DeviceController:
 
     def _is_still_given(self) -> bool:
         """Whether the kubelet still gives the device to a pod of its grants, as far as is known: else it would offer it."""
-        reading = self._dependencies.pods.reading
+        reading = self.pods.reading
         having = {each.pod for each in reading.naming(self.id)}
         unsure = reading.trust is not Trust.TRUSTED
         return any(grant.pod is not None and (unsure or grant.pod in having) for grant in self.state.record.open_grants)

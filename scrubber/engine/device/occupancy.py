@@ -21,6 +21,7 @@ from scrubber.domain.telemetry import HolderKind
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.device.health import DeviceHealth
 from scrubber.engine.device.state import DeviceState
+from scrubber.engine.pods import PodWatch
 from scrubber.engine.refusals import held_by_own_pod
 from scrubber.engine.unauthorized_use import UnauthorizedUse
 from scrubber.ports.record import Change, Event
@@ -99,9 +100,10 @@ class Occupancy:
         unauthorized_users: who used the device without a grant at the last look: a sentence each. It decides nothing.
     """
 
-    def __init__(self, *, state: DeviceState, health: DeviceHealth, dependencies: Dependencies) -> None:
+    def __init__(self, *, state: DeviceState, health: DeviceHealth, pods: PodWatch, dependencies: Dependencies) -> None:
         self._state = state
         self._health = health
+        self._pods = pods
         self._dependencies = dependencies
         self._held_by_no_process_since: float | None = None
         self.coverage = WatchCoverage(dependencies.clock)
@@ -168,7 +170,7 @@ class Occupancy:
         for grant in self._state.record.open_grants:
             if leaving_out is not None and grant.pod == leaving_out:
                 continue
-            where = await dependencies.pods.standing(
+            where = await self._pods.standing(
                 grant,
                 limits=limits,
                 boot=dependencies.identity.boot,

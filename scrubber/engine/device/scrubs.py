@@ -32,6 +32,7 @@ from scrubber.engine.device.health import DeviceHealth
 from scrubber.engine.device.occupancy import Occupancy
 from scrubber.engine.device.state import DeviceState, to_the_end
 from scrubber.engine.eraser_pool import EraserPool
+from scrubber.engine.pods import PodWatch
 from scrubber.engine.refusals import earlier_pod_lives
 from scrubber.engine.scrub import ScrubJob, ScrubResult
 from scrubber.engine.steps.work import Work
@@ -59,6 +60,7 @@ class Scrubs:
         state: DeviceState,
         health: DeviceHealth,
         occupancy: Occupancy,
+        pods: PodWatch,
         dependencies: Dependencies,
         breaker: CircuitBreaker,
         eraser_pool: EraserPool,
@@ -67,6 +69,7 @@ class Scrubs:
         self._state = state
         self._health = health
         self._occupancy = occupancy
+        self._pods = pods
         self._dependencies = dependencies
         self._breaker = breaker
         self._eraser_pool = eraser_pool
@@ -230,6 +233,7 @@ class Scrubs:
             plan=plan,
             policy=self._state.policy,
             dependencies=self._dependencies,
+            pods=self._pods,
             standings=lambda: self._occupancy.standings(self._state.if_starting(asking)),
             unauthorized_use=self._occupancy.unauthorized_use,
             eraser_slot=lambda: self._eraser_pool.slot(lambda: job.urgent),

@@ -19,6 +19,7 @@ from scrubber.domain.record import DeviceRecord, Glass
 from scrubber.engine.breaker import CircuitBreaker
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.device.backoff import Disturbances
+from scrubber.engine.pods import PodWatch
 from scrubber.engine.scrub import ScrubJob
 from scrubber.ports.record import Change
 
@@ -52,6 +53,7 @@ class DeviceState:
         record: DeviceRecord,
         *,
         dependencies: Dependencies,
+        pods: PodWatch,
         breaker: CircuitBreaker,
         resources: Callable[[DeviceRecord], frozenset[str]],
         changed: Callable[[], None],
@@ -60,6 +62,7 @@ class DeviceState:
         self.device = device
         self._record = record
         self._dependencies = dependencies
+        self._pods = pods
         self._breaker = breaker
         self._resources = resources
         self.changed = changed
@@ -118,9 +121,8 @@ class DeviceState:
 
     def if_starting(self, pod: Pod | None) -> Pod | None:
         """Return ``pod`` while the kubelet gives it the device: a pod that was deleted in the meantime starts no more."""
-        pods = self._dependencies.pods
-        given = pod is not None and any(each.pod == pod for each in pods.reading.naming(self.id))
-        return pod if pod is not None and given and not pods.absent(pod) else None
+        given = pod is not None and any(each.pod == pod for each in self._pods.reading.naming(self.id))
+        return pod if pod is not None and given and not self._pods.absent(pod) else None
 
     def note_waiting(self, pod: Pod) -> None:
         """Note that ``pod`` keeps the device while it waits for its start, so that the device recovers in the meantime."""

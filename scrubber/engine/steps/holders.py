@@ -210,7 +210,7 @@ async def _walks(work: Work) -> tuple[HolderReport, dict[Owner, list[Uninspected
     dependencies, device = work.dependencies, work.device
     grants = work.record.open_grants
     had = {grant.pod.uid for grant in grants if grant.pod is not None and grant.pod.uid is not None}
-    had |= {each.pod.uid for each in dependencies.pods.reading.naming(device.id) if each.pod.uid is not None}
+    had |= {each.pod.uid for each in work.pods.reading.naming(device.id) if each.pod.uid is not None}
     had |= work.unauthorized_use.pods
     walks = 0
     while True:
@@ -218,9 +218,7 @@ async def _walks(work: Work) -> tuple[HolderReport, dict[Owner, list[Uninspected
         owners: dict[Owner, list[Uninspected]] = {}
         for each in report.unfinished:
             uid = await _pod_of(work, each)
-            blocks = uid in had or may_hold_unseen(
-                uid, device.id, grants, dependencies.pods.reading, confined=each.confined
-            )
+            blocks = uid in had or may_hold_unseen(uid, device.id, grants, work.pods.reading, confined=each.confined)
             owners.setdefault((uid, blocks), []).append(each)
         walks += 1
         if walks == _SEVERAL or not any(blocks for _, blocks in owners):
@@ -261,7 +259,7 @@ async def _about(work: Work, holder: Holder) -> Finding:
         return Finding(Step.HOLDERS, FindingCode.UNKILLABLE, Severity.FAULT, sentence, {"pid": holder.pid})
     uid = await work.dependencies.containers.pod_uid_of(holder.pid)
     who = _who(holder, uid)
-    grants, reading = work.record.open_grants, work.dependencies.pods.reading
+    grants, reading = work.record.open_grants, work.pods.reading
     if await work.unauthorized_use.handle(holder, uid, grants, reading=reading, policy=work.policy):
         sentence = f"{who} held the device without a grant for over {work.policy.limits.dying_grace:g} s and was ended."
         return Finding(
@@ -308,7 +306,7 @@ async def _ended(work: Work, uid: str, each: Uninspected) -> Finding | None:
         return None
     if each.walks < _SEVERAL:
         return None
-    if not may_be_ended(uid, work.device.id, work.record.open_grants, dependencies.pods.reading):
+    if not may_be_ended(uid, work.device.id, work.record.open_grants, work.pods.reading):
         return None
     process = Process(each.pid, each.started)
     try:

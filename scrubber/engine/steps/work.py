@@ -14,6 +14,7 @@ from scrubber.domain.policy import Plan, Policy
 from scrubber.domain.record import DeviceRecord, Grant
 from scrubber.domain.telemetry import Snapshot
 from scrubber.engine.dependencies import Dependencies
+from scrubber.engine.pods import PodWatch
 from scrubber.engine.unauthorized_use import UnauthorizedUse
 from scrubber.ports.device import EraseReport, Progress
 
@@ -40,6 +41,7 @@ class Work:
     plan: Plan
     policy: Policy
     dependencies: Dependencies
+    pods: PodWatch
     standings: Callable[[], Awaitable[list[tuple[Grant, Standing]]]]
     unauthorized_use: UnauthorizedUse
     eraser_slot: Callable[[], AbstractAsyncContextManager[None]]
