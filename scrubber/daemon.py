@@ -11,7 +11,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +32,7 @@ from scrubber.adapters.containers.origin import unit_of
 from scrubber.adapters.kubelet.assignments import KubeletAssignments
 from scrubber.adapters.kubelet.pid_namespace import refuse_another_pid_namespace
 from scrubber.adapters.kubelet.service_accounts import ServiceAccounts
+from scrubber.adapters.ledger.auditor import tell_of_head, watch_trail
 from scrubber.adapters.ledger.sqlite import SqliteLedger
 from scrubber.adapters.signing.node_key import NodeKey
 from scrubber.adapters.systemd import SystemdNotifier
@@ -53,21 +54,21 @@ from scrubber.engine.policy import follow_policy
 from scrubber.engine.reconcile import reconcile, welcome
 from scrubber.engine.tend import tend_all
 from scrubber.engine.use import watch_use
-from scrubber.engine.views import ServiceView
+from scrubber.engine.views import NodeView, ServiceView
 from scrubber.engine.watch import follow_signals, watch_health, watch_inventory, watch_pods
 from scrubber.observability.journal import StructlogJournal
 from scrubber.observability.listening import Listener, listen_or_warn
 from scrubber.observability.log_context import Binding
 from scrubber.observability.log_sink import Losses
 from scrubber.observability.logging import configure_logging
+from scrubber.observability.metrics.facts import Facts, Shown
 from scrubber.observability.metrics.metrics import Metrics
 from scrubber.observability.metrics_server import check, serve_on
 from scrubber.observability.tracing import Traces, otlp
-from scrubber.ports.device import DeviceBackend
+from scrubber.ports.device import ChildCounts, DeviceBackend
 from scrubber.ports.node import Containers
 from scrubber.ports.record import Change, Event, LedgerState
 from scrubber.ports.runtime import UNTRACED, Clock
-from scrubber.showing import facts_of, tell_of_head, watch_trail
 
 __all__ = ["run"]
 
@@ -222,9 +223,7 @@ async def _serve(
         node = Node(dependencies=dependencies, info=info, epoch=epoch)
         metrics.service.runs(version=__version__, backend=settings.backend.name, driver=identity.driver)
         metrics.service.key(key.key_id)
-        metrics.ask = facts_of(
-            node, dependencies=dependencies, ledger=ledger, children=backend.children, policy=lambda: policies.policy
-        )
+        metrics.ask = _facts_of(node, ledger=ledger, children=backend.children, policy=lambda: policies.policy)
         server = ApiServer(
             node,
             Sockets(settings.socket, group=settings.admin_group, readers=settings.read_group),
@@ -255,7 +254,13 @@ async def _serve(
         beside = {
             "policy": follow_policy(node, policies=policies, asked=reload, dependencies=dependencies),
             "audit head": tell_of_head(ledger, clock, log),
-            "audit trail": watch_trail(ledger, journal, clock, _EXAMINE_EVERY),
+            "audit trail": watch_trail(
+                ledger,
+                journal,
+                clock,
+                _EXAMINE_EVERY,
+                examined=lambda intact, at: metrics.service.audit(intact=intact, at=at),
+            ),
         }
         await _run_tasks(node, backend, state, dependencies, supervisor, settings, log, beside)
 
@@ -294,6 +299,49 @@ async def _run_tasks(
             group.create_task(work, name=name)
         group.create_task(_tell_of_kubelet(node, dependencies.clock, log), name="kubelet")
         group.create_task(_keep_alive(supervisor, dependencies.clock), name="watchdog")
+
+
+def _facts_of(
+    node: Node, *, ledger: SqliteLedger, children: ChildCounts, policy: Callable[[], Policy]
+) -> Callable[[], Facts]:
+    """A function that says what the metrics show of now, read from the engine and the adapters.
+
+    It changes nothing and waits for nobody, because the thread that scrapes calls it: it reads values that are replaced,
+    and never changed.
+    """
+
+    last: tuple[NodeView, tuple[Shown, ...]] | None = None
+
+    def devices() -> tuple[Shown, ...]:
+        nonlocal last
+        view, told = node.view(), last
+        if told is None or told[0] is not view:
+            told = (
+                view,
+                tuple(Shown(each.device, each.record, each.offered, each.policy.enforcement) for each in view.devices),
+            )
+            last = told
+        return told[1]
+
+    def facts() -> Facts:
+        slots, force = node.devices.eraser_pool, policy()
+        return Facts(
+            devices=devices(),
+            handovers_waiting=node.waiting,
+            slots_busy=slots.busy,
+            slots_free=slots.free,
+            erasers_waiting=slots.waiting,
+            child_starts=dict(children.starts),
+            children_abandoned=children.abandoned_total,
+            ledger_ok=ledger.health() == "ok",
+            ledger_bytes=ledger.size_bytes,
+            audit_head=ledger.head(),
+            kubelet_trusted=node.pods.reading.trust is Trust.TRUSTED,
+            kubelet_restarts=node.kubelet_restarts,
+            policy=(force.name, force.digest),
+        )
+
+    return facts
 
 
 async def _tell_of_key(key: NodeKey, clock: Clock, ledger: SqliteLedger, journal: StructlogJournal) -> None:

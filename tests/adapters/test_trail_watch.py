@@ -17,12 +17,12 @@ from prometheus_client import CollectorRegistry
 
 from scrubber.adapters.children.process import Children
 from scrubber.adapters.clock import SystemClock
+from scrubber.adapters.ledger.auditor import watch_trail
 from scrubber.adapters.ledger.sqlite import SqliteLedger
 from scrubber.adapters.nvidia.conditions import NVIDIA_SIGNALS
 from scrubber.domain.errors import LedgerFailure
 from scrubber.observability.journal import StructlogJournal
 from scrubber.ports.record import Change, TrailPage
-from scrubber.showing import watch_trail
 from tests.ledger_samples import event
 
 PATIENCE = 20.0
@@ -84,7 +84,15 @@ def told() -> Told:
 
 @asynccontextmanager
 async def looking(trail: Trail, told: Told) -> AsyncIterator[None]:
-    task = asyncio.create_task(watch_trail(trail, told.journal, SystemClock(), OFTEN))
+    service = told.journal.metrics.service
+    watching = watch_trail(
+        trail,
+        told.journal,
+        SystemClock(),
+        OFTEN,
+        examined=lambda intact, at: service.audit(intact=intact, at=at),
+    )
+    task = asyncio.create_task(watching)
     try:
         yield
     finally:
