@@ -20,7 +20,8 @@ from scrubber.engine.container_start import AwaitedStart, await_start, follow_st
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.device.controller import DeviceController
 from scrubber.engine.device.state import to_the_end
-from scrubber.engine.prepare import Preparation, Prepared, Requested
+from scrubber.engine.pods import PodWatch
+from scrubber.engine.prepare import Preparation, Prepared, ResolvedCall
 from scrubber.engine.shared_start import joined
 from scrubber.engine.views import Granted
 from scrubber.ports.record import Change, Event
@@ -36,32 +37,23 @@ class GrantRequest:
     """One request for a set of devices.
 
     Args:
-        requested: the devices asked for, in the order of their ids: the order in which locks are taken.
-        resource: the kubelet's name of what is asked for; empty where the caller did not say.
         earlier: all grants that the node knows of, for the baseline of a pod that has other devices too.
-        own: the resources under which our own plugins hand devices out.
-        deadline: monotonic seconds.
+
+    Attributes:
+        granted: what the ledger has of it; None as long as it has nothing.
+        versions: of each device's record that it made.
     """
 
     def __init__(
-        self,
-        requested: Sequence[Requested],
-        *,
-        resource: str,
-        dependencies: Dependencies,
-        earlier: Callable[[], Iterable[Grant]],
-        own: Callable[[], frozenset[str]],
-        deadline: float,
+        self, call: ResolvedCall, *, dependencies: Dependencies, pods: PodWatch, earlier: Callable[[], Iterable[Grant]]
     ) -> None:
-        self._controllers = [each.controller for each in requested]
-        self._devices = [
-            Preparation(each, resource=resource, dependencies=dependencies, own=own, deadline=deadline)
-            for each in requested
-        ]
+        self._call = call
+        self._controllers = [each.controller for each in call.devices]
+        self._devices = [Preparation(each, call, dependencies=dependencies) for each in call.devices]
         self._dependencies = dependencies
+        self._pods = pods
         self._earlier = earlier
         self._began = dependencies.clock.monotonic()
-        self._deadline = deadline
         self._held: tuple[DeviceController, DeviceRecord] | None = None
         self.granted: tuple[Granted, ...] | None = None
         self.versions: tuple[int, ...] = ()
@@ -85,7 +77,7 @@ class GrantRequest:
                 controller, seen = self._held
                 self._held = None
                 await controller.occupancy.void_certificate(seen)  # whoever it was may be gone by the next look
-            if self._dependencies.clock.monotonic() >= self._deadline:
+            if self._dependencies.clock.monotonic() >= self._call.deadline:
                 raise NotReady(
                     "A device changed while it was being granted, until the time was up.",
                     public="A device changed while it was being granted. The start is tried again.",
@@ -147,16 +139,13 @@ class GrantRequest:
                     self._dependencies.journal.scrubbed(check)
 
             # Watched from before the answer: the kubelet starts the container as soon as it has that.
-            created = self._watch_pods(prepared)
+            pods = {each.assignment.pod for each in prepared if each.assignment is not None}
+            starts = [await_start(pod, dependencies=self._dependencies) for pod in pods]
             try:
                 await to_the_end(store_and_apply())
             finally:
-                self._follow(created)
+                self._follow([start for start in starts if start is not None])
         return self.granted
-
-    def _watch_pods(self, prepared: Sequence[Prepared]) -> list[AwaitedStart]:
-        pods = {each.assignment.pod for each in prepared if each.assignment is not None}
-        return [start for pod in pods if (start := await_start(pod, dependencies=self._dependencies)) is not None]
 
     def _follow(self, awaited: Sequence[AwaitedStart]) -> None:
         """Note the containers that start on what was granted; nothing starts where nothing was granted."""
@@ -174,7 +163,7 @@ class GrantRequest:
         boot = self._dependencies.identity.boot
         earlier = [grant for grant in self._earlier() if grant.boot == boot]
         try:
-            return await self._controllers[0].pods.baseline(prepared.assignment, earlier)
+            return await self._pods.baseline(prepared.assignment, earlier)
         except Unreadable as unreadable:
             if prepared.decision.basis in UNJUDGED:
                 return ()
@@ -216,7 +205,7 @@ class GrantRequest:
         spent = (fast,) if used is None else (replace(used, next_grant=sequence), fast)
         seconds = dependencies.clock.monotonic() - self._began
         after = record.granted(grant, fast, certain=prepared.certain)
-        after = joined(after, prepared.over) if prepared.joins else after
+        after = joined(after, prepared.over) if basis is Basis.SHARED else after
         if prepared.kind in (HandOver.OTHER_TENANT, HandOver.UNKNOWN):
             after = replace(after.for_another(now, prepared.policy.signals), version=after.version)
         path = Path.FAST if used is None or used.issued_at < now - seconds else Path.SLOW

@@ -22,7 +22,7 @@ from scrubber.engine.grant import GrantRequest
 from scrubber.engine.notices import Refusals, out_of_service
 from scrubber.engine.operator_actions import OperatorActions
 from scrubber.engine.pods import PodWatch
-from scrubber.engine.prepare import Requested
+from scrubber.engine.prepare import RequestedDevice, ResolvedCall
 from scrubber.engine.publisher import Publisher
 from scrubber.engine.resource_ids import ResourceIds
 from scrubber.engine.views import CertificateView, Granted, HandOverCall, NodeView, ServiceView, Standing
@@ -138,7 +138,7 @@ class Node:
     async def reserve(self, devices: Sequence[str], resource: str = "") -> tuple[str, ...]:
         with self._dependencies.tracer.span("reserve", resource=resource, devices=len(devices)):
             self._publisher.view.be_ready()
-            controllers = [each.controller for each in self._resolve(resource, devices)]
+            controllers = [each.controller for each in self._requested(resource, devices)]
             for controller in controllers:
                 if controller.withheld:
                     raise Quarantined(f"Device {controller.id}: out of service.", public=controller.view.refusal)
@@ -148,99 +148,91 @@ class Node:
             return tuple(controller.state.job.id for controller in controllers if controller.state.job is not None)
 
     async def hand_over(self, call: HandOverCall) -> tuple[Granted, ...]:
-        with self._dependencies.tracer.span("hand-over", resource=call.resource, devices=len(call.devices)) as span:
-            granted = await self._hand_over(call, span)
+        dependencies, clock = self._dependencies, self._dependencies.clock
+        only = call.devices[0] if len(call.devices) == 1 else None
+        with dependencies.tracer.span("hand-over", resource=call.resource, devices=len(call.devices)) as span:
+            began = clock.monotonic()
+            limit = dependencies.policy().limits.hand_over
+            wait = limit if call.wait_seconds is None else max(0.0, min(limit, call.wait_seconds))
+            self.waiting += 1
+            try:
+                self._publisher.view.be_ready()
+                resolved = ResolvedCall(
+                    devices=self._requested(call.resource, call.devices),
+                    resource=call.resource,
+                    own=lambda: self.own_resources | ({call.resource} - {""}),
+                    deadline=began + wait,
+                )
+                only = resolved.devices[0].controller.id if len(resolved.devices) == 1 else None
+                for each in resolved.devices:
+                    if each.ids & call.reserved_unseen:
+                        each.controller.state.note_allocated()
+                granted = await self._same_answer(resolved) or await self._grant(resolved, span)
+                if self._refusals.granted(self._asking(resolved), [each.controller.id for each in resolved.devices]):
+                    self._publish()
+            except ScrubberError as refusal:
+                span.note(refused=refusal.code)
+                self._publish()
+                fields: dict[str, str | int | float | bool | None] = {
+                    "code": refusal.code,
+                    "sentence": str(refusal),
+                    "seconds": round(clock.monotonic() - began, 6),
+                }
+                dependencies.journal.tell([Event("handover.refused", clock.wall(), only, fields=fields)])
+                raise
+            finally:
+                self.waiting -= 1
             for name in ("kind", "path"):
                 span.note(**{name: " ".join(sorted({getattr(each, name).value for each in granted}))})
             return granted
 
-    async def _hand_over(self, call: HandOverCall, span: Span) -> tuple[Granted, ...]:
-        dependencies = self._dependencies
-        began = dependencies.clock.monotonic()
-        limit = dependencies.policy().limits.hand_over
-        wait = limit if call.wait_seconds is None else max(0.0, min(limit, call.wait_seconds))
-        only = call.devices[0] if len(call.devices) == 1 else None
-        self.waiting += 1
+    async def _grant(self, call: ResolvedCall, span: Span) -> tuple[Granted, ...]:
+        self.devices.track_pods()
+        request = GrantRequest(call, dependencies=self._dependencies, pods=self.pods, earlier=self.devices.open_grants)
         try:
-            self._publisher.view.be_ready()
-            wanted = self._resolve(call.resource, call.devices)
-            only = wanted[0].device if len(wanted) == 1 else None
-            for each in wanted:
-                if each.ids & call.reserved_unseen:
-                    each.controller.state.note_allocated()
-            again = await self._same_answer(wanted)
-            if again is not None:
-                self._note_granted(wanted, call.resource)
-                return again
-            self.devices.track_pods()
-            request = GrantRequest(
-                wanted,
-                resource=call.resource,
-                dependencies=dependencies,
-                earlier=self.devices.open_grants,
-                own=lambda: self.own_resources | ({call.resource} - {""}),
-                deadline=began + wait,
-            )
-            try:
-                granted = await request.run()
-            except asyncio.CancelledError:
-                if request.granted is not None:
-                    self._undelivered[_key(wanted)] = _Undelivered(request.granted, request.versions)
-                raise
-            except ScrubberError as refusal:
-                asking = self._asking(wanted, call.resource)
-                span.note(tenant=next(iter(asking)).tenant if asking else None)
-                self._refusals.refused(asking, [each.device for each in wanted], refusal)
-                raise
-            finally:
-                self.devices.track_pods()
-            self._note_granted(wanted, call.resource)
-            return granted
+            return await request.run()
+        except asyncio.CancelledError:
+            if request.granted is not None:
+                self._undelivered[_key(call)] = _Undelivered(request.granted, request.versions)
+            raise
         except ScrubberError as refusal:
-            span.note(refused=refusal.code)
-            self._publish()
-            seconds = round(dependencies.clock.monotonic() - began, 6)
-            fields: dict[str, str | int | float | bool | None] = {
-                "code": refusal.code,
-                "sentence": str(refusal),
-                "seconds": seconds,
-            }
-            dependencies.journal.tell([Event("handover.refused", dependencies.clock.wall(), only, fields=fields)])
+            asking = self._asking(call)
+            span.note(tenant=next(iter(asking)).tenant if asking else None)
+            self._refusals.refused(asking, [each.controller.id for each in call.devices], refusal)
             raise
         finally:
-            self.waiting -= 1
+            self.devices.track_pods()
 
-    def _note_granted(self, wanted: Sequence[Requested], resource: str) -> None:
-        if self._refusals.granted(self._asking(wanted, resource), [each.device for each in wanted]):
-            self._publish()
-
-    def _asking(self, wanted: Sequence[Requested], resource: str) -> set[Pod]:
+    def _asking(self, call: ResolvedCall) -> set[Pod]:
         """Return the pod that starts, if the kubelet's list is certain about it."""
         reading = self.pods.reading
-        assignments = [reading.assignment_of(each.device, each.shares, resource=resource) for each in wanted]
+        assignments = [
+            reading.assignment_of(each.controller.id, each.shares, resource=call.resource) for each in call.devices
+        ]
         pods = {None if each is None else each.pod for each in assignments}
         return {pod for pod in pods if pod is not None and pod.uid is not None} if len(pods) == 1 else set()
 
-    async def _same_answer(self, wanted: Sequence[Requested]) -> tuple[Granted, ...] | None:
+    async def _same_answer(self, call: ResolvedCall) -> tuple[Granted, ...] | None:
         """Return the answer that an earlier call was cancelled before, if the same pod and container start again.
 
         The caller could not answer the kubelet, so nothing was started on this grant.
         """
-        undelivered = self._undelivered.pop(_key(wanted), None)
+        undelivered = self._undelivered.pop(_key(call), None)
         if undelivered is None or any(granted.basis in UNJUDGED for granted in undelivered.answer):
             return None
         answer = undelivered.answer
         reading: Reading = await self.pods.refresh()
-        for each in wanted:
+        for each in call.devices:
             await each.controller.occupancy.void_after_gap()
-        for each, granted, version in zip(wanted, answer, undelivered.versions, strict=True):
+        for each, granted, version in zip(call.devices, answer, undelivered.versions, strict=True):
             controller, last = each.controller, each.controller.state.record.last_grant
             # The answer did not know of what has happened to the device since, of unauthorized use for example.
             current = controller.state.record.version == version and not controller.occupancy.coverage.gap
             current = current and last is not None and last.sequence == granted.grant
             current = current and controller.state.record.hygiene is Hygiene.IN_USE
             current = current and controller.state.record.advertised
-            following = reading.assignment_of(each.device, each.shares) or reading.hint_of(each.device, each.shares)
+            device, shares = controller.id, each.shares
+            following = reading.assignment_of(device, shares) or reading.hint_of(device, shares)
             if (
                 last is None
                 or not current
@@ -249,22 +241,27 @@ class Node:
                 or following is None
             ):
                 return None
-            following = self.pods.as_it_starts(following, each.device)
+            following = self.pods.as_it_starts(following, device)
             if following != last.assignment or following.pod.uid is None or await _used_since(controller, last):
                 return None
         return answer
 
-    def _resolve(self, resource: str, ids: Sequence[str]) -> list[Requested]:
+    def _requested(self, resource: str, ids: Sequence[str]) -> tuple[RequestedDevice, ...]:
         """Return what ``ids`` of ``resource`` mean, one for each device, in the order of the devices' ids.
 
         Raises:
             InvalidRequest: unknown, duplicate or no ids, or the whole of a device and a share of it.
         """
         controllers = self.devices.controllers
-        return [
-            Requested(controllers[device], frozenset(found), share=all(each.share for each in found.values()))
-            for device, found in self._ids.resolve(resource, ids, controllers.keys()).items()
-        ]
+        found = self._ids.resolve(resource, ids, controllers.keys())
+        return tuple(
+            RequestedDevice(
+                controllers[device],
+                frozenset(meanings),
+                shares=frozenset(meanings if all(each.share for each in meanings.values()) else ()),
+            )
+            for device, meanings in found.items()
+        )
 
 
 _Key: TypeAlias = "tuple[tuple[str, frozenset[str]], ...]"
@@ -278,8 +275,8 @@ class _Undelivered:
     versions: tuple[int, ...]
 
 
-def _key(wanted: Sequence[Requested]) -> _Key:
-    return tuple((each.device, each.ids) for each in wanted)
+def _key(call: ResolvedCall) -> _Key:
+    return tuple((each.controller.id, each.ids) for each in call.devices)
 
 
 async def _used_since(controller: DeviceController, grant: Grant) -> bool:

@@ -42,7 +42,7 @@ class OperatorActions:
                     f"Device {controller.id} is being scrubbed ({controller.state.job.id}), and checks would break that off: "
                     "ask for the slow path to join it."
                 )
-            record, _ = await controller.scrubs.check(Occasion.ON_DEMAND, actor)
+            record = await controller.scrubs.check(Occasion.ON_DEMAND, actor)
             await controller.scrubs.record_check(record)
             yield ScrubNews(record.id, controller.id, finished=record)
             return

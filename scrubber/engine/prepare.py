@@ -24,27 +24,40 @@ from scrubber.engine.shared_start import check_beside, neighbour, others_on
 from scrubber.ports.record import Event
 from scrubber.ports.runtime import Span
 
-__all__ = ["Preparation", "Prepared", "Requested"]
+__all__ = ["Preparation", "Prepared", "RequestedDevice", "ResolvedCall"]
 
 _POLL_FIRST, _POLL_LAST = 0.02, 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Requested:
-    """A device that is asked for, and under which of the kubelet's ids; ``share``: as one of several that have it."""
+class RequestedDevice:
+    """A device that is asked for.
+
+    Attributes:
+        ids: by which of the kubelet's ids.
+        shares: the ids to look for in the kubelet's lists; empty where whoever has the device has all of it.
+    """
 
     controller: DeviceController
     ids: frozenset[str]
-    share: bool = False
+    shares: frozenset[str]
 
-    @property
-    def device(self) -> str:
-        return self.controller.id
 
-    @property
-    def shares(self) -> frozenset[str]:
-        """The ids to look for in the kubelet's lists; empty where whoever has the device has all of it."""
-        return self.ids if self.share else frozenset()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedCall:
+    """One call for a hand-over, once it is known which devices its ids mean.
+
+    Attributes:
+        devices: in the order of their ids: the order in which locks are taken.
+        resource: the kubelet's name of what is asked for; empty where the caller did not say.
+        own: the resources under which our own plugins hand devices out, this one included.
+        deadline: monotonic seconds.
+    """
+
+    devices: tuple[RequestedDevice, ...]
+    resource: str
+    own: Callable[[], frozenset[str]]
+    deadline: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +76,6 @@ class Prepared:
     shares: frozenset[str] = frozenset()
     over: frozenset[int] = frozenset()
 
-    @property
-    def joins(self) -> bool:
-        return self.decision.basis is Basis.SHARED
-
 
 @dataclass(frozen=True, slots=True)
 class _Start:
@@ -76,41 +85,24 @@ class _Start:
         certain: the assignment, where the kubelet's witnesses agree.
         following: that, or what one witness says.
         own: the pod, where it is certain enough to tell its own earlier use from that of others.
+        second_owner: whom another plugin or driver has given the device to.
     """
 
     certain: Assignment | None
     following: Assignment | None
     own: Pod | None
+    second_owner: Assignment | None
 
 
 class Preparation:
-    """One device of one request, for as long as the request lasts.
+    """One device of one call, for as long as the call lasts."""
 
-    Args:
-        resource: the kubelet's name of what is asked for; empty where the caller did not say.
-        own: the resources under which our own plugins hand devices out.
-        deadline: monotonic seconds.
-    """
-
-    def __init__(
-        self,
-        requested: Requested,
-        *,
-        resource: str,
-        dependencies: Dependencies,
-        own: Callable[[], frozenset[str]],
-        deadline: float,
-    ) -> None:
+    def __init__(self, requested: RequestedDevice, call: ResolvedCall, *, dependencies: Dependencies) -> None:
         self._requested = requested
-        self._resource = resource
+        self._call = call
         self._dependencies = dependencies
-        self._own = own
-        self._deadline = deadline
         self._asked_for: tuple[Assignment | None, ...] = ()
         self._allocations = requested.controller.state.allocations
-
-    def _left(self) -> float:
-        return self._deadline - self._dependencies.clock.monotonic()
 
     async def reached(self) -> Prepared:
         """The device, prepared, as soon as it is.
@@ -118,33 +110,27 @@ class Preparation:
         Raises:
             Quarantined, NotReady, LedgerFailure: it is not, and the time is up; or it will not be.
         """
-        with self._dependencies.tracer.span("device", device=self._requested.device, tenant=None) as span:
-            ready = await self._reached(span)
-            span.note(kind=ready.kind.value, exception=ready.decision.basis and ready.decision.basis.exception)
-            return ready
-
-    async def _reached(self, span: Span) -> Prepared:
-        pause, controller = _POLL_FIRST, self._requested.controller
-        while True:
-            reading = await self._requested.controller.pods.refresh()
-            await controller.occupancy.void_after_gap()
-            outcome = await self._round(reading, span)
-            if isinstance(outcome, Prepared):
-                return outcome
-            left = self._left()
-            if left <= 0:
-                raise outcome or _being_scrubbed(controller)
-            if outcome is not None:
-                await self._dependencies.clock.sleep(min(pause, left))
-                pause = min(_POLL_LAST, pause * 2)
-
-    async def _round(self, reading: Reading, span: Span) -> Prepared | ScrubberError | None:
-        """One round; a device that cannot be looked at is out of service."""
-        try:
-            return await self._decided(reading, span)
-        except DeviceFault as fault:
-            await self._requested.controller.health.report([fault_finding(Step.HOLDERS, fault)])
-            return refusals.cannot_be_looked_at(self._requested.device, fault)
+        pause, controller, clock = _POLL_FIRST, self._requested.controller, self._dependencies.clock
+        with self._dependencies.tracer.span("device", device=controller.id, tenant=None) as span:
+            while True:
+                reading = await controller.pods.refresh()
+                await controller.occupancy.void_after_gap()
+                try:
+                    outcome = await self._decided(reading, span)
+                except DeviceFault as fault:  # a device that cannot be looked at is out of service
+                    await controller.health.report([fault_finding(Step.HOLDERS, fault)])
+                    outcome = refusals.cannot_be_looked_at(controller.id, fault)
+                if isinstance(outcome, Prepared):
+                    span.note(
+                        kind=outcome.kind.value, exception=outcome.decision.basis and outcome.decision.basis.exception
+                    )
+                    return outcome
+                left = self._call.deadline - clock.monotonic()
+                if left <= 0:
+                    raise outcome or _being_scrubbed(controller)
+                if outcome is not None:
+                    await clock.sleep(min(pause, left))
+                    pause = min(_POLL_LAST, pause * 2)
 
     async def _decided(self, reading: Reading, span: Span) -> Prepared | ScrubberError | None:
         """One round: prepared, the refusal to give if time is up now, or None when something moved: look again at once."""
@@ -159,14 +145,14 @@ class Preparation:
                 record.previous,
                 start.certain,
                 allocated_since=controller.state.allocated_since,
-                containers=reading.containers_with(requested.device, share),
+                containers=reading.containers_with(controller.id, share),
                 init_containers_known=reading.init_containers_known,
             ),
             policy=controller.state.policy,
             identity=dependencies.identity.of(controller.state.device),
             ran=record.last_grant is not None and controller.pods.ran(record.last_grant),
             trouble=self._trouble(reading, start),
-            share=requested.share,
+            share=bool(share),
             asking=start.own,
         )
         check: ScrubRecord | None = None
@@ -177,9 +163,17 @@ class Preparation:
                     others = await others_on(controller, start.own, share, reading)
                     facts = replace(facts, neighbours=tuple(neighbour(*each) for each in others))
                 case MissingFact.EARLIER:
-                    facts = replace(facts, earlier=await self._other_pods(controller, start.following))
+                    asking = None if start.following is None else start.following.pod
+                    # The other containers of the asking pod may live.
+                    mine = None if asking is None or asking.uid is None else asking
+                    earlier = await controller.occupancy.standings(asking, leaving_out=mine)
+                    facts = replace(facts, earlier=frozenset([where.state for _, where in earlier]))
                 case _:
-                    check, checks = await self._checks(decision)
+                    if decision.basis is Basis.SHARED:
+                        check = await check_beside(controller, decision.pods, dependencies)
+                    else:
+                        check = await controller.scrubs.check(Occasion.START)
+                    checks = Checks(check.outcome is Outcome.PASSED, check.findings)
                     if facts.policy.enforcement is not Enforcement.OBSERVE and checks.only_held:
                         in_use = record.hygiene is Hygiene.IN_USE
                         if not in_use and await controller.occupancy.void_certificate(record):
@@ -192,7 +186,7 @@ class Preparation:
         over = (grant.sequence for grant, where in others if self._is_closed(grant, where))
         return Prepared(
             record.version,
-            None if start.following is None else controller.pods.as_it_starts(start.following, requested.device),
+            None if start.following is None else controller.pods.as_it_starts(start.following, controller.id),
             start.certain is not None,
             facts.kind,
             decision,
@@ -205,45 +199,38 @@ class Preparation:
         )
 
     def _start_by(self, reading: Reading) -> _Start:
-        device, share = self._requested.device, self._requested.shares
-        certain = reading.assignment_of(device, share, resource=self._resource)
+        device, share = self._requested.controller.id, self._requested.shares
+        certain = reading.assignment_of(device, share, resource=self._call.resource)
         following = certain or reading.hint_of(device, share)
         # No list names an ordinary init container. The checkpoint does, and beside a list that is trusted and that it bears
         # out it names active pods only: enough to know the starting pod's own earlier use from that of others.
         sure = reading.trust is Trust.TRUSTED and reading.init_containers_known
         starting = certain or (following if sure else None)
-        return _Start(certain, following, None if starting is None else starting.pod)
+        return _Start(
+            certain,
+            following,
+            None if starting is None else starting.pod,
+            reading.second_owner(device, self._call.own(), None if following is None else following.pod),
+        )
 
     def _trouble(self, reading: Reading, start: _Start) -> ErrorCode | None:
         """What is wrong with the assignment, by the kubelet's word."""
         requested, following = self._requested, start.following
         self._asked_for = self._asked_for or (following,)
         # Other pods are given other shares all the while; the whole of a device only when it is this pod's no longer.
-        allocated = not requested.share and requested.controller.state.allocations != self._allocations
+        allocated = not requested.shares and requested.controller.state.allocations != self._allocations
         if allocated or self._asked_for != (following,):
             return ErrorCode.REASSIGNED
-        if self._second_owner(reading, start) is not None:
+        if start.second_owner is not None:
             return ErrorCode.FOREIGN_ASSIGNMENT
         nobodys = following is None and reading.trust is Trust.TRUSTED
-        if nobodys and not reading.having(requested.device, requested.shares):
+        if nobodys and not reading.having(requested.controller.id, requested.shares):
             return ErrorCode.UNASSIGNED
         return None
 
-    def _second_owner(self, reading: Reading, start: _Start) -> Assignment | None:
-        asking = None if start.following is None else start.following.pod
-        return reading.second_owner(self._requested.device, self._own(), asking)
-
-    async def _checks(self, decision: Decision) -> tuple[ScrubRecord, Checks]:
-        controller = self._requested.controller
-        if decision.basis is Basis.SHARED:
-            check, result = await check_beside(controller, decision.pods, self._dependencies)
-        else:
-            check, result = await controller.scrubs.check(Occasion.START)
-        return check, Checks(result.outcome is Outcome.PASSED, tuple(result.findings))
-
     async def _not_granted(self, decision: Decision, facts: HandoverFacts, start: _Start) -> ScrubberError | None:
         """Do what ``decision`` says; the refusal to give if time is up now, or None to decide again at once."""
-        controller, device = self._requested.controller, self._requested.device
+        controller, device = self._requested.controller, self._requested.controller.id
         findings = () if facts.checks is None else facts.checks.findings
         match decision.verdict, decision.code:
             case HandoverVerdict.RECORD, _:
@@ -254,8 +241,8 @@ class Preparation:
             case HandoverVerdict.SCRUB, _:
                 return await self._scrub(controller, facts.record, start.own)
             case HandoverVerdict.WAIT, ErrorCode.FOREIGN_ASSIGNMENT:
-                other = self._second_owner(self._requested.controller.pods.reading, start)
-                return None if other is None else refusals.foreign_assignment(device, other, self._own())
+                assert start.second_owner is not None  # that is what the code says
+                return refusals.foreign_assignment(device, start.second_owner, self._call.own())
             case HandoverVerdict.WAIT, ErrorCode.SHARING:
                 await self._note_unauthorized(controller, findings)
                 return refusals.cannot_be_shared(device, decision.reason)
@@ -291,12 +278,6 @@ class Preparation:
             controller.state.note_waiting(asking)
             await controller.occupancy.release(record)
 
-    async def _other_pods(self, controller: DeviceController, following: Assignment | None) -> frozenset[PodState]:
-        """Where the pods of earlier grants stand, the asking pod's own left out: its other containers may live."""
-        asking = None if following is None else following.pod
-        mine = None if asking is None or asking.uid is None else asking
-        return frozenset([where.state for _, where in await controller.occupancy.standings(asking, leaving_out=mine)])
-
     async def _note_unauthorized(self, controller: DeviceController, findings: Sequence[Finding]) -> None:
         """Record that somebody uses a shared device without a grant, if the checks met one."""
         stranger = next((finding for finding in findings if finding.code == FindingCode.UNKNOWN_HOLDER), None)
@@ -309,7 +290,7 @@ class Preparation:
 
     async def _join(self, controller: DeviceController, asking: Pod | None) -> ScrubberError | None:
         job = controller.state.job
-        left = self._left()
+        left = self._call.deadline - self._dependencies.clock.monotonic()
         if job is None or left <= 0:
             return _being_scrubbed(controller)
         try:

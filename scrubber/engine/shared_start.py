@@ -7,7 +7,7 @@ it must be one of them, and the certificate says that no more was asked.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Iterable
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from scrubber.domain.assignment import Pod, Reading
@@ -32,7 +32,6 @@ from scrubber.domain.using import Use, judge_use
 from scrubber.engine import scrub
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.device.controller import DeviceController
-from scrubber.engine.scrub import ScrubResult
 from scrubber.engine.steps.work import Work
 
 __all__ = ["check_beside", "joined", "neighbour", "others_on"]
@@ -59,9 +58,7 @@ def neighbour(grant: Grant, where: Standing) -> Neighbour:
     return Neighbour(grant.pod, where.state, share, grant.basis not in UNPROVED)
 
 
-async def check_beside(
-    controller: DeviceController, pods: int, dependencies: Dependencies
-) -> tuple[ScrubRecord, ScrubResult]:
+async def check_beside(controller: DeviceController, pods: int, dependencies: Dependencies) -> ScrubRecord:
     """The fast path's checks of a device that ``pods`` pods are on by grants. It changes and records nothing."""
     policy = controller.state.policy
     check = dependencies.new_id("check")
@@ -77,15 +74,13 @@ async def check_beside(
         pods=controller.pods,
         standings=controller.occupancy.standings,
         unauthorized_use=controller.occupancy.unauthorized_use,
-        eraser_slot=nullcontext,
-        progress=lambda _: None,
         still=_nobody,
     )
     users = await _check_users(work, pods)
     result = await scrub.run(work, lambda _: None)
     failed = users.verdict is Verdict.FAILED and result.outcome is Outcome.PASSED
-    result = ScrubResult(Outcome.HELD_UP if failed else result.outcome, (users, *result.steps))
-    return replace(record, ended=dependencies.clock.wall(), outcome=result.outcome, steps=result.steps), result
+    outcome = Outcome.HELD_UP if failed else result.outcome
+    return replace(record, ended=dependencies.clock.wall(), outcome=outcome, steps=(users, *result.steps))
 
 
 async def _check_users(work: Work, pods: int) -> StepResult:

@@ -495,10 +495,10 @@ async def test_a_fast_certificate_claims_only_what_the_driver_was_asked() -> Non
                 eraser_pool=world.node.devices.eraser_pool,
             ),
         )
-        check, result = await controller.scrubs.check(Occasion.START)
+        check = await controller.scrubs.check(Occasion.START)
         certificate = certify(
             check,
-            result.steps,
+            check.steps,
             world.record(),
             identity=world.identity,
             policy=world.policy,

@@ -197,7 +197,11 @@ class Scrubs:
                 with self._breaker.reset(self._state.id) if resets and not ordered else nullcontext():
                     await self._state.commit(Change(scrubs=(started,), events=tuple(rows)), after)
                 job = ScrubJob(started, ordered=bool(ordered), proved=proved)
-                work = self._work(job, plan=plan, record=after, asking=asking)
+                work = replace(
+                    self._work(job.id, plan=plan, record=after, asking=asking),
+                    eraser_slot=lambda: self._eraser_pool.slot(lambda: job.urgent),
+                    progress=job.progress,
+                )
                 self._state.job = job
                 job.task = dependencies.spawn(self._perform(job, work), f"scrub {started.id}")
                 self._state.changed()
@@ -225,9 +229,9 @@ class Scrubs:
         need = next_need(self._state.record, self._state.policy, self._dependencies.identity.of(self._state.device))
         return not recover or need.act is Act.RECOVER
 
-    def _work(self, job: ScrubJob, *, plan: Plan, record: DeviceRecord, asking: Pod | None) -> Work:
+    def _work(self, scrub: str, *, plan: Plan, record: DeviceRecord, asking: Pod | None = None) -> Work:
         return Work(
-            scrub=job.id,
+            scrub=scrub,
             device=self._state.device,
             record=record,
             plan=plan,
@@ -236,8 +240,6 @@ class Scrubs:
             pods=self._pods,
             standings=lambda: self._occupancy.standings(self._state.if_starting(asking)),
             unauthorized_use=self._occupancy.unauthorized_use,
-            eraser_slot=lambda: self._eraser_pool.slot(lambda: job.urgent),
-            progress=job.progress,
             still=self._still,
             asking=asking,
         )
@@ -323,21 +325,19 @@ class Scrubs:
             self._occupancy.coverage.begin(looked)
             return finished, certificate
 
-    async def check(self, occasion: Occasion, actor: str = "service") -> tuple[ScrubRecord, ScrubResult]:
+    async def check(self, occasion: Occasion, actor: str = "service") -> ScrubRecord:
         """Run the fast path: checks only. It changes nothing about the device, and records nothing."""
         dependencies, policy = self._dependencies, self._state.policy
         record = ScrubRecord(
             dependencies.new_id("check"), self._state.id, Path.FAST, occasion, dependencies.clock.wall(), actor=actor
         )
-        job = ScrubJob(record)
-        work = self._work(job, plan=policy.plan(Path.FAST, occasion), record=self._state.record, asking=None)
+        work = self._work(record.id, plan=policy.plan(Path.FAST, occasion), record=self._state.record)
         with self._span("check", record, self._state.record.tenant) as span:
             result = await scrub.run(work, lambda _: None)
             span.note(outcome=result.outcome.value)
         if result.steps and any(finding.code == FindingCode.HELD for finding in result.steps[0].findings):
             self._occupancy.coverage.saw(held=True)
-        now = dependencies.clock.wall()
-        return replace(record, ended=now, outcome=result.outcome, steps=result.steps), result
+        return replace(record, ended=dependencies.clock.wall(), outcome=result.outcome, steps=result.steps)
 
     async def record_check(self, record: ScrubRecord) -> None:
         """Record a check that an operator requested."""

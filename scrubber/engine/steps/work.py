@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from scrubber.domain.assignment import Pod
@@ -28,7 +28,7 @@ class Work:
     Attributes:
         standings: where the pod of each open grant stands now.
         unauthorized_use: what was seen of unauthorized use of the device.
-        eraser_slot: holds one of the node's eraser slots while it is open.
+        eraser_slot: holds one of the node's eraser slots while it is open; checks need none.
         progress: receives how far the eraser is.
         still: keeps other devices, by id, out of use while it is open; raises ``Held`` when one is in use.
         asking: the pod for whose start the device is scrubbed; None when it is nobody's.
@@ -44,9 +44,9 @@ class Work:
     pods: PodWatch
     standings: Callable[[], Awaitable[list[tuple[Grant, Standing]]]]
     unauthorized_use: UnauthorizedUse
-    eraser_slot: Callable[[], AbstractAsyncContextManager[None]]
-    progress: Callable[[Progress], None]
     still: Callable[[Iterable[str]], AbstractAsyncContextManager[None]]
+    eraser_slot: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+    progress: Callable[[Progress], None] = lambda _: None
     asking: Pod | None = None
     erased: list[EraseReport] = field(default_factory=list)
     answers: dict[str, Snapshot] = field(default_factory=dict)
