@@ -135,26 +135,54 @@ class Gate:
             NotReady: a scrub is under way, an earlier pod is not over yet, or other devices were handed over.
             ScrubberError: what the service refused with; ``public`` may be shown to anybody.
         """
-        try:
-            await self._hand_over(device_ids, resource, deadline, span)
-        except ScrubberError as error:
-            self._observer.refused(error.code)
-            raise
-
-    async def _hand_over(self, device_ids: Sequence[str], resource: str, deadline: float | None, span: Span) -> None:
         began = self._clock()
         limit = math.inf if deadline is None else deadline * self._times.share
-        ends = began + min(self._times.hand_over, limit)
         keys = [(resource, id_) for id_ in device_ids]
         noted = {key: self._reservations[key] for key in keys if key in self._reservations}
         span.note(follows=_allocation(keys, noted))
+        try:
+            answer = await self._answer(device_ids, resource, noted, began + min(self._times.hand_over, limit))
+        except ScrubberError as error:
+            self._observer.refused(error.code)
+            raise
+        self._settle(noted, None)
+        self._log.info(
+            "handover.granted",
+            resource=resource,
+            devices=sorted(device_ids),
+            paths=sorted({device.path for device in answer.devices}),
+            certificates=sorted({device.certificate for device in answer.devices} - {""}),
+            seconds=round(self._clock() - began, 4),
+        )
+
+    async def _answer(
+        self, device_ids: Sequence[str], resource: str, noted: Mapping[tuple[str, str], _Reservation], ends: float
+    ) -> pb.HandOverResponse:
+        """The service's answer that it has handed over exactly these devices, asked for until ``ends``.
+
+        Raises:
+            ScrubberError: it refused, has handed over others, or did not answer.
+        """
         gone_since: float | None = None
         retold = False
         while True:
             await self._announcements.due(resource)
             asked = self._clock()
+            left = ends - asked
+            # What one run of the service was told, the next one does not know.
+            unseen = sorted(
+                id_ for (_, id_), note in noted.items() if note.epoch == "" or note.epoch != self._board.epoch
+            )
             try:
-                answer = await self._ask(device_ids, resource, noted, ends - asked)
+                if left <= 0:
+                    raise Away("The time for this start is used up.")
+                answer = await self._service.hand_over(
+                    device_ids,
+                    wait_seconds=left - min(self._times.margin, left / 10),
+                    reserved_unseen=unseen,
+                    resource=resource,
+                    timeout=left,
+                )
             except InvalidRequest:
                 if retold or not await self._announcements.again(resource):
                     raise
@@ -171,29 +199,19 @@ class Gate:
                 await asyncio.sleep(self._times.retry)
                 continue
             guarded = frozenset(device.id for device in answer.devices)
-            if guarded != self._announcements.devices(resource, device_ids):
-                # It goes by what an earlier plugin told it, or another one; the container has our devices.
-                self._log.error(
-                    "handover.mistaken",
-                    resource=resource,
-                    devices=sorted(device_ids),
-                    handed_over=sorted(guarded),
-                    sentence=OTHERWISE,
-                )
-                if retold or not await self._announcements.again(resource):
-                    raise NotReady(OTHERWISE, public=OTHERWISE)
-                retold = True
-                continue
-            self._settle(noted, None)
-            self._log.info(
-                "handover.granted",
+            if guarded == self._announcements.devices(resource, device_ids):
+                return answer
+            # It goes by what an earlier plugin told it, or another one; the container has our devices.
+            self._log.error(
+                "handover.mistaken",
                 resource=resource,
                 devices=sorted(device_ids),
-                paths=sorted({device.path for device in answer.devices}),
-                certificates=sorted({device.certificate for device in answer.devices} - {""}),
-                seconds=round(self._clock() - began, 4),
+                handed_over=sorted(guarded),
+                sentence=OTHERWISE,
             )
-            return
+            if retold or not await self._announcements.again(resource):
+                raise NotReady(OTHERWISE, public=OTHERWISE)
+            retold = True
 
     async def _tell(self, device_ids: Sequence[str], resource: str) -> None:
         """Of an allocation, and once more where the service was started anew and does not know the ids yet: a refusal
@@ -203,35 +221,11 @@ class Gate:
             ScrubberError: the service refused, or did not answer.
         """
         try:
-            await self._reserve(device_ids, resource)
+            await self._service.reserve(device_ids, timeout=self._times.reserve, resource=resource)
         except InvalidRequest:
             if not await self._announcements.again(resource):
                 raise
-            await self._reserve(device_ids, resource)
-
-    async def _reserve(self, device_ids: Sequence[str], resource: str) -> None:
-        await self._service.reserve(device_ids, timeout=self._times.reserve, resource=resource)
-
-    async def _ask(
-        self, device_ids: Sequence[str], resource: str, noted: Mapping[tuple[str, str], _Reservation], left: float
-    ) -> pb.HandOverResponse:
-        """One call, as long as ``left`` seconds.
-
-        Raises:
-            ScrubberError: the service refused, or did not answer.
-        """
-        if left <= 0:
-            raise Away("The time for this start is used up.")
-        # What one run of the service was told, the next one does not know.
-        unseen = sorted(id_ for (_, id_), note in noted.items() if note.epoch == "" or note.epoch != self._board.epoch)
-        wait = left - min(self._times.margin, left / 10)
-        return await self._service.hand_over(
-            device_ids,
-            wait_seconds=wait,
-            reserved_unseen=unseen,
-            resource=resource,
-            timeout=left,
-        )
+            await self._service.reserve(device_ids, timeout=self._times.reserve, resource=resource)
 
     def _settle(self, noted: Mapping[tuple[str, str], _Reservation], settled: _Reservation | None) -> None:
         """Replace or forget these reservations; one that came since belongs to the next start and stays."""
