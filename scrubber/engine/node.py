@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 from scrubber.domain.assignment import Pod, Reading, Trust
 from scrubber.domain.basis import UNJUDGED, Basis
@@ -53,7 +52,7 @@ class Node:
         self._info = info
         self._publisher = Publisher(epoch)
         self._ready = False
-        self._undelivered: dict[_Key, _Undelivered] = {}
+        self._undelivered: dict[tuple[RequestedDevice, ...], _Undelivered] = {}
         self._ids = ResourceIds()
         self._refusals = Refusals(dependencies.clock)
         self.pods = PodWatch(
@@ -167,7 +166,11 @@ class Node:
                 for each in resolved.devices:
                     if each.ids & call.reserved_unseen:
                         each.controller.state.note_allocated()
-                granted = await self._same_answer(resolved) or await self._grant(resolved, span)
+                undelivered = self._undelivered.pop(resolved.devices, None)
+                if undelivered is not None and await self._still_holds(resolved, undelivered):
+                    granted = undelivered.answer
+                else:
+                    granted = await self._grant(resolved, span)
                 if self._refusals.granted(self._asking(resolved), [each.controller.id for each in resolved.devices]):
                     self._publish()
             except ScrubberError as refusal:
@@ -193,7 +196,7 @@ class Node:
             return await request.run()
         except asyncio.CancelledError:
             if request.granted is not None:
-                self._undelivered[_key(call)] = _Undelivered(request.granted, request.versions)
+                self._undelivered[call.devices] = _Undelivered(request.granted, request.versions)
             raise
         except ScrubberError as refusal:
             asking = self._asking(call)
@@ -212,15 +215,15 @@ class Node:
         pods = {None if each is None else each.pod for each in assignments}
         return {pod for pod in pods if pod is not None and pod.uid is not None} if len(pods) == 1 else set()
 
-    async def _same_answer(self, call: ResolvedCall) -> tuple[Granted, ...] | None:
-        """Return the answer that an earlier call was cancelled before, if the same pod and container start again.
+    async def _still_holds(self, call: ResolvedCall, undelivered: _Undelivered) -> bool:
+        """Return whether an answer that an earlier call was cancelled before is that of ``call``, too: the same pod and
+        container start again.
 
         The caller could not answer the kubelet, so nothing was started on this grant.
         """
-        undelivered = self._undelivered.pop(_key(call), None)
-        if undelivered is None or any(granted.basis in UNJUDGED for granted in undelivered.answer):
-            return None
         answer = undelivered.answer
+        if any(granted.basis in UNJUDGED for granted in answer):
+            return False
         reading: Reading = await self.pods.refresh()
         for each in call.devices:
             await each.controller.occupancy.void_after_gap()
@@ -240,11 +243,11 @@ class Node:
                 or last.assignment is None
                 or following is None
             ):
-                return None
+                return False
             following = self.pods.as_it_starts(following, device)
             if following != last.assignment or following.pod.uid is None or await _used_since(controller, last):
-                return None
-        return answer
+                return False
+        return True
 
     def _requested(self, resource: str, ids: Sequence[str]) -> tuple[RequestedDevice, ...]:
         """Return what ``ids`` of ``resource`` mean, one for each device, in the order of the devices' ids.
@@ -264,19 +267,12 @@ class Node:
         )
 
 
-_Key: TypeAlias = "tuple[tuple[str, frozenset[str]], ...]"
-
-
 @dataclass(frozen=True, slots=True)
 class _Undelivered:
     """An answer that was not delivered, and the version of each device's record that it made."""
 
     answer: tuple[Granted, ...]
     versions: tuple[int, ...]
-
-
-def _key(call: ResolvedCall) -> _Key:
-    return tuple((each.controller.id, each.ids) for each in call.devices)
 
 
 async def _used_since(controller: DeviceController, grant: Grant) -> bool:

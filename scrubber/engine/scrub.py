@@ -143,14 +143,6 @@ class ScrubJob:
         return self.record.id
 
     @property
-    def path(self) -> Path:
-        return self.record.path
-
-    @property
-    def outcome(self) -> Outcome | None:
-        return self.record.outcome
-
-    @property
     def urgent(self) -> bool:
         """Whether a caller waits for it."""
         return self.waiters > 0

@@ -54,7 +54,7 @@ async def test_a_scrub_that_begins_as_the_device_is_found_to_have_left_ends_befo
         world.gpu().listed = False
         await job.over()
         await world.until(lambda: controller.id not in world.node.devices.controllers)
-        assert job.outcome is Outcome.PASSED
+        assert job.record.outcome is Outcome.PASSED
         await world.run(60.0)
         assert world.serving
 
