@@ -77,7 +77,7 @@ class Gate:
     def __init__(
         self,
         service: ScrubService,
-        board: AdvertisedDevices,
+        advertised: AdvertisedDevices,
         announcements: Announcements,
         *,
         times: GateTimes,
@@ -89,7 +89,7 @@ class Gate:
         self._service = service
         self._here = here
         self._observer = observer or Nobody()
-        self._board = board
+        self._advertised = advertised
         self._announcements = announcements
         self._times = times
         self._log = log
@@ -119,7 +119,7 @@ class Gate:
             self._log.warning("allocation.untold", resource=resource, devices=sorted(device_ids), sentence=sentence)
             span.note(told=False)
         else:
-            self._settle(untold, _Reservation(epoch=self._board.epoch, trace=trace))
+            self._settle(untold, _Reservation(epoch=self._advertised.epoch, trace=trace))
 
     async def hand_over(self, device_ids: Sequence[str], resource: str, deadline: float | None, span: Span) -> None:
         """Return when the service has handed all of the devices over.
@@ -171,7 +171,7 @@ class Gate:
             left = ends - asked
             # What one run of the service was told, the next one does not know.
             unseen = sorted(
-                id_ for (_, id_), note in noted.items() if note.epoch == "" or note.epoch != self._board.epoch
+                id_ for (_, id_), note in noted.items() if note.epoch == "" or note.epoch != self._advertised.epoch
             )
             try:
                 if left <= 0:

@@ -188,7 +188,7 @@ class Registrar:
         mode: Registration,
         *,
         plugin: Callable[[Streams], deviceplugin_pb2_grpc.DevicePluginServicer],
-        board: AdvertisedDevices,
+        advertised: AdvertisedDevices,
         times: RegistrationTimes,
         token: Callable[[], str],
         log: Log,
@@ -199,7 +199,7 @@ class Registrar:
         self._places = places
         self._mode = mode
         self._plugin = plugin
-        self._board = board
+        self._advertised = advertised
         self._times = times
         self._token = token
         self._log = log
@@ -353,7 +353,7 @@ class Registrar:
         dead = await remove_dead(path.parent, self._places.prefix, older_than=1.0, now=time.time())
         if dead:
             self._log.info("plugin.sockets-removed", paths=[str(path) for path in dead])
-        streams = Streams(self._board, self._places.resource, observer=self._observer)
+        streams = Streams(self._advertised, self._places.resource, observer=self._observer)
         endpoint = Endpoint(
             path, plugin=self._plugin(streams), streams=streams, registration=watcher, observer=self._observer
         )

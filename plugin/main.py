@@ -159,7 +159,7 @@ async def _run(settings: PluginSettings, log: Log, losses: Losses, stack: ExitSt
 
     registrars: dict[str, Registrar] = {}
 
-    def registrar(resource: str, board: AdvertisedDevices) -> Registrar:
+    def registrar(resource: str, advertised: AdvertisedDevices) -> Registrar:
         registrars[resource] = Registrar(
             _places(settings, resource),
             mode,
@@ -168,7 +168,7 @@ async def _run(settings: PluginSettings, log: Log, losses: Losses, stack: ExitSt
                 if behind
                 else DevicePlugin(
                     resource,
-                    board,
+                    advertised,
                     gate,
                     streams=streams,
                     log=log,
@@ -177,7 +177,7 @@ async def _run(settings: PluginSettings, log: Log, losses: Losses, stack: ExitSt
                     tracer=traces or UNTRACED,
                 )
             ),
-            board=board,
+            advertised=advertised,
             times=settings.times.registration,
             token=lambda: os.urandom(4).hex(),
             log=log,
@@ -188,7 +188,7 @@ async def _run(settings: PluginSettings, log: Log, losses: Losses, stack: ExitSt
 
     def ready() -> bool:
         """Whether a service that is ready was heard, and a server for each resource is up."""
-        served = resources.boards.keys() <= registrars.keys() and all(each.prepared for each in registrars.values())
+        served = resources.lists.keys() <= registrars.keys() and all(each.prepared for each in registrars.values())
         return watch.heard and served
 
     if settings.ready_file is not None:
@@ -206,7 +206,7 @@ async def _run(settings: PluginSettings, log: Log, losses: Losses, stack: ExitSt
             )
             file = settings.ready_file
             others = [tasks.create_task(_make_when(ready, file), name="ready file")] if file else []
-            later = _after_registration(settings, listener, metrics, losses, lambda: resources.boards, log, stack)
+            later = _after_registration(settings, listener, metrics, losses, lambda: resources.lists, log, stack)
             others.append(tasks.create_task(later, name="metrics"))
             if behind:
                 others.append(tasks.create_task(behind.run(), name="vendors' plugins"))
@@ -246,12 +246,12 @@ async def _register(
     registered: set[str] = set()
     async with asyncio.TaskGroup() as tasks:
         while True:
-            await resources.until(lambda: bool(resources.boards.keys() - registered) or _hopeless(resources, insist))
+            await resources.until(lambda: bool(resources.lists.keys() - registered) or _hopeless(resources, insist))
             if _hopeless(resources, insist):
                 raise BadConfiguration(f"{resources.complaint} (--no-fail-on-init-error waits for that.)")
-            for resource in sorted(resources.boards.keys() - registered):
-                board = resources.boards[resource]
-                tasks.create_task(registrar(resource, board).run(), name=f"registration of {resource}")
+            for resource in sorted(resources.lists.keys() - registered):
+                advertised = resources.lists[resource]
+                tasks.create_task(registrar(resource, advertised).run(), name=f"registration of {resource}")
                 registered.add(resource)
 
 
@@ -280,7 +280,7 @@ async def _make_when(ready: Callable[[], bool], file: Path) -> None:
 
 
 def _hopeless(resources: Resources | Front, insist: bool) -> bool:
-    return insist and bool(resources.complaint) and not resources.boards
+    return insist and bool(resources.complaint) and not resources.lists
 
 
 def _behind(settings: PluginSettings, announce: Announce, log: Log, tracer: Tracer) -> Behind | None:
@@ -340,7 +340,7 @@ async def _after_registration(
     listener: Listener | None,
     observer: Deferred | Nobody,
     losses: Losses,
-    boards: Callable[[], Mapping[str, AdvertisedDevices]],
+    lists: Callable[[], Mapping[str, AdvertisedDevices]],
     log: Log,
     stack: ExitStack,
 ) -> None:
@@ -360,7 +360,7 @@ async def _after_registration(
         from scrubber.observability import metrics_server
 
         registry = CollectorRegistry()
-        metrics = Metrics(registry, boards)
+        metrics = Metrics(registry, lists)
         observer.pass_on_to(metrics)
         losses.counted_by(metrics.line_lost)
 
@@ -427,7 +427,7 @@ def _telling(settings: PluginSettings, metrics: ClusterObserver, log: Log) -> Te
 
 
 def _resources(settings: PluginSettings, announce: Announce, log: Log) -> Resources:
-    """The boards; with CDI, a device is on none of them before a container can be given it.
+    """The lists; with CDI, a device is on none of them before a container can be given it.
 
     Raises:
         BadConfiguration: CDI is asked for, and no specification can be written.

@@ -54,10 +54,10 @@ class Metrics:
     """All metrics of the plugin, in ``registry``. Observes everything that :mod:`plugin.observing` names.
 
     Args:
-        boards: resource → its list, as it is when the metrics are scraped; called from another thread.
+        lists: resource → its list, as it is when the metrics are scraped; called from another thread.
     """
 
-    def __init__(self, registry: CollectorRegistry, boards: Callable[[], Mapping[str, AdvertisedDevices]]) -> None:
+    def __init__(self, registry: CollectorRegistry, lists: Callable[[], Mapping[str, AdvertisedDevices]]) -> None:
         Gauge(
             "scrubber_plugin_build_info", "1 for what this plugin is.", ("version", "python"), registry=registry
         ).labels(__version__, platform.python_version()).set(1)
@@ -115,7 +115,7 @@ class Metrics:
         )
         self._resources: set[str] = set()
         self._up = False
-        registry.register(_Devices(boards, self._shown))
+        registry.register(_Devices(lists, self._shown))
         for code in sorted(_REFUSALS | {OTHER}):
             self._refusals.labels(code)
         for what in sorted(_WRITES):
@@ -178,8 +178,8 @@ class Metrics:
 class _Devices(Collector):
     """The ids of every list, by health, as they are at this moment."""
 
-    def __init__(self, boards: Callable[[], Mapping[str, AdvertisedDevices]], shown: Callable[[str], str]) -> None:
-        self._boards = boards
+    def __init__(self, lists: Callable[[], Mapping[str, AdvertisedDevices]], shown: Callable[[str], str]) -> None:
+        self._lists = lists
         self._shown = shown
 
     def describe(self) -> Iterator[Metric]:
@@ -188,8 +188,8 @@ class _Devices(Collector):
     def collect(self) -> Iterator[Metric]:
         family = self._family()
         counts: Counts[tuple[str, str]] = Counts()
-        for resource, board in dict(self._boards()).items():  # the copy is atomic, the plugin goes on meanwhile
-            shown, health = self._shown(resource), board.health
+        for resource, advertised in dict(self._lists()).items():  # the copy is atomic, the plugin goes on meanwhile
+            shown, health = self._shown(resource), advertised.health
             counts[shown, "healthy"] += sum(health)
             counts[shown, "unhealthy"] += len(health) - sum(health)
         for labels, number in counts.items():

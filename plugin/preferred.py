@@ -1,6 +1,6 @@
 """Which of the available devices the kubelet should take: clean ones first, then those close to each other.
 
-Promises: a pure function of what the board holds, so no hardware is touched; it never fails, whatever it is given,
+Promises: a pure function of what is advertised, so no hardware is touched; it never fails, whatever it is given,
 because an error here would fail a pod for good; and it does not depend on the order of the ids, which is random in
 every message of the kubelet.
 """

@@ -1,4 +1,4 @@
-"""Which resource a device is advertised as, and the board of each resource.
+"""Which resource a device is advertised as, and the list of each resource.
 
 Promises: a device once listed stays listed where it was, because the kubelet shows an omitted device as healthy. No resource mixes kinds of instances behind one name: a node
 that cannot be advertised as the administrator asked is not advertised, with a sentence that says why.
@@ -160,13 +160,13 @@ def _nothing_to_publish(devices: Sequence[AdvertisedDevice], epoch: str) -> Mapp
 
 
 class Resources(AdvertisedDevices):
-    """The node's board, dealt out to a board for each resource.
+    """The node's devices, dealt out to a list for each resource.
 
     Args:
         announce: told of every list before it is shown.
 
     Attributes:
-        boards: resource → its board; one that is there stays.
+        lists: resource → its list; one that is there stays.
         complaint: see :class:`Arrangement`.
     """
 
@@ -174,7 +174,7 @@ class Resources(AdvertisedDevices):
         self, layout: Layout, *, log: Log, publish: Publish = _nothing_to_publish, announce: Announce = to_nobody
     ) -> None:
         super().__init__()
-        self.boards: dict[str, AdvertisedDevices] = {}
+        self.lists: dict[str, AdvertisedDevices] = {}
         self.complaint = ""
         self._layout = layout
         self._log = log
@@ -196,14 +196,14 @@ class Resources(AdvertisedDevices):
             for device in devices
         ]
         self._layout, arrangement = self._layout.arrange(usable)
-        before = (set(self.boards), self.complaint)
+        before = (set(self.lists), self.complaint)
         lists = arrangement.lists
         await asyncio.gather(*(self._announce(resource, meanings(part), epoch) for resource, part in lists.items()))
         for resource, part in lists.items():
-            await self.boards.setdefault(resource, AdvertisedDevices()).show(part, epoch)
+            await self.lists.setdefault(resource, AdvertisedDevices()).show(part, epoch)
         self._say(arrangement)
         await super().show(arrangement.devices, epoch)
-        if before != (set(self.boards), self.complaint):
+        if before != (set(self.lists), self.complaint):
             await self.ring()
 
     def _say(self, arrangement: Arrangement) -> None:

@@ -66,11 +66,13 @@ class Streams:
             the resource.
     """
 
-    def __init__(self, board: AdvertisedDevices, resource: str = "", *, observer: StreamObserver | None = None) -> None:
+    def __init__(
+        self, advertised: AdvertisedDevices, resource: str = "", *, observer: StreamObserver | None = None
+    ) -> None:
         self.opened = asyncio.Event()
         self.ended = asyncio.Event()
         self.closing = False
-        self._board = board
+        self._advertised = advertised
         self._resource = resource
         self._observer = observer or Nobody()
         self._open = 0
@@ -101,7 +103,7 @@ class Streams:
     async def close(self) -> None:
         """Have every stream end in good order."""
         self.closing = True
-        await self._board.ring()
+        await self._advertised.ring()
 
 
 _REFUSED: Mapping[str, str] = {
@@ -185,17 +187,17 @@ def _speaking_in_sentences(call: _Spanned[_Request, _Answer]) -> _Call[_Request,
 
 
 class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
-    """Answers the kubelet from the board and through the gate. One for each incarnation; board and gate outlive it.
+    """Answers the kubelet from what is advertised and through the gate. One for each incarnation; both outlive it.
 
     Args:
-        resource: whose devices are on the board.
+        resource: as which ``advertised`` are advertised.
         tracer: is told of every allocation and every start.
     """
 
     def __init__(
         self,
         resource: str,
-        board: AdvertisedDevices,
+        advertised: AdvertisedDevices,
         gate: Gatekeeper,
         *,
         streams: Streams,
@@ -206,7 +208,7 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
     ) -> None:
         self.resource = resource
         self.tracer = tracer
-        self._board = board
+        self._advertised = advertised
         self._gate = gate
         self._streams = streams
         self._injection = injection or Injection()
@@ -224,11 +226,11 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
         sent = 0
         with self._streams:
             while True:
-                await self._board.until(functools.partial(self._has_news, sent))
+                await self._advertised.until(functools.partial(self._has_news, sent))
                 if self._streams.closing:
                     return
-                sent = self._board.version
-                yield listed(self._board.devices)
+                sent = self._advertised.version
+                yield listed(self._advertised.devices)
                 self._streams.sent()
 
     @_speaking_in_sentences
@@ -238,7 +240,7 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
         context: grpc.aio.ServicerContext[kubelet.PreferredAllocationRequest, kubelet.PreferredAllocationResponse],
         span: Span,
     ) -> kubelet.PreferredAllocationResponse:
-        devices = {device.id: device for device in self._board.devices}
+        devices = {device.id: device for device in self._advertised.devices}
         return kubelet.PreferredAllocationResponse(
             container_responses=[
                 kubelet.ContainerPreferredAllocationResponse(
@@ -285,7 +287,7 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
         return kubelet.PreStartContainerResponse()
 
     def _has_news(self, sent: int) -> bool:
-        return self._streams.closing or self._board.version > sent
+        return self._streams.closing or self._advertised.version > sent
 
     def _allocatable(self, device_ids: Sequence[str]) -> list[AdvertisedDevice]:
         """The devices of a container's devices.
@@ -297,7 +299,7 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
         """
         devices = []
         for id_ in distinct(device_ids):
-            device = self._board.find(id_)
+            device = self._advertised.find(id_)
             if device is None:
                 raise InvalidRequest(f"Device {id_} is not one of this plugin's: ask for one of its list.")
             if device.verdict is ServiceVerdict.WITHHELD:

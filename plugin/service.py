@@ -1,4 +1,4 @@
-"""The scrub service as the plugin sees it: what is asked of it, and the task that keeps the board in step with it.
+"""The scrub service as the plugin sees it: what is asked of it, and the task that follows what it says.
 
 Promise: no data is never healthy for longer than the grace period. A service that holds the stream open but answers
 nothing (stopped, hung) counts as away, exactly as one that is gone.
@@ -21,7 +21,7 @@ from scrubber.api import scrubber_pb2 as pb
 from scrubber.domain.device import Access, AccessKind
 from scrubber.domain.errors import Away, BadConfiguration, ScrubberError
 
-__all__ = ["ScrubService", "ServiceWatch", "WatchTimes", "advertised"]
+__all__ = ["ScrubService", "ServiceWatch", "WatchTimes", "advertised_devices"]
 
 
 class ScrubService(Protocol):
@@ -65,7 +65,7 @@ UNWATCHED = (
 UNHEARD = "No scrub service that is ready has said anything of the device yet."
 
 
-def advertised(snapshot: pb.Snapshot, *, by_envvar: bool = False) -> tuple[AdvertisedDevice, ...]:
+def advertised_devices(snapshot: pb.Snapshot, *, by_envvar: bool = False) -> tuple[AdvertisedDevice, ...]:
     """The devices of a snapshot, with its verdict.
 
     A device whose way into a container is of a kind that this plugin does not know is withheld: it could be allocated,
@@ -136,10 +136,10 @@ class WatchTimes:
 
 
 class ServiceWatch:
-    """Follows the service's snapshots and writes the board.
+    """Follows the service's snapshots and says what the kubelet is to see.
 
     Args:
-        by_envvar: containers are told of their devices by an environment variable; see :func:`advertised`.
+        by_envvar: containers are told of their devices by an environment variable; see :func:`advertised_devices`.
         listen: is passed each snapshot, and None when no service that is ready was there for the grace period.
         clock: monotonic seconds.
 
@@ -150,7 +150,7 @@ class ServiceWatch:
     def __init__(
         self,
         service: ScrubService,
-        board: AdvertisedDevices,
+        advertised: AdvertisedDevices,
         *,
         times: WatchTimes,
         log: Log,
@@ -161,7 +161,7 @@ class ServiceWatch:
     ) -> None:
         self._observer = observer or Nobody()
         self._service = service
-        self._board = board
+        self._advertised = advertised
         self._times = times
         self._clock = clock
         self._by_envvar = by_envvar
@@ -191,7 +191,7 @@ class ServiceWatch:
                     self._observer.service(up=False)
                     self._reminder.waiting("service.away", sentence=str(error))
                 self._availability = self._availability.on_disconnect(self._clock())
-                if self._board.version > 0:
+                if self._advertised.version > 0:
                     await self._show()
                 await asyncio.sleep(self._times.retry)
 
@@ -222,7 +222,7 @@ class ServiceWatch:
         self._observer.service(up=True)
         before = self._availability
         self._availability = before.on_snapshot(
-            advertised(snapshot, by_envvar=self._by_envvar),
+            advertised_devices(snapshot, by_envvar=self._by_envvar),
             epoch=snapshot.epoch,
             version=snapshot.version,
             ready=snapshot.ready,
@@ -245,9 +245,9 @@ class ServiceWatch:
         self._listen(snapshot)
 
     async def _show(self) -> None:
-        before = {device.id: device.healthy for device in self._board.devices}
-        await self._board.show(self._availability.devices(self._clock()), self._availability.epoch)
-        for device in self._board.devices:
+        before = {device.id: device.healthy for device in self._advertised.devices}
+        await self._advertised.show(self._availability.devices(self._clock()), self._availability.epoch)
+        for device in self._advertised.devices:
             if before.get(device.id) is not device.healthy:
                 self._tell(device)
         self._news.set()
@@ -266,7 +266,7 @@ class ServiceWatch:
         self._log.warning("device.unhealthy", device=device.id, word=verdict.value, sentence=sentence)
 
     async def _let_go(self) -> NoReturn:
-        """Write the board anew at the end of the grace period; without it, silence would keep everything healthy."""
+        """Show the devices anew at the end of the grace period; without it, silence would keep everything healthy."""
         while True:
             self._news.clear()
             now = self._clock()

@@ -95,7 +95,7 @@ class Telling:
     Args:
         connect: makes the cluster's client; is called in a thread, because that loads its library.
         lock: which instance of the plugin writes.
-        by_envvar: as in :func:`plugin.service.advertised`.
+        by_envvar: as in :func:`plugin.service.advertised_devices`.
         clock: monotonic seconds; ``wall``: seconds since the epoch; ``spread``: random, in [0, 1).
     """
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from plugin.devices import ServiceVerdict
-from plugin.service import advertised
+from plugin.service import advertised_devices
 from scrubber.api import scrubber_pb2 as pb
 
 __all__ = [
@@ -167,14 +167,14 @@ def seen(snapshot: pb.Snapshot, before: View, *, by_envvar: bool = False) -> Vie
     """The view after ``snapshot``; one of a service that is not ready changes nothing.
 
     Args:
-        by_envvar: as in :func:`plugin.service.advertised`.
+        by_envvar: as in :func:`plugin.service.advertised_devices`.
     """
     if not snapshot.ready:
         return before
     # The plugin withholds some devices that the service would hand out; the kubelet is told so, and so is the cluster.
     refusals = {
         each.id: each.refusal
-        for each in advertised(snapshot, by_envvar=by_envvar)
+        for each in advertised_devices(snapshot, by_envvar=by_envvar)
         if each.verdict is not ServiceVerdict.OFFERED
     }
     devices = tuple(_facts(each, refusals.get(each.id)) for each in snapshot.devices)

@@ -42,7 +42,7 @@ class Behind:
         tracer: is told of every allocation and every start.
 
     Attributes:
-        front: the node's board, and a list for each resource.
+        front: the node's devices, and a list for each resource.
 
     Raises:
         BadConfiguration: the directory cannot be ours.

@@ -1,4 +1,4 @@
-"""The node's board, dealt out to the resources of the vendors' plugins.
+"""The node's devices, dealt out to the resources of the vendors' plugins.
 
 Promise: every list is judged anew whenever one of its three parts changes: what the vendor says, what the service
 says, and what the clock says of either that is silent. The service knows what the ids of a list mean before the list is
@@ -43,7 +43,7 @@ class Front(AdvertisedDevices):
         announce: told what a resource's ids mean, those of containers that its plugin does not list any more included.
 
     Attributes:
-        boards: resource → its list, once the vendor and the service have each spoken; one that is there stays.
+        lists: resource → its list, once the vendor and the service have each spoken; one that is there stays.
         upstreams: resource → who stands behind it.
         directory: the devices of the service, by every name.
         complaint: always empty: the vendors decide what is advertised as what.
@@ -51,7 +51,7 @@ class Front(AdvertisedDevices):
 
     def __init__(self, *, announce: Announce, times: UpstreamTimes, log: Log, clock: Callable[[], float]) -> None:
         super().__init__()
-        self.boards: dict[str, AdvertisedDevices] = {}
+        self.lists: dict[str, AdvertisedDevices] = {}
         self.upstreams: dict[str, Upstream] = {}
         self.directory = Directory(())
         self.reach = Reach({}, self.directory)
@@ -133,8 +133,8 @@ class Front(AdvertisedDevices):
             await asyncio.gather(*(self._tell(each.resource) for each in heard))
             for each in heard:
                 await self._state(each, judged(each.now_said, kept[each.resource], offers))
-            new = [each for each in heard if each.resource not in self.boards]
-            self.boards.update({each.resource: each.listing for each in new})
+            new = [each for each in heard if each.resource not in self.lists]
+            self.lists.update({each.resource: each.listing for each in new})
         self._news.set()
         if new:
             await self.ring()

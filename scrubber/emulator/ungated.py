@@ -77,13 +77,13 @@ class UngatedPlugin:
     ) -> None:
         log = log or logger("json", "error")
         self._devices = tuple(devices)
-        self._board = AdvertisedDevices()
+        self._advertised = AdvertisedDevices()
         self._resource = resource_name
         self._registrar = Registrar(
             KubeletPlaces(kubelet_dir.absolute(), resource_name),
             Registration.CLASSIC,
             plugin=lambda streams: self._servicer(streams, log),
-            board=self._board,
+            advertised=self._advertised,
             times=times or RegistrationTimes(),
             token=lambda: secrets.token_hex(4),
             log=log,
@@ -92,7 +92,7 @@ class UngatedPlugin:
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        await self._board.show(self._devices, epoch="ungated")
+        await self._advertised.show(self._devices, epoch="ungated")
         self._task = asyncio.create_task(self._registrar.run(), name="ungated plugin")
         return self
 
@@ -106,4 +106,4 @@ class UngatedPlugin:
                 self._task.result()
 
     def _servicer(self, streams: Streams, log: Log) -> DevicePlugin:
-        return _Ungated(self._resource, self._board, _OpenGate(), streams=streams, log=log)
+        return _Ungated(self._resource, self._advertised, _OpenGate(), streams=streams, log=log)

@@ -53,7 +53,7 @@ class Node:
     service: FakeService
     kubelet: FakeKubelet
     registered: Registered
-    board: AdvertisedDevices
+    advertised: AdvertisedDevices
     endpoint: Endpoint
 
     async def shown(self, **health: bool) -> None:
@@ -69,25 +69,25 @@ async def node(
 ) -> AsyncIterator[Node]:
     """A service, a kubelet and between them the plugin, registered."""
     log = logger("json", "error")
-    board = AdvertisedDevices()
+    advertised = AdvertisedDevices()
     kubelet = FakeKubelet(directory)
     client = PluginClient(directory / "s")
-    gate = Gate(client, board, Announcements(client, log=log), times=times, log=log, clock=time.monotonic)
-    streams = Streams(board)
-    plugin = DevicePlugin(RESOURCE, board, gate, streams=streams, log=log)
+    gate = Gate(client, advertised, Announcements(client, log=log), times=times, log=log, clock=time.monotonic)
+    streams = Streams(advertised)
+    plugin = DevicePlugin(RESOURCE, advertised, gate, streams=streams, log=log)
     loop = asyncio.get_running_loop()
 
     def clock() -> float:
         return loop.time()  # looked up each time: a test may advance it
 
-    following = ServiceWatch(client, board, times=watch, log=log, clock=clock)
+    following = ServiceWatch(client, advertised, times=watch, log=log, clock=clock)
     async with (
         FakeService(directory / "s", shown) as service,
         Endpoint(directory / "plugin.sock", plugin=plugin, streams=streams) as endpoint,
     ):
         task = asyncio.create_task(following.run())
         await kubelet.connect(endpoint.path)
-        yield Node(service, kubelet, await kubelet.new_registration(), board, endpoint)
+        yield Node(service, kubelet, await kubelet.new_registration(), advertised, endpoint)
         await kubelet.stop()
         task.cancel()
         await asyncio.wait({task})
@@ -314,9 +314,9 @@ async def test_a_fault_of_the_plugin_itself_is_logged_and_not_shown_to_the_pod(s
             raise ValueError("/root/secret")
 
     lines = io.StringIO()
-    board = AdvertisedDevices()
-    streams = Streams(board)
-    plugin = DevicePlugin(RESOURCE, board, Broken(), streams=streams, log=logger("json", "error", lines))
+    advertised = AdvertisedDevices()
+    streams = Streams(advertised)
+    plugin = DevicePlugin(RESOURCE, advertised, Broken(), streams=streams, log=logger("json", "error", lines))
     async with (
         Endpoint(short_tmp / "plugin.sock", plugin=plugin, streams=streams) as endpoint,
         grpc.aio.insecure_channel(f"unix:{endpoint.path}") as channel,
@@ -343,11 +343,11 @@ async def test_garbage_is_refused_and_the_plugin_lives_on(short_tmp: Path) -> No
 async def test_a_restart_of_the_service_is_invisible_and_a_long_absence_is_not(short_tmp: Path) -> None:
     async with node(short_tmp, watch=WatchTimes(grace=3600.0, heartbeat=60.0, retry=0.02)) as here:
         await here.service.stop()
-        await here.board.until(lambda: here.board.epoch == "")
+        await here.advertised.until(lambda: here.advertised.epoch == "")
         await here.service.start(
             snapshot(device(0, numa_node=1), device(1), device(2), version=1, ready=False, epoch="second")
         )
-        await here.board.until(lambda: here.board.epoch == "second")
+        await here.advertised.until(lambda: here.advertised.epoch == "second")
         here.service.show(snapshot(device(0, numa_node=1), device(1), device(2), version=2, epoch="second"))
         await here.shown(sim_0=True, sim_1=True, sim_2=True)
         assert len(here.registered.lists) == 2
@@ -362,7 +362,7 @@ async def test_a_restarted_service_that_does_not_get_ready_makes_nothing_healthy
 ) -> None:
     async with node(short_tmp, watch=WatchTimes(grace=PATIENCE, heartbeat=1e9)) as here:
         here.service.show(snapshot(device(0, numa_node=1), device(1), device(2), ready=False, epoch="second"))
-        await here.board.until(lambda: here.board.epoch == "second")
+        await here.advertised.until(lambda: here.advertised.epoch == "second")
         assert here.registered.healthy == {"sim-0", "sim-1"}
         await advance_until(lambda: here.registered.healthy == set())
         here.service.show(snapshot(device(0, numa_node=1), device(1), device(2), version=2, epoch="second"))
@@ -383,18 +383,18 @@ async def test_a_service_that_holds_the_stream_but_answers_nothing_counts_as_awa
                 yield self._shown
             await asyncio.Event().wait()
 
-    board = AdvertisedDevices()
+    advertised = AdvertisedDevices()
     client = PluginClient(short_tmp / "s")
     times = WatchTimes(grace=0.05, heartbeat=0.05, probe=1.0, retry=0.02)
-    watch = ServiceWatch(client, board, times=times, log=logger("json", "error"), clock=time.monotonic)
+    watch = ServiceWatch(client, advertised, times=times, log=logger("json", "error"), clock=time.monotonic)
     async with Hung(short_tmp / "s", snapshot(device(0))) as service:
         task = asyncio.create_task(watch.run())
         async with asyncio.timeout(20):
-            await board.until(lambda: any(offer.healthy for offer in board.devices))
+            await advertised.until(lambda: any(offer.healthy for offer in advertised.devices))
             service.hangs = True
-            await board.until(lambda: not any(offer.healthy for offer in board.devices))
+            await advertised.until(lambda: not any(offer.healthy for offer in advertised.devices))
             service.hangs = False
-            await board.until(lambda: any(offer.healthy for offer in board.devices))
+            await advertised.until(lambda: any(offer.healthy for offer in advertised.devices))
         task.cancel()
         await asyncio.wait({task})
         await client.close()
@@ -410,12 +410,12 @@ async def test_a_device_reached_in_a_way_unknown_to_the_plugin_is_withheld(short
 
 
 async def test_an_endpoint_says_why_it_cannot_be_served(short_tmp: Path) -> None:
-    board = AdvertisedDevices()
+    advertised = AdvertisedDevices()
     client = PluginClient(short_tmp / "s")
     log = logger("json", "error")
-    gate = Gate(client, board, Announcements(client, log=log), times=GATE, log=log, clock=time.monotonic)
-    streams = Streams(board)
-    plugin = DevicePlugin(RESOURCE, board, gate, streams=streams, log=log)
+    gate = Gate(client, advertised, Announcements(client, log=log), times=GATE, log=log, clock=time.monotonic)
+    streams = Streams(advertised)
+    plugin = DevicePlugin(RESOURCE, advertised, gate, streams=streams, log=log)
     with pytest.raises(Away, match="does not exist"):
         await Endpoint(short_tmp / "no" / "a.sock", plugin=plugin, streams=streams).__aenter__()
     (short_tmp / "dir.sock").mkdir()

@@ -41,11 +41,11 @@ async def service(short_tmp: Path) -> AsyncIterator[FakeService]:
 async def watching(
     short_tmp: Path, ear: Ear | None, times: WatchTimes, clock: Callable[[], float] = time.monotonic
 ) -> AsyncIterator[AdvertisedDevices]:
-    client, board = PluginClient(short_tmp), AdvertisedDevices()
-    watch = ServiceWatch(client, board, times=times, log=logger(level="error"), clock=clock, listen=ear)
+    client, advertised = PluginClient(short_tmp), AdvertisedDevices()
+    watch = ServiceWatch(client, advertised, times=times, log=logger(level="error"), clock=clock, listen=ear)
     task = asyncio.create_task(watch.run())
     try:
-        yield board
+        yield advertised
     finally:
         task.cancel()
         await asyncio.wait({task})
@@ -56,13 +56,13 @@ async def test_every_snapshot_is_passed_on_and_the_end_after_the_grace_period(
     service: FakeService, short_tmp: Path
 ) -> None:
     ear = Ear()
-    async with watching(short_tmp, ear, WatchTimes(grace=0.05, retry=0.01)) as board:
+    async with watching(short_tmp, ear, WatchTimes(grace=0.05, retry=0.01)) as advertised:
         await ear.bell.until(lambda: bool(ear.heard))
         service.show(snapshot(device(0), device(1), version=2))
         await ear.bell.until(lambda: len(ear.heard) == 2)
         await service.stop()
         await ear.bell.until(lambda: ear.heard[-1] is None)
-        assert not any(offer.healthy for offer in board.devices)
+        assert not any(offer.healthy for offer in advertised.devices)
         await service.start(snapshot(device(0), epoch="second"))
         await ear.bell.until(lambda: ear.heard[-1] is not None)
     assert [None if each is None else each.version for each in ear.heard] == [1, 2, None, 1]
@@ -89,6 +89,6 @@ async def test_a_service_that_is_back_in_time_was_never_away(service: FakeServic
 
 
 async def test_nobody_needs_to_listen(service: FakeService, short_tmp: Path) -> None:
-    async with watching(short_tmp, None, WatchTimes()) as board:
+    async with watching(short_tmp, None, WatchTimes()) as advertised:
         async with asyncio.timeout(20):
-            await board.until(lambda: bool(board.devices))
+            await advertised.until(lambda: bool(advertised.devices))

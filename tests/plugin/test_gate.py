@@ -72,10 +72,10 @@ class Service:
     meanings: dict[str, str] = field(default_factory=dict)
 
     async def snapshot(self, timeout: float) -> pb.Snapshot:
-        raise AssertionError("the gate looks at the board")
+        raise AssertionError("the gate looks at the advertised")
 
     def watch_snapshots(self) -> AsyncIterator[pb.Snapshot]:
-        raise AssertionError("the gate looks at the board")
+        raise AssertionError("the gate looks at the advertised")
 
     async def announce(self, resource: str, offers: Mapping[str, str], timeout: float) -> pb.AnnounceResponse:
         self.announced.append((resource, dict(offers)))
@@ -107,13 +107,13 @@ class Service:
 async def gate(
     service: Service, times: GateTimes = QUICK, epoch: str = "one", **more: Any
 ) -> tuple[Gate, AdvertisedDevices]:
-    board = AdvertisedDevices()
-    await board.show((), epoch)
+    advertised = AdvertisedDevices()
+    await advertised.show((), epoch)
     log = logger("json", "error")
     announcements = Announcements(service, log=log)
     await announcements.announce(GPU, MEANINGS, epoch)
     clock = asyncio.get_running_loop().time
-    return Gate(service, board, announcements, times=times, log=log, clock=clock, **more), board
+    return Gate(service, advertised, announcements, times=times, log=log, clock=clock, **more), advertised
 
 
 @in_virtual_time
@@ -254,9 +254,9 @@ async def test_an_unseen_allocation_stays_unseen_until_a_start_was_granted() -> 
 @in_virtual_time
 async def test_what_one_run_of_the_service_was_told_the_next_one_has_not_seen() -> None:
     service = Service()
-    keeper, board = await gate(service, epoch="one")
+    keeper, advertised = await gate(service, epoch="one")
     await keeper.reserve(["a"], GPU, UNTOLD)
-    await board.show((), "two")
+    await advertised.show((), "two")
     await keeper.hand_over(["a"], GPU, 30.0, UNTOLD)
     assert service.asked[0].unseen == ["a"]
 

@@ -45,9 +45,9 @@ class Told:
     """Metrics, and what a scrape of them shows."""
 
     def __init__(self) -> None:
-        self.boards: dict[str, AdvertisedDevices] = {}
+        self.lists: dict[str, AdvertisedDevices] = {}
         self._registry = CollectorRegistry()
-        self.metrics = Metrics(self._registry, lambda: self.boards)
+        self.metrics = Metrics(self._registry, lambda: self.lists)
 
     def __call__(self, name: str, **labels: str) -> float | None:
         return self._registry.get_sample_value(name, labels)
@@ -72,14 +72,14 @@ def offer(number: int, *, healthy: bool) -> AdvertisedDevice:
     return AdvertisedDevice(id=f"gpu-{number}", index=str(number), verdict=word, healthy=healthy)
 
 
-async def board(*health: bool) -> AdvertisedDevices:
+async def advertised(*health: bool) -> AdvertisedDevices:
     shown = AdvertisedDevices()
     await shown.show(tuple(offer(number, healthy=each) for number, each in enumerate(health)), "first")
     return shown
 
 
 async def test_names_and_labels_are_those_of_the_contract(told: Told) -> None:
-    told.boards[GPU] = await board(True)
+    told.lists[GPU] = await advertised(True)
     told.metrics.registered(GPU, now=True)
     told.metrics.answered("Allocate", "OK", 0.1)
     found = {name: {frozenset(dict(each)) for each in labels} for name, labels in told.series().items()}
@@ -126,7 +126,7 @@ def test_streams_that_are_open_are_counted(told: Told) -> None:
 
 
 async def test_devices_are_counted_when_they_are_asked_for_and_shares_each(told: Told) -> None:
-    told.boards[GPU] = shown = await board(True, True, False)
+    told.lists[GPU] = shown = await advertised(True, True, False)
     assert told("scrubber_plugin_devices", resource=GPU, health="healthy") == 2
     assert told("scrubber_plugin_devices", resource=GPU, health="unhealthy") == 1
     await shown.show((offer(0, healthy=False),), "first")
@@ -160,7 +160,7 @@ async def test_of_more_resources_the_rest_is_counted_together(told: Told) -> Non
     for number in range(MOST_RESOURCES + 2):
         name = f"vendor.example/gpu-{number}"
         told.metrics.registered(name, now=False)
-        told.boards[name] = await board(True, False)
+        told.lists[name] = await advertised(True, False)
     assert told("scrubber_plugin_devices", resource="vendor.example/gpu-0", health="healthy") == 1
     assert told("scrubber_plugin_devices", resource="other", health="healthy") == 2
 
@@ -196,7 +196,7 @@ def test_whatever_is_told_nothing_is_raised_and_no_label_is_made_up(happened: li
 def test_the_series_are_fewer_than_the_page_says_at_the_worst() -> None:
     told = Told()
     for resource in map(str, range(2 * MOST_RESOURCES)):
-        told.boards[resource] = AdvertisedDevices()
+        told.lists[resource] = AdvertisedDevices()
         told.metrics.registered(resource, now=True)
         for way in ("watcher", "classic", "x"):
             for outcome in ("ok", "refused", "failed", "x"):

@@ -266,15 +266,17 @@ class Told:
 
 @asynccontextmanager
 async def registrar(directory: Path, mode: Registration, times: RegistrationTimes = QUICK) -> AsyncIterator[Told]:
-    board, told, tokens = AdvertisedDevices(), Told(), itertools.count()
-    await board.show((AdvertisedDevice(id="gpu-0", index="0", verdict=ServiceVerdict.OFFERED, healthy=True),), "one")
+    advertised, told, tokens = AdvertisedDevices(), Told(), itertools.count()
+    await advertised.show(
+        (AdvertisedDevice(id="gpu-0", index="0", verdict=ServiceVerdict.OFFERED, healthy=True),), "one"
+    )
     log = logger("json", "error")
     task = asyncio.create_task(
         Registrar(
             KubeletPlaces(directory, SIM),
             mode,
-            plugin=lambda streams: DevicePlugin(SIM, board, OpenGate(), streams=streams, log=log),
-            board=board,
+            plugin=lambda streams: DevicePlugin(SIM, advertised, OpenGate(), streams=streams, log=log),
+            advertised=advertised,
             times=times,
             token=lambda: f"a{next(tokens)}",
             log=log,
@@ -380,10 +382,10 @@ async def _any_socket(directory: Path) -> bool:
 
 
 async def test_a_call_that_is_not_served_here_makes_no_series(short_tmp: Path) -> None:
-    told, board = Told(), AdvertisedDevices()
-    streams = Streams(board)
+    told, advertised = Told(), AdvertisedDevices()
+    streams = Streams(advertised)
     log = logger("json", "error")
-    servicer = DevicePlugin(SIM, board, OpenGate(), streams=streams, log=log)
+    servicer = DevicePlugin(SIM, advertised, OpenGate(), streams=streams, log=log)
     path = short_tmp / "own.sock"
     async with (
         Endpoint(path, plugin=servicer, streams=streams, observer=told.metrics),

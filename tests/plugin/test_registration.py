@@ -73,16 +73,16 @@ async def registrar(
     name: str = "a",
     journal: Journal | None = None,
 ) -> AsyncIterator[asyncio.Task[None]]:
-    board = AdvertisedDevices()
-    await board.show((OFFER,), "one")
+    advertised = AdvertisedDevices()
+    await advertised.show((OFFER,), "one")
     log = logger("json", "info", journal or Journal())
     tokens = itertools.count()
     task: asyncio.Task[None] = asyncio.create_task(
         Registrar(
             KubeletPlaces(kubelet_dir, RESOURCE),
             mode,
-            plugin=lambda streams: DevicePlugin(RESOURCE, board, OpenGate(), streams=streams, log=log),
-            board=board,
+            plugin=lambda streams: DevicePlugin(RESOURCE, advertised, OpenGate(), streams=streams, log=log),
+            advertised=advertised,
             times=times,
             token=lambda: f"{name}{next(tokens)}",
             log=log,

@@ -143,7 +143,7 @@ def test_a_device_once_listed_stays_listed_where_it_was(mig: MigStrategy, rounds
             assert len({offer.profile for offer in part if offer.healthy}) <= 1, resource
 
 
-# -- the boards --------------------------------------------------------------------------------------------------------
+# -- the lists --------------------------------------------------------------------------------------------------------
 
 
 def events(lines: io.StringIO) -> list[dict[str, Any]]:
@@ -153,20 +153,20 @@ def events(lines: io.StringIO) -> list[dict[str, Any]]:
 async def test_each_resource_has_a_board_and_the_node_has_them_all() -> None:
     resources = Resources(Layout(MigStrategy.MIXED), log=logger("json", "error"))
     await resources.show((gpu(0), instance(1, 0)), "epoch")
-    assert {name: [offer.id for offer in board.devices] for name, board in resources.boards.items()} == {
+    assert {name: [offer.id for offer in advertised.devices] for name, advertised in resources.lists.items()} == {
         "nvidia.com/gpu": [gpu(0).id],
         "nvidia.com/mig-1g.10gb": [instance(1, 0).id],
     }
     assert [offer.id for offer in resources.devices] == [gpu(0).id, instance(1, 0).id]
-    assert {board.epoch for board in resources.boards.values()} == {"epoch"}
-    assert {board.version for board in resources.boards.values()} == {1}
+    assert {advertised.epoch for advertised in resources.lists.values()} == {"epoch"}
+    assert {advertised.version for advertised in resources.lists.values()} == {1}
 
 
 async def test_a_change_of_one_resource_is_no_news_to_the_others() -> None:
     resources = Resources(Layout(MigStrategy.MIXED), log=logger("json", "error"))
     await resources.show((gpu(0), instance(1, 0)), "epoch")
     await resources.show((gpu(0, verdict=ServiceVerdict.WITHHELD), instance(1, 0)), "epoch")
-    assert {name: board.version for name, board in resources.boards.items()} == {
+    assert {name: advertised.version for name, advertised in resources.lists.items()} == {
         "nvidia.com/gpu": 2,
         "nvidia.com/mig-1g.10gb": 1,
     }
@@ -182,9 +182,9 @@ async def test_what_cannot_be_published_is_unhealthy_on_every_board() -> None:
     resources = Resources(Layout(), log=logger("json", "error"), publish=publish)
     await resources.show((gpu(0), gpu(1)), "epoch")
     assert published == [([gpu(0).id, gpu(1).id], "epoch")]
-    for board in (resources, resources.boards["nvidia.com/gpu"]):
-        assert {offer.id: offer.healthy for offer in board.devices} == {gpu(0).id: True, gpu(1).id: False}
-        found = board.find(gpu(1).id)
+    for advertised in (resources, resources.lists["nvidia.com/gpu"]):
+        assert {offer.id: offer.healthy for offer in advertised.devices} == {gpu(0).id: True, gpu(1).id: False}
+        found = advertised.find(gpu(1).id)
         assert found is not None
         assert (found.verdict, found.refusal) == (ServiceVerdict.WITHHELD, "No specification.")
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from plugin.devices import ServiceVerdict
-from plugin.service import advertised
+from plugin.service import advertised_devices
 from scrubber.api import messages
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.domain.device import Access, AccessKind
@@ -23,14 +23,14 @@ def snapshot(*devices: pb.SnapshotDevice, envvar_refused: bool = False) -> pb.Sn
 
 
 def test_an_instance_is_seen_with_its_parent_and_its_profile() -> None:
-    (found,) = advertised(snapshot(seen(instance(0, 1, "1g.10gb+me"))))
+    (found,) = advertised_devices(snapshot(seen(instance(0, 1, "1g.10gb+me"))))
     assert (found.parent, found.profile) == (gpu(0).id, "1g.10gb+me")
 
 
 def test_the_service_tells_a_gpu_s_pci_address_by_which_a_vendors_plugin_may_call_it() -> None:
     part = replace(device(0), traits=(("pci_address", "0000:3b:00.0"),))
     view = NodeView(1, (DeviceView(part, DeviceRecord(part.id)),), ready=True, epoch="one")
-    (found,) = advertised(messages.snapshot(view))
+    (found,) = advertised_devices(messages.snapshot(view))
     assert found.pci_address == "0000:3b:00.0"
 
 
@@ -38,7 +38,7 @@ def test_what_a_container_is_given_arrives_as_the_backend_says_it() -> None:
     access = tuple(Access(kind, f"/host/{kind}", f"/container/{kind}") for kind in AccessKind)
     other = replace(device(0), access=access)
     view = NodeView(1, (DeviceView(other, DeviceRecord(other.id)),), ready=True, epoch="one")
-    (found,) = advertised(messages.snapshot(view))
+    (found,) = advertised_devices(messages.snapshot(view))
     assert (found.access, found.refusal) == (access, "")
 
 
@@ -47,7 +47,7 @@ def test_a_gpu_is_withheld_only_when_the_policy_refuses_what_the_plugin_would_do
     by_envvar: bool, refused: bool
 ) -> None:
     shown = snapshot(seen(gpu(0)), simulated(0), envvar_refused=refused)
-    found, other = advertised(shown, by_envvar=by_envvar)
+    found, other = advertised_devices(shown, by_envvar=by_envvar)
     assert (found.verdict is ServiceVerdict.OFFERED) is not (by_envvar and refused)
     assert ("environment variable" in found.refusal) is (by_envvar and refused)
     assert other.verdict is ServiceVerdict.OFFERED
@@ -56,7 +56,7 @@ def test_a_gpu_is_withheld_only_when_the_policy_refuses_what_the_plugin_would_do
 def test_a_device_that_is_out_of_service_anyway_keeps_its_own_sentence() -> None:
     sick = seen(gpu(0), advertised=False)
     sick.refusal = "Device GPU-00000000 is quarantined (xid-79)."
-    (found,) = advertised(snapshot(sick, envvar_refused=True), by_envvar=True)
+    (found,) = advertised_devices(snapshot(sick, envvar_refused=True), by_envvar=True)
     assert found.refusal == sick.refusal
 
 

@@ -42,15 +42,15 @@ class Service:
 
 
 async def lines(service: Service, until: Callable[[tuple[AdvertisedDevice, ...]], bool]) -> list[dict[str, Any]]:
-    """About devices, by the time that the board is so after the service went."""
-    stream, board = io.StringIO(), AdvertisedDevices()
+    """About devices, by the time that the advertised is so after the service went."""
+    stream, advertised = io.StringIO(), AdvertisedDevices()
     log = logger("json", "info", stream)
-    watch = ServiceWatch(service, board, times=TIMES, log=log, clock=time.monotonic)
+    watch = ServiceWatch(service, advertised, times=TIMES, log=log, clock=time.monotonic)
     task = asyncio.create_task(watch.run())
     async with asyncio.timeout(PATIENCE):
-        await board.until(lambda: bool(board.devices))
+        await advertised.until(lambda: bool(advertised.devices))
         service.goes.set()
-        await board.until(lambda: until(board.devices))
+        await advertised.until(lambda: until(advertised.devices))
     task.cancel()
     await asyncio.wait({task})
     told = [json.loads(line) for line in stream.getvalue().splitlines()]

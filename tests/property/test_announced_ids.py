@@ -66,10 +66,15 @@ class Plugin:
 
     def __init__(self, service: Service) -> None:
         self.means: dict[str, str] = {}
-        self.board = AdvertisedDevices()
+        self.advertised = AdvertisedDevices()
         self.announcements = Announcements(cast(ScrubService, service), log=LOG)
         self.gate = Gate(
-            cast(ScrubService, service), self.board, self.announcements, times=AT_ONCE, log=LOG, clock=time.monotonic
+            cast(ScrubService, service),
+            self.advertised,
+            self.announcements,
+            times=AT_ONCE,
+            log=LOG,
+            clock=time.monotonic,
         )
 
     def has(self, id_: str) -> str:
