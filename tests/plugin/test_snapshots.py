@@ -70,3 +70,11 @@ def test_the_service_tells_the_profile_and_what_its_policy_refuses() -> None:
         messages.snapshot(replace(view, devices=(DeviceView(device(0), DeviceRecord("GPU-a0")),))).devices[0].profile
         == ""
     )
+
+
+def test_a_withheld_device_has_a_sentence_for_the_pod_and_an_offered_one_has_none() -> None:
+    silent = simulated(0, advertised=False)
+    talkative = simulated(1, refusal="It was quarantined a while ago.")
+    withheld, offered = advertised_devices(snapshot(silent, talkative))
+    assert (withheld.verdict, withheld.refusal) == (ServiceVerdict.WITHHELD, "Device sim-0 is out of service.")
+    assert (offered.verdict, offered.refusal) == (ServiceVerdict.OFFERED, "")
