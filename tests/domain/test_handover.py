@@ -7,12 +7,16 @@ from dataclasses import replace
 import pytest
 
 from scrubber.domain.basis import Basis, HandOver
-from scrubber.domain.handover import Decision, HandoverVerdict, certificate_flaw
-from scrubber.domain.health import ADVERTISED, Health
+from scrubber.domain.codes import ErrorCode
+from scrubber.domain.evidence import FindingCode, Severity
+from scrubber.domain.handover import Checks, Decision, HandoverFacts, HandoverVerdict, certificate_flaw, decide
+from scrubber.domain.health import ADVERTISED, OPERATOR, Health, WayBack
 from scrubber.domain.hygiene import Hygiene
-from scrubber.domain.policy import Enforcement, Policy, Proof
-from scrubber.domain.record import DeviceRecord
-from tests.world.samples import NODE, POLICY, by_record, certificate, grant, record
+from scrubber.domain.leftover import PodState
+from scrubber.domain.policy import Enforcement, Policy, Proof, ResetUse
+from scrubber.domain.record import DeviceRecord, Glass
+from scrubber.domain.sharing import Neighbour
+from tests.world.samples import NODE, NOW, POLICY, by_record, cause, certificate, finding, grant, pod, record
 
 CLEAN = record(Hygiene.CLEAN, certificate=certificate(), watched=True)
 RESTARTING = record(Hygiene.IN_USE, last_grant=grant(), open_grants=(grant(),), watched=True)
@@ -120,3 +124,168 @@ def test_observing_still_waits_for_a_scrub_under_way() -> None:
 
 def test_observing_does_not_call_a_certified_hand_over_an_exception() -> None:
     assert decision(CLEAN, HandOver.OTHER_TENANT, OBSERVE).basis is Basis.CERTIFICATE
+
+
+def test_observing_policy_refuses_a_device_that_an_operator_quarantined() -> None:
+    by_operator = cause(OPERATOR, WayBack.PERSON, actor="jane")
+    found = decision(replace(CLEAN, health=Health.QUARANTINED, cause=by_operator), policy=OBSERVE)
+    assert (found.verdict, found.code) == (HandoverVerdict.REFUSE, ErrorCode.QUARANTINED)
+
+
+def test_grant_under_a_break_glass_override_names_the_override_as_its_basis() -> None:
+    overridden = replace(CLEAN, health=Health.QUARANTINED, glass=Glass(NOW + 60, "maintenance", "jane"))
+    assert decision(overridden, policy=OBSERVE).basis is Basis.BREAK_GLASS
+
+
+# -- certificates ------------------------------------------------------------------------------------------------------
+
+
+def test_certificate_that_was_issued_before_the_last_grant_is_void() -> None:
+    granted_since = replace(CLEAN, last_grant=grant(1), certificate=certificate(previous_grant=0))
+    assert answer(granted_since) is HandoverVerdict.SCRUB
+
+
+@pytest.mark.parametrize("hygiene", [Hygiene.DIRTY, Hygiene.IN_USE])
+def test_certificate_of_a_device_that_is_not_clean_counts_for_nothing(hygiene: Hygiene) -> None:
+    assert answer(replace(CLEAN, hygiene=hygiene)) is HandoverVerdict.SCRUB
+
+
+def test_certificate_of_an_observing_policy_counts_under_that_policy_only() -> None:
+    enforced = replace(POLICY, reset=ResetUse.REQUIRED)
+    observed = replace(enforced, enforcement=Enforcement.OBSERVE)
+    issued = certificate(policy_digest=observed.proof_digest)
+    assert certificate_flaw(issued, CLEAN, NODE, observed) is None
+    assert certificate_flaw(issued, CLEAN, NODE, enforced) == "the policy has changed since"
+
+
+# -- the assignment ----------------------------------------------------------------------------------------------------
+
+
+def by_facts(
+    device: DeviceRecord, kind: HandOver = HandOver.OTHER_TENANT, policy: Policy = POLICY, **known: object
+) -> Decision:
+    """Return the answer for a device with which nothing is wrong but what is ``known``."""
+    facts = HandoverFacts(record=device, kind=kind, policy=policy, identity=NODE, ran=True, neighbours=())
+    facts = replace(facts, earlier=frozenset(), checks=Checks(passed=True))
+    return decide(replace(facts, **known))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("trouble", "verdict"),
+    [
+        (ErrorCode.REASSIGNED, HandoverVerdict.REFUSE),
+        (ErrorCode.UNASSIGNED, HandoverVerdict.REFUSE),
+        (ErrorCode.FOREIGN_ASSIGNMENT, HandoverVerdict.WAIT),
+    ],
+)
+def test_clean_device_is_not_granted_without_a_certain_assignment(trouble: ErrorCode, verdict: HandoverVerdict) -> None:
+    found = by_facts(CLEAN, trouble=trouble)
+    assert (found.verdict, found.code) == (verdict, trouble)
+
+
+def test_observing_policy_grants_on_the_certificate_although_the_assignment_is_not_certain() -> None:
+    found = by_facts(CLEAN, policy=OBSERVE, trouble=ErrorCode.REASSIGNED)
+    assert (found.verdict, found.basis) == (HandoverVerdict.GRANT, Basis.CERTIFICATE)
+
+
+# -- exceptions, earlier pods and checks -------------------------------------------------------------------------------
+
+RESTART = HandOver.SAME_CONTAINER
+WARNING = finding("too-hot", Severity.WARNING)
+HELD = finding(FindingCode.HELD, Severity.DIRTY)
+FAULT = finding()
+
+
+def test_restart_of_a_container_that_was_never_seen_to_run_needs_a_certificate() -> None:
+    assert by_facts(RESTARTING, RESTART, ran=False).verdict is HandoverVerdict.SCRUB
+
+
+def test_clean_device_that_lost_its_certificate_is_scrubbed_for_a_restart_too() -> None:
+    assert by_facts(replace(RESTARTING, hygiene=Hygiene.CLEAN), RESTART).verdict is HandoverVerdict.SCRUB
+
+
+@pytest.mark.parametrize(
+    ("earlier", "verdict"),
+    [
+        ({PodState.OVER}, HandoverVerdict.GRANT),
+        ({PodState.LIVING}, HandoverVerdict.WAIT),
+        ({PodState.LIVING, PodState.OVER}, HandoverVerdict.WAIT),
+        ({PodState.LIVING, PodState.LEFTOVER}, HandoverVerdict.WAIT),
+        ({PodState.LEFTOVER}, HandoverVerdict.SCRUB),
+        ({PodState.LEFTOVER, PodState.OVER}, HandoverVerdict.SCRUB),
+    ],
+)
+def test_grant_waits_for_living_pods_and_leftover_processes_are_scrubbed_away(
+    earlier: set[PodState], verdict: HandoverVerdict
+) -> None:
+    assert by_facts(RESTARTING, RESTART, earlier=frozenset(earlier)).verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("basis", "checks", "verdict"),
+    [
+        (Basis.CERTIFICATE, Checks(True, (WARNING,)), HandoverVerdict.GRANT),
+        (Basis.SAME_CONTAINER, Checks(True, (WARNING,)), HandoverVerdict.RECORD),
+        (Basis.CERTIFICATE, Checks(False, (FAULT,)), HandoverVerdict.RECORD),
+        (Basis.SAME_CONTAINER, Checks(False, (FAULT, HELD)), HandoverVerdict.RECORD),
+        (Basis.CERTIFICATE, Checks(False, (HELD,)), HandoverVerdict.WAIT),
+        (Basis.CERTIFICATE, Checks(False, (HELD,), ghost=True), HandoverVerdict.SCRUB),
+        (Basis.SAME_CONTAINER, Checks(False, (HELD,)), HandoverVerdict.WAIT),
+        (Basis.SAME_CONTAINER, Checks(False, (HELD,), ghost=True), HandoverVerdict.SCRUB),
+        (Basis.SAME_CONTAINER, Checks(False, (finding("setting", Severity.DIRTY),)), HandoverVerdict.SCRUB),
+    ],
+)
+def test_checks_of_the_fast_path_decide_about_a_grant(basis: Basis, checks: Checks, verdict: HandoverVerdict) -> None:
+    device, kind = (CLEAN, HandOver.OTHER_TENANT) if basis is Basis.CERTIFICATE else (RESTARTING, RESTART)
+    assert by_facts(device, kind, checks=checks).verdict is verdict
+
+
+# -- shares ------------------------------------------------------------------------------------------------------------
+
+ME = pod()
+MATE = Neighbour(pod(name="train-1", uid="uid-2"), PodState.LIVING, share=True)
+SHARED = record(Hygiene.IN_USE, last_grant=grant(), open_grants=(grant(),))
+
+
+def of_a_share(device: DeviceRecord, *neighbours: Neighbour, **known: object) -> Decision:
+    asked: dict[str, object] = {"share": True, "asking": ME, "neighbours": neighbours}
+    return by_facts(device, HandOver.SAME_TENANT, POLICY, **(asked | known))
+
+
+@pytest.mark.parametrize(
+    ("device", "verdict"),
+    [
+        (SHARED, HandoverVerdict.GRANT),
+        (replace(SHARED, hygiene=Hygiene.DIRTY), HandoverVerdict.WAIT),
+        (replace(SHARED, health=Health.SUSPECT), HandoverVerdict.WAIT),
+        (replace(SHARED, tainted=True), HandoverVerdict.WAIT),
+    ],
+)
+def test_share_is_joined_only_on_a_healthy_device_that_nobody_used_without_a_grant(
+    device: DeviceRecord, verdict: HandoverVerdict
+) -> None:
+    found = of_a_share(device, MATE)
+    assert found.verdict is verdict
+    assert (found.basis or found.code) in (Basis.SHARED, ErrorCode.SHARING)
+
+
+def test_pod_does_not_wait_for_its_own_share_of_an_unsound_device() -> None:
+    mine = Neighbour(ME, PodState.LIVING, share=True)
+    assert of_a_share(replace(SHARED, tainted=True), mine).verdict is HandoverVerdict.SCRUB
+    assert of_a_share(replace(SHARED, tainted=True), mine, MATE).verdict is HandoverVerdict.WAIT
+
+
+def test_unknown_pod_waits_for_the_share_of_an_unknown_pod() -> None:
+    assert of_a_share(SHARED, Neighbour(None, PodState.LIVING), asking=None).verdict is HandoverVerdict.WAIT
+
+
+@pytest.mark.parametrize(
+    ("checks", "verdict"),
+    [
+        (Checks(True, (WARNING,)), HandoverVerdict.GRANT),
+        (Checks(False, (FAULT,)), HandoverVerdict.RECORD),
+        (Checks(False, (HELD,), ghost=True), HandoverVerdict.WAIT),
+    ],
+)
+def test_shared_device_is_never_scrubbed_under_the_pods_that_use_it(checks: Checks, verdict: HandoverVerdict) -> None:
+    assert of_a_share(SHARED, MATE, checks=checks).verdict is verdict
