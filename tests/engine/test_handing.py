@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Iterable
 
-from scrubber.domain.assignment import Trust
+from scrubber.domain.assignment import Assignment, Process, Trust
 from scrubber.domain.basis import Basis, HandOver
+from scrubber.domain.codes import ErrorCode
 from scrubber.domain.errors import NotReady, Quarantined
 from scrubber.domain.evidence import Path
 from scrubber.domain.health import Health
 from scrubber.domain.hygiene import Hygiene
+from scrubber.domain.record import Grant
 from scrubber.engine.views import Granted
 from tests.world.asking import STRICT, TRUSTED, admitted, answered, ask, started
 from tests.world.timeline import in_virtual_time
@@ -146,6 +149,25 @@ async def test_a_pod_that_the_kubelet_cannot_name_is_granted_on_a_certificate_on
 
 
 @in_virtual_time
+async def test_grant_to_a_pod_that_only_the_checkpoint_names_leaves_the_device_unwatched() -> None:
+    async with a_world(1) as world:
+        tenant = await admitted(world)
+        world.kubelet.trust = Trust.EMPTY_AFTER_RESTART
+        (granted,) = await ask(world, tenant)
+        assert granted.basis is Basis.CERTIFICATE
+        assert not world.record().watched
+
+
+@in_virtual_time
+async def test_start_on_a_device_that_the_kubelet_assigns_to_no_pod_is_refused() -> None:
+    async with a_world(1) as world:
+        tenant = await admitted(world)
+        world.kubelet.delete(tenant)
+        assert (await answered(ask(world, tenant, wait=1.0))).code == ErrorCode.UNASSIGNED
+        assert world.record().grants == 0
+
+
+@in_virtual_time
 async def test_an_unknown_pods_device_is_not_taken_for_free_just_because_it_was_free_before() -> None:
     """Nobody held the device for long before the grant: that says nothing about a container which is about to open it."""
     async with a_world() as world:
@@ -271,6 +293,35 @@ async def test_one_device_out_of_service_refuses_all_and_grants_none() -> None:
 
 
 @in_virtual_time
+async def test_allocation_during_the_commit_of_a_grant_is_newer_than_the_grant() -> None:
+    async with a_world(1) as world:
+        tenant, state = await admitted(world), world.controller().state
+        world.vault.granting = state.note_allocated
+        await ask(world, tenant)
+        assert state.allocated_since
+
+
+@in_virtual_time
+async def test_pod_that_was_granted_its_device_is_no_longer_waiting_for_it() -> None:
+    async with a_world(1) as world:
+        tenant, state = await admitted(world), world.controller().state
+        await world.run(1.0)
+        state.note_waiting(tenant.pod)
+        assert state.waiting == tenant.pod
+        await ask(world, tenant)
+        assert state.waiting is None
+
+
+@in_virtual_time
+async def test_device_was_not_seen_free_since_its_grant() -> None:
+    async with a_world(1) as world:
+        tenant, coverage = await admitted(world), world.controller().occupancy.coverage
+        assert coverage.free_for > 0
+        await ask(world, tenant)
+        assert coverage.free_for == 0
+
+
+@in_virtual_time
 async def test_a_device_that_waited_long_for_its_sibling_is_looked_at_again() -> None:
     async with a_world() as world:
         tenant = await admitted(world, "acme", "train-0", 0, 1)
@@ -314,6 +365,62 @@ async def test_nor_is_one_that_somebody_opened_meanwhile() -> None:
         world.matter.open(host, world.gpu(0).id)
         assert isinstance(await answered(call), NotReady)
         assert [world.record(number).grants for number in (0, 1)] == [0, 0]
+
+
+def before_the_next_grant(world: World, change: Callable[[], Awaitable[object]]) -> None:
+    """Let ``change`` happen once, when a device is prepared and not granted yet."""
+    assert world.service is not None
+    pods, changes = world.service.dependencies.pods, [change]
+    baseline = pods.baseline
+
+    async def changed(assignment: Assignment | None, earlier: Iterable[Grant]) -> tuple[Process, ...]:
+        while changes:
+            await changes.pop()()
+        return await baseline(assignment, earlier)
+
+    pods.baseline = changed  # type: ignore[method-assign]
+
+
+@in_virtual_time
+async def test_device_that_is_allocated_again_before_its_grant_is_not_granted() -> None:
+    async with a_world(1) as world:
+        tenant = await admitted(world)
+
+        async def allocate() -> None:
+            world.controller().state.note_allocated()
+
+        before_the_next_grant(world, allocate)
+        assert (await answered(ask(world, tenant))).code == ErrorCode.REASSIGNED
+        assert world.record().grants == 0
+
+
+@in_virtual_time
+async def test_device_that_leaves_the_node_before_its_grant_is_not_granted() -> None:
+    async with a_world(1) as world:
+        tenant = await admitted(world)
+        before_the_next_grant(world, world.controller().state.retire)
+        assert isinstance(await answered(ask(world, tenant, wait=1.0)), NotReady)
+        assert world.record().grants == 0
+
+
+@in_virtual_time
+async def test_certificate_that_is_older_than_a_watch_gap_before_the_grant_is_not_granted_on() -> None:
+    async with a_world(1) as world:
+        tenant, proved = await admitted(world), world.record().certificate
+        assert proved is not None
+
+        missed: list[float] = []
+
+        async def miss() -> None:
+            missed.append(world.clock.wall())
+            world.controller().occupancy.coverage.miss()
+
+        before_the_next_grant(world, miss)
+        await ask(world, tenant)
+        assert world.record().grants == 1
+        assert world.vault.certificates[proved.id].next_grant is None
+        (voided,) = (event for event in world.vault.events if event.name == "certificate.voided")
+        assert voided.at - missed[0] < 0.1, "the start does not wait for the next look of the watch"
 
 
 @in_virtual_time

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from scrubber.domain.assignment import Reading
+from scrubber.domain.basis import Basis, HandOver
 from scrubber.domain.health import Health
 from tests.world.asking import STRICT, started
 from tests.world.kubelet import Tenant
@@ -180,6 +181,32 @@ async def test_nothing_is_cleared_under_the_init_container_that_had_the_device_w
         assert not tenant.running
         world.matter.end(child)
         await world.until(lambda: tenant.running, within=60.0)
+
+
+@in_virtual_time
+async def test_restart_needs_a_certificate_while_the_checkpoint_cannot_be_read() -> None:
+    """An init container of the pod may have had the device since, and only the checkpoint names those."""
+    async with a_world(devices=1) as world:
+        tenant, reading = await started(world), world.kubelet.reading
+        world.kubelet.reading = lambda: replace(reading(), init_containers_known=False)  # type: ignore[method-assign]
+        world.kubelet.exit(tenant, again=True)
+        await world.until(lambda: tenant.running and tenant.starts == 2, within=60.0)
+        last = world.record().last_grant
+        assert last is not None
+        assert (last.kind, last.basis) == (HandOver.SAME_POD, Basis.CERTIFICATE)
+
+
+@in_virtual_time
+async def test_init_container_that_alone_has_the_device_starts_again_beside_another_container_of_its_pod() -> None:
+    async with a_world(devices=1) as world:
+        tenant = await world.admit("acme", "train-0", (0,), init=True)
+        assert tenant is not None
+        await world.until(lambda: tenant.running)
+        plain_container(world, tenant.uid, "side")
+        reading = world.kubelet.reading
+        world.kubelet.reading = lambda: replace(reading(), assignments=())  # type: ignore[method-assign]
+        world.kubelet.exit(tenant, again=True)
+        await world.until(lambda: tenant.running and tenant.starts == 2, within=60.0)
 
 
 @in_virtual_time

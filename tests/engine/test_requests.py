@@ -81,3 +81,17 @@ async def test_observing_refuses_nothing_and_ends_nobody() -> None:
     assert any(line.startswith("holders") for line in issued.not_covered)
     assert next(world.matter.living(first.uid)).alive
     await world.end()
+
+
+@in_virtual_time
+async def test_grant_that_a_policy_only_observes_uses_up_no_certificate() -> None:
+    observe = replace(DEFAULT, enforcement=Enforcement.OBSERVE)
+    async with a_world(1, observe) as world:
+        tenant = await admitted(world)
+        await world.run(1.0)
+        void = world.record().certificate
+        assert void is not None
+        world.policy = replace(observe, digest="sha256:changed")
+        (granted,) = await ask(world, tenant)
+        assert granted.basis is Basis.OBSERVED
+        assert world.vault.certificates[void.id].next_grant is None

@@ -11,7 +11,8 @@ import pytest
 
 from scrubber.domain.assignment import Assignment, Pod, Trust
 from scrubber.domain.basis import Basis
-from scrubber.domain.errors import InvalidRequest, Quarantined
+from scrubber.domain.codes import ErrorCode
+from scrubber.domain.errors import InvalidRequest, NotReady, Quarantined
 from scrubber.domain.health import Health
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Enforcement, Limits, Sharing
@@ -152,6 +153,33 @@ async def test_a_pod_of_another_tenant_waits_until_everybody_has_left_and_finds_
         (granted,) = await world.call(stranger)
         assert granted.basis is Basis.CERTIFICATE
         assert not any(world.gpu().cells)
+
+
+@in_virtual_time
+async def test_start_on_a_share_is_refused_once_the_kubelet_gives_the_share_to_another_pod() -> None:
+    async with a_shared_world() as world:
+        await world.start("umbrella", "serve-0", world.share(0))
+        second = await world.admit_shares("acme", "train-0", world.share(1), starts=False)
+        call = world.call(second, wait=60.0)
+        await world.run(1.0)
+        world.kubelet.delete(second)
+        await world.admit_shares("acme", "train-1", world.share(1), starts=False)
+        with pytest.raises(NotReady) as refusal:
+            await call
+        assert refusal.value.code == ErrorCode.REASSIGNED
+
+
+@in_virtual_time
+async def test_start_on_a_share_goes_on_when_another_share_of_the_device_is_allocated() -> None:
+    async with a_shared_world() as world:
+        first = await world.start("umbrella", "serve-0", world.share(0))
+        second = await world.admit_shares("acme", "train-0", world.share(1), starts=False)
+        call = world.call(second, wait=60.0)
+        await world.run(1.0)
+        await world.admit_shares("acme", "train-1", world.share(2), starts=False)
+        world.kubelet.delete(first)
+        (granted,) = await call
+        assert granted.basis is Basis.CERTIFICATE
 
 
 @in_virtual_time
@@ -321,6 +349,21 @@ async def test_nobody_joins_where_somebody_used_the_device_without_a_grant_befor
         world.kubelet.delete(first)
         (granted,) = await world.call(second)
         assert granted.basis is Basis.CERTIFICATE
+
+
+@in_virtual_time
+async def test_unauthorized_use_that_only_the_checks_of_a_shared_start_see_is_recorded() -> None:
+    async with a_shared_world() as world:
+        await world.start("acme", "train-0", world.share(0))
+        second = await world.admit_shares("acme", "train-1", world.share(1), starts=False)
+
+        async def held() -> bool:
+            return False
+
+        world.controller().occupancy.held = held  # type: ignore[method-assign]
+        world.use(world.gpu())
+        assert "without a grant" in str(await world.refused(second))
+        assert world.record().tainted
 
 
 @in_virtual_time
