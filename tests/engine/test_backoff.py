@@ -6,15 +6,18 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
 from scrubber.adapters.clock import SystemClock
+from scrubber.domain.evidence import Outcome
 from scrubber.domain.hygiene import Hygiene
-from scrubber.engine.device.backoff import Disturbances
+from scrubber.engine.device.backoff import Backoff, Disturbances
 from scrubber.ports.record import Event
-from tests.world.asking import STRICT
+from tests.world.asking import STRICT, admitted, ask
 from tests.world.matter import Proc
+from tests.world.samples import scrub
 from tests.world.timeline import in_virtual_time
 from tests.world.world import World, a_world
 
@@ -59,6 +62,23 @@ class Now(SystemClock):
 
     def monotonic(self) -> float:
         return self.seconds
+
+
+@pytest.mark.parametrize(
+    ("held", "pauses"),
+    [(False, [0.25, 0.5, 1, 2, 2, 2]), (True, [0.25, 0.5, 1, 2, 4, 8, 16, 32, 60, 60])],
+    ids=["free", "held"],
+)
+def test_pause_doubles_with_each_scrub_that_was_held_up_and_is_longest_while_a_process_holds_the_device(
+    held: bool, pauses: list[float]
+) -> None:
+    backoff = None
+    for pause in pauses:
+        backoff = Backoff.after(replace(scrub(), outcome=Outcome.HELD_UP), backoff, now=100.0)
+        assert backoff is not None
+        assert not backoff.over(100.0 + pause - 0.01, held=held)
+        assert backoff.over(100.0 + pause, held=held)
+    assert Backoff.after(replace(scrub(), outcome=Outcome.PASSED), backoff, now=200.0) is None
 
 
 def test_the_pause_before_a_scrub_doubles_with_each_touch_up_to_ten_minutes() -> None:
@@ -248,6 +268,17 @@ async def test_a_start_does_not_wait_for_the_pause_that_touches_have_made() -> N
         tenant = await world.admit("acme", "train-0", (0,))
         assert tenant is not None
         await world.until(lambda: tenant.running, MINUTE)
+
+
+@in_virtual_time
+async def test_scrub_after_a_grant_is_not_put_off_for_use_before_the_grant() -> None:
+    async with a_world(1) as world:
+        tenant, controller = await admitted(world), world.controller()
+        for _ in range(5):
+            controller.state.disturbances.note(controller.state.allocations)
+        assert controller.scrubs.put_off > 0
+        await ask(world, tenant)
+        assert controller.scrubs.put_off == 0
 
 
 @in_virtual_time

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -256,6 +257,16 @@ async def test_whoever_breaks_it_again_sets_the_time_anew() -> None:
         assert not view(world).offered
         assert len(told(world, "glass.broken")) == 2
         assert len(told(world, "glass.mended")) == 1
+
+
+@in_virtual_time
+async def test_break_glass_override_that_is_renewed_as_it_expires_is_not_ended() -> None:
+    async with a_world_out_of_service() as world:
+        await broken(world, HOUR)
+        health = world.controller().health
+        world.pause(HOUR)
+        await asyncio.gather(health.break_glass(HOUR, WHY, WHO), health.end_expired_break_glass())
+        assert world.record().glass is not None
 
 
 # -- over restarts -----------------------------------------------------------------------------------------------------

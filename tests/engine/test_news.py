@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from scrubber.domain.assignment import Trust
 from scrubber.domain.errors import Quarantined
 from scrubber.domain.health import Health
 from scrubber.domain.hygiene import Hygiene
@@ -68,6 +69,16 @@ async def test_where_the_policy_says_so_it_hears_once_the_pod_has_given_the_devi
         changes = [after for before, after in itertools.pairwise(seen) if before is not after]
         assert changes == [False, True]
         assert world.gpu().resets == 1
+
+
+@in_virtual_time
+async def test_quarantine_in_use_is_not_advertised_while_the_kubelets_list_cannot_be_read() -> None:
+    """The pod may still have the device: a list that cannot be read does not say that the pod has given it back."""
+    async with a_world(1, AT_RELEASE) as world:
+        await in_use_and_struck(world)
+        world.kubelet.trust = Trust.UNREADABLE
+        await world.run(5.0)
+        assert offered(world)
 
 
 @in_virtual_time

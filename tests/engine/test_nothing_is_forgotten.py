@@ -144,6 +144,35 @@ async def test_a_fault_that_comes_while_a_person_has_the_device_out_is_told_of_a
 
 
 @in_virtual_time
+async def test_clean_scrub_that_made_no_reset_leaves_the_reset_owed() -> None:
+    async with a_world(1) as world:
+        world.gpu().counters["ecc_uncorrected_aggregate"] = 3
+        await world.run(20.0)
+        await world.node.actions.quarantine("0", "a cable", WHO)
+        world.gpu().counters["ecc_uncorrected_aggregate"] = 9
+        await world.until(lambda: world.record().must_reset)
+        assert world.service is not None
+        news = await world.service.scrub("0")
+        assert news[-1].finished is not None
+        assert news[-1].finished.outcome is Outcome.PASSED
+        assert world.gpu().resets == 0
+        assert world.record().must_reset
+
+
+@in_virtual_time
+async def test_reset_on_probation_counts_towards_the_resets_of_the_day() -> None:
+    async with a_world(1) as world:
+        world.gpu().counters["ecc_uncorrected_aggregate"] = 3
+        await world.run(20.0)
+        await world.node.actions.quarantine("0", "a cable", WHO)
+        world.gpu().counters["ecc_uncorrected_aggregate"] = 9
+        await world.until(lambda: world.record().must_reset)
+        await world.node.actions.unquarantine("0", "the cable is mended", WHO)
+        await world.until(lambda: world.record().health is Health.HEALTHY, within=600.0)
+        assert [attempt.reset for attempt in world.record().attempts] == [True]
+
+
+@in_virtual_time
 async def test_so_does_one_that_comes_while_it_is_condemned() -> None:
     async with a_world(1) as world:
         world.gpu().counters["ecc_uncorrected_aggregate"] = 3

@@ -55,6 +55,15 @@ async def test_a_device_stays_with_the_pod_that_runs_on_it() -> None:
 
 
 @in_virtual_time
+async def test_device_counts_as_allocated_again_after_a_restart_of_the_service() -> None:
+    async with a_world() as world:
+        await running(world)
+        assert not world.controller().state.allocated_since
+        await restart(world)
+        assert world.controller().state.allocated_since
+
+
+@in_virtual_time
 async def test_also_with_one_that_has_not_opened_it_yet() -> None:
     async with a_world() as world:
         tenant = await running(world, opens_after=20.0)

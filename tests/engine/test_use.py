@@ -19,6 +19,7 @@ from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.policy import Enforcement, Limits, Policy, Ungranted
 from scrubber.domain.telemetry import Holder, HolderReport
 from scrubber.engine.device.controller import DeviceController, NodeContext
+from scrubber.engine.device.occupancy import GAP
 from scrubber.ports.device import Holders
 from scrubber.ports.record import Event
 from tests.world.kubelet import Tenant
@@ -347,6 +348,22 @@ async def test_a_certificate_does_not_outlive_a_gap_in_the_watch() -> None:
         assert grant.certificate is not None
         assert world.vault.certificates[before.id].next_grant is None
         assert {event.fields["reason"] for event in told(world, "certificate.voided")} == {"gap"}
+
+
+@in_virtual_time
+async def test_scrub_that_takes_longer_than_a_watch_gap_leaves_a_certificate_that_lasts() -> None:
+    """Nothing looks at a device while it is scrubbed: that is no gap in the watch."""
+    patient = replace(DEFAULT, limits=replace(Limits(), memory_floor=60.0))
+    async with a_world(devices=1, policy=patient) as world:
+        world.gpu().slow = 20.0
+        began = world.clock.monotonic()
+        job = await world.controller().scrubs.start(Occasion.ON_DEMAND)
+        finished = await job.wait()
+        assert world.clock.monotonic() - began > GAP
+        await world.run(5.0)
+        issued = world.record().certificate
+        assert issued is not None
+        assert issued.scrub == finished.id
 
 
 @in_virtual_time

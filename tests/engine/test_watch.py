@@ -337,6 +337,24 @@ async def test_a_device_that_is_kept_back_for_a_reset_is_not_silent_however_long
         assert world.record().health is Health.HEALTHY
 
 
+@in_virtual_time
+async def test_silence_of_a_device_is_counted_from_its_last_answer_or_reset() -> None:
+    async with a_world() as world:
+        assert world.telemetry is not None
+        answers = world.telemetry.snapshot
+        for between in (BeingReset("it is being reset"), None):
+            nobody_answers(world, Away("the driver hangs"))
+            await world.run(10.0)
+            if between is None:
+                world.telemetry.snapshot = answers  # type: ignore[method-assign]
+            else:
+                nobody_answers(world, between)
+            await world.run(10.0)
+        nobody_answers(world, Away("the driver hangs"))
+        await world.run(10.0)
+        assert world.record().health is Health.HEALTHY
+
+
 def nobody_answers(world: World, away: Away) -> None:
     async def snapshot(device: Device) -> Snapshot:
         raise away
