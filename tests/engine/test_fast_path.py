@@ -41,6 +41,17 @@ async def test_a_restart_beside_memory_that_nobody_explains_is_not_left_waiting_
 
 
 @in_virtual_time
+async def test_time_before_a_device_was_free_does_not_count_towards_being_held_by_no_process() -> None:
+    async with a_world(devices=1) as world:
+        occupancy = world.controller().occupancy
+        assert not await occupancy.held_by_no_process()
+        await world.run(DEFAULT.limits.settle / 2)
+        assert not await occupancy.held()
+        await world.run(DEFAULT.limits.settle)
+        assert not await occupancy.held_by_no_process()
+
+
+@in_virtual_time
 async def test_a_restart_waits_for_whoever_is_still_letting_go_and_is_an_exception_then() -> None:
     """A driver takes a moment to take back what a dead process had: that is no ghost yet."""
     async with a_world(devices=1) as world:

@@ -144,6 +144,16 @@ async def test_a_fault_that_comes_while_a_person_has_the_device_out_is_told_of_a
 
 
 @in_virtual_time
+async def test_error_counts_end_with_a_reset_and_not_with_the_next_look_after_it() -> None:
+    async with a_world(1) as world:
+        await struck(world)
+        assert "xid-95" in dict(world.record().lifetime)
+        await world.until(lambda: world.record().health is Health.PROBATION)
+        assert world.gpu().resets == 1
+        assert "xid-95" not in dict(world.record().lifetime)
+
+
+@in_virtual_time
 async def test_clean_scrub_that_made_no_reset_leaves_the_reset_owed() -> None:
     async with a_world(1) as world:
         world.gpu().counters["ecc_uncorrected_aggregate"] = 3
@@ -303,6 +313,11 @@ async def test_however_many_devices_wait_for_a_reset_the_breaker_is_worked_out_o
         world.node.devices.breaker.moved()
         assert all(controller.view.waits for controller in world.node.devices.controllers.values())
         assert count == 1
+        state = world.controller().state
+        async with state.lock:
+            state.apply(state.record)
+        assert world.controller().view.waits
+        assert count == 2, "a record that changes is counted within the same second"
 
 
 @in_virtual_time

@@ -149,3 +149,12 @@ async def test_a_device_in_use_is_never_reset_with_another() -> None:
         result = await scrub.run(resetting(world, resetter), lambda _: None)
         assert result.outcome is Outcome.HELD_UP
         assert resetter.seen == []
+
+
+@in_virtual_time
+async def test_device_that_is_being_scrubbed_is_never_reset_with_another() -> None:
+    async with a_world(devices=2) as world:
+        await world.controller(1).scrubs.start(Occasion.ON_DEMAND)
+        with pytest.raises(Held, match="scrubbing"):
+            async with world.controller(1).occupancy.still():
+                raise AssertionError("the device was kept still in the middle of its scrub")
