@@ -1,393 +1,27 @@
-"""A complete backend in one file, over plain files: what a backend is, and that the contract suites ask nothing else of it.
+"""The toy backend keeps the contracts that every backend keeps, and runs in the service as shipped.
 
-A toy node is a directory. A device is a subdirectory with its ``memory``; whoever has that file open holds the device. What
-else happens to it is in files beside the memory: ``errors`` (one number a line), ``ecc``, ``mode``, ``worn-out``, and the flags ``lost``,
-``stuck``, ``spoiled`` and ``reset-fails``. The file ``driver`` of the node holds the driver's version.
-
-Run as a program, this module is the child that clears or diagnoses a device; or, with ``NODE serve …``, the ``scrubber`` command
-with the backend ``toy``.
+That the contract suites ask for nothing else than what :mod:`tests.toy_backend` has is the point.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import subprocess
-import sys
-import time
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from scrubber import backends
-from scrubber.adapters import locks
-from scrubber.adapters.children import child
-from scrubber.adapters.children.checking import Tally, checks_of
-from scrubber.adapters.children.child import Fault, Link
-from scrubber.adapters.children.erasing import byte_count, listen, seconds_by_phase
-from scrubber.adapters.children.message import Message
-from scrubber.adapters.children.orphans import end_holder
-from scrubber.adapters.children.process import ChildDied, Children
-from scrubber.adapters.patience import patience
-from scrubber.adapters.walk import start_time
-from scrubber.backends import Backend
-from scrubber.domain.device import Access, AccessKind, Device, NodeIdentity
-from scrubber.domain.diagnosis import Check, Level
-from scrubber.domain.errors import Away, Held, Lost, Stuck, Unreadable
-from scrubber.domain.evidence import Severity
-from scrubber.domain.health import WayBack
-from scrubber.domain.reset import ResetPlan
-from scrubber.domain.signal_table import COMMON, ErrorCodes, Meaning
-from scrubber.domain.telemetry import Holder, HolderReport, Signal, Snapshot
+from scrubber.adapters.children.process import Children
+from scrubber.domain.device import Device
 from scrubber.emulator.stage import Daemon, Stage, gpu_pod
-from scrubber.ports.device import DeviceBackend, EraseReport, EraseRequest, Progress
+from scrubber.ports.device import DeviceBackend
 from tests.adapters.backend_contract import BackendContract
 from tests.adapters.diagnostics_contract import DiagnosticsContract
 from tests.integration.acting import QUICK, SOON
-
-TOY_SIGNALS = COMMON.with_conditions(
-    {"worn-out": Meaning(Severity.WARNING, WayBack.PERSON, "it was used too often")}, ErrorCodes("fault", "Fault")
-)
-DEFAULTS = {"mode": "fair"}
-CHUNK = 64 * 1024
-QUESTION = 1.0
-MODULE = "tests.adapters.test_toy_backend"
-
-
-# --- the backend ------------------------------------------------------------------------------------------------------
-
-
-class ToyNode:
-    """The files."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-
-    def of(self, device: Device) -> Path:
-        return self.directory / device.id
-
-    def memory(self, device: Device) -> Path:
-        return self.of(device) / "memory"
-
-    def lock(self, device: Device) -> Path:
-        (self.directory / "locks").mkdir(exist_ok=True)
-        return locks.lock_path(self.directory / "locks", device.id)
-
-    def has(self, device: Device, flag: str) -> bool:
-        return (self.of(device) / flag).exists()
-
-    def driver(self) -> str:
-        try:
-            return (self.directory / "driver").read_text()
-        except FileNotFoundError:
-            raise Away("No driver of toys is loaded.") from None
-
-    def errors(self, device: Device) -> Counter[int]:
-        file = self.of(device) / "errors"
-        return Counter(map(int, file.read_text().split() if file.exists() else ()))
-
-    def settings(self, device: Device) -> dict[str, str]:
-        return {name: (self.of(device) / name).read_text() for name in DEFAULTS}
-
-    def apply(self, device: Device, settings: Mapping[str, str]) -> None:
-        for name in DEFAULTS.keys() & settings.keys():
-            (self.of(device) / name).write_text(settings[name])
-
-
-class ToyInventory:
-    def __init__(self, node: ToyNode) -> None:
-        self._node = node
-
-    async def devices(self) -> tuple[Device, ...]:
-        self._node.driver()
-        places = sorted(self._node.directory.glob("toy-*"))
-        return tuple(self._device(index, place) for index, place in enumerate(places))
-
-    def _device(self, index: int, place: Path) -> Device:
-        memory = place / "memory"
-        access = (Access(AccessKind.MOUNT, str(memory), f"/run/toys/{index}"),)
-        return Device(place.name, str(index), "Toy 1", memory.stat().st_size, access=access)
-
-    async def identity(self) -> NodeIdentity:
-        return NodeIdentity("node-1", "boot-1", self._node.driver())
-
-
-class ToyHolders:
-    def __init__(self, node: ToyNode, children: Children) -> None:
-        self._node = node
-        self._children = children
-
-    async def held(self, device: Device) -> bool:
-        return bool(self.found(device))
-
-    async def holders(self, device: Device, had: Collection[str] = (), scrub: str | None = None) -> HolderReport:
-        return HolderReport(self.found(device))
-
-    async def users(self, device: Device) -> tuple[Holder, ...]:
-        return self.found(device)
-
-    def not_asked(self, device: Device) -> tuple[str, ...]:
-        return ()
-
-    def found(self, device: Device) -> tuple[Holder, ...]:
-        memory = self._node.memory(device).stat()
-        pids = {int(each) for each in os.listdir("/proc") if each.isdecimal()} - {os.getpid()} - self._children.pids()
-        having = [pid for pid in sorted(pids) if _has_open(pid, memory)]
-        return tuple(Holder(pid, started) for pid in having if (started := start_time(pid)) is not None)
-
-
-def _has_open(pid: int, file: os.stat_result) -> bool:
-    place = f"/proc/{pid}/fd"
-    with suppress(OSError):
-        for descriptor in os.listdir(place):
-            with suppress(OSError):
-                if os.path.samestat(os.stat(f"{place}/{descriptor}"), file):
-                    return True
-    return False
-
-
-class ToyTelemetry:
-    def __init__(self, node: ToyNode) -> None:
-        self._node = node
-
-    async def snapshot(self, device: Device) -> Snapshot:
-        node, place = self._node, self._node.of(device)
-        if node.has(device, "stuck"):
-            await asyncio.sleep(QUESTION)
-            raise Stuck(f"Device {device.index} gave no answer within {QUESTION:g} s.")
-        if node.has(device, "lost"):
-            raise Lost(f"Device {device.index} is gone.")
-        try:
-            node.driver()
-        except Away as away:
-            raise Unreadable(str(away)) from away
-        ecc = int((place / "ecc").read_text()) if node.has(device, "ecc") else 0
-        settings = node.settings(device)
-        worn = {"worn-out": (place / "worn-out").read_text()} if node.has(device, "worn-out") else {}
-        return Snapshot(
-            device.id,
-            errors=dict(node.errors(device)),
-            ecc_uncorrected=ecc,
-            settings=settings,
-            defaults=DEFAULTS,
-            conditions=worn,
-        )
-
-    def signals(self) -> AsyncIterator[Signal]:
-        return self._follow(self._errors())
-
-    def _errors(self) -> Counter[tuple[str, int]]:
-        found: Counter[tuple[str, int]] = Counter()
-        for file in self._node.directory.glob("toy-*/errors"):
-            found.update((file.parent.name, int(code)) for code in file.read_text().split())
-        return found
-
-    async def _follow(self, before: Counter[tuple[str, int]]) -> AsyncIterator[Signal]:
-        while True:
-            now = self._errors()
-            for device, code in (now - before).elements():
-                yield Signal(device, "fault", code)
-            before = now
-            await asyncio.sleep(0.01)
-
-
-class ToySettings:
-    def __init__(self, node: ToyNode) -> None:
-        self._node = node
-
-    async def restore(self, device: Device, wanted: Mapping[str, str]) -> Mapping[str, str]:
-        self._node.apply(device, wanted)
-        now = self._node.settings(device)
-        return {name: now[name] for name in wanted if name in now}
-
-
-class ToyResetter:
-    def __init__(self, node: ToyNode, holders: ToyHolders) -> None:
-        self._node = node
-        self._holders = holders
-
-    async def plan(self, device: Device) -> ResetPlan:
-        blockers = tuple(f"Process {each.pid} holds device {device.index}." for each in self._holders.found(device))
-        return ResetPlan(device.id, "toy reset", ("Forget all errors.",), blockers=blockers)
-
-    async def reset(self, device: Device, deadline: float) -> None:
-        blockers = (await self.plan(device)).blockers
-        if blockers:
-            raise Held(" ".join(blockers))
-        if self._node.has(device, "stuck"):
-            await asyncio.sleep(deadline)
-            raise Stuck(f"The reset of device {device.index} did not end within {deadline:g} s.")
-        if self._node.has(device, "reset-fails"):
-            raise Unreadable(f"The reset of device {device.index} failed.")
-        for name in ("errors", "ecc"):
-            (self._node.of(device) / name).unlink(missing_ok=True)
-
-
-class ToyWork:
-    """What is done to a device's memory, by a child that holds the device's lock: the eraser and the diagnostics."""
-
-    def __init__(self, node: ToyNode, holders: ToyHolders, children: Children) -> None:
-        self._node = node
-        self._holders = holders
-        self._children = children
-
-    async def erase(self, device: Device, request: EraseRequest, progress: Callable[[Progress], None]) -> EraseReport:
-        order: Message = {"audit": request.audit, "pattern": request.pattern}
-        answer = await self._child(device, order, request.deadline, progress)
-        total = byte_count(answer, "total_bytes")
-        return EraseReport(
-            total_bytes=total,
-            cleared_bytes=byte_count(answer, "cleared_bytes"),
-            verified_bytes=byte_count(answer, "verified_bytes"),
-            residue_bytes=byte_count(answer, "residue_bytes") if request.audit else None,
-            failed_bytes=byte_count(answer, "failed_bytes"),
-            seconds_by_phase=seconds_by_phase(answer),
-            fence_broken=bool(self._holders.found(device)),
-        )
-
-    async def diagnose(self, device: Device, level: Level, deadline: float) -> tuple[Check, ...]:
-        if level is Level.NONE:
-            return ()
-        return checks_of(await self._child(device, {"seconds": level.seconds}, deadline, lambda _: None))
-
-    async def orphan(self, device: Device) -> int | None:
-        return locks.lock_holder(self._node.lock(device))
-
-    async def end_orphan(self, device: Device, deadline: float) -> bool:
-        return await end_holder(self._node.lock(device), deadline)
-
-    async def _child(
-        self, device: Device, order: Message, deadline: float, progress: Callable[[Progress], None]
-    ) -> Message:
-        if self._holders.found(device):
-            raise Held(f"A process has device {device.index} open.")
-        files = {"lock": str(self._node.lock(device)), "memory": str(self._node.memory(device))}
-        worker = await self._children.start(MODULE, device=device.id)
-        try:
-            async with patience(deadline):
-                await worker.send({**order, **files})
-                return await listen(worker, progress)
-        except TimeoutError as error:
-            raise Stuck(f"The work on device {device.index} did not end within {deadline:g} s.") from error
-        except ChildDied as died:
-            raise Unreadable(f"The work on device {device.index} broke off: {died}") from died
-        finally:
-            await worker.kill()
-
-
-@asynccontextmanager
-async def toy_backend(directory: Path, children: Children) -> AsyncIterator[DeviceBackend]:
-    """The toys in ``directory``."""
-    node = ToyNode(directory)
-    holders = ToyHolders(node, children)
-    work = ToyWork(node, holders, children)
-    try:
-        yield DeviceBackend(
-            inventory=ToyInventory(node),
-            holders=holders,
-            telemetry=ToyTelemetry(node),
-            settings=ToySettings(node),
-            resetter=ToyResetter(node, holders),
-            eraser=work,
-            diagnostics=work,
-            children=children,
-        )
-    finally:
-        await children.close()
-
-
-# --- its child --------------------------------------------------------------------------------------------------------
-
-
-class _Memory:
-    """The memory of the device that the child works on."""
-
-    def __init__(self, link: Link, path: str) -> None:
-        self._link = link
-        self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        self.total = os.fstat(self._file).st_size
-        self.keeps = not Path(path).with_name("spoiled").exists()
-        self.seconds: dict[str, float] = {}
-
-    def write(self, offset: int, content: bytes) -> None:
-        os.pwrite(self._file, content if self.keeps else bytes([content[0] ^ 1]) + content[1:], offset)
-
-    def read(self, offset: int, size: int) -> bytes:
-        return os.pread(self._file, size, offset)
-
-    def in_pass(self, phase: str) -> Iterator[tuple[int, int]]:
-        """Offset and size of each chunk; tells how far the pass is."""
-        start = time.monotonic()
-        for offset in range(0, self.total, CHUNK):
-            if self._link.parent_gone():
-                sys.exit(0)
-            size = min(CHUNK, self.total - offset)
-            yield offset, size
-            self._link.send({"phase": phase, "done_bytes": offset + size, "total_bytes": self.total})
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.monotonic() - start
-
-
-def _erase(memory: _Memory, order: Message) -> Message:
-    residue = cleared = failed = 0
-    if order["audit"]:
-        residue = sum(size - memory.read(offset, size).count(0) for offset, size in memory.in_pass("audit"))
-    for value in (b"\xa5", b"\0") if order["pattern"] else (b"\0",):
-        for offset, size in memory.in_pass("clear" if value == b"\0" else "pattern"):
-            memory.write(offset, value * size)
-            cleared += size if value == b"\0" else 0
-    for offset, size in memory.in_pass("verify"):
-        failed += size - memory.read(offset, size).count(0)
-    return {
-        "total_bytes": memory.total,
-        "cleared_bytes": cleared,
-        "verified_bytes": memory.total - failed,
-        "residue_bytes": residue,
-        "failed_bytes": failed,
-        "seconds_by_phase": [list(row) for row in memory.seconds.items()],
-    }
-
-
-def _diagnose(memory: _Memory, seconds: float) -> Message:
-    pattern = Tally("memory-pattern", "bytes", time.monotonic)
-    product = Tally("matrix-product", "operations", time.monotonic)
-    transfers = [Tally(name, "bytes", time.monotonic) for name in ("host-to-device", "device-to-host")]
-    end = time.monotonic() + seconds / 2
-    while not pattern.done or time.monotonic() < end:
-        for offset, size in memory.in_pass("pattern"):
-            with pattern.timing():
-                memory.write(offset, b"\x5a" * size)
-                pattern.errors += size - memory.read(offset, size).count(0x5A)
-            pattern.done += size
-    with product.timing():
-        assert sum(number * number for number in range(10_000)) == 333_283_335_000
-    product.done += 10_000
-    for each in transfers:
-        with each.timing():
-            memory.read(0, CHUNK)
-        each.done += CHUNK
-    _erase(memory, {"audit": False, "pattern": False})
-    return {"checks": [each.message() for each in (pattern, product, *transfers)]}
-
-
-def main() -> None:
-    link = child.inherit()
-    order = link.receive()
-    if order is None:
-        return
-    try:
-        if not locks.take(str(order["lock"])):
-            raise Fault("held", "Another child works on the device.")
-        memory, seconds = _Memory(link, str(order["memory"])), order.get("seconds")
-        answer = _diagnose(memory, seconds) if isinstance(seconds, float) else _erase(memory, order)
-        link.send({"ok": answer})
-    except Fault as fault:
-        link.send({"fault": fault.code, "sentence": fault.sentence})
-
+from tests.toy_backend import MODULE, ToyNode, make, toy_backend
 
 # --- the contract -----------------------------------------------------------------------------------------------------
 
@@ -454,17 +88,6 @@ class Toys:
         (self.node.of(device) / name).touch()
 
 
-def make(directory: Path) -> Path:
-    """Two toys."""
-    for name in ("toy-a", "toy-b"):
-        place = directory / name
-        place.mkdir(parents=True)
-        (place / "memory").write_bytes(bytes(1024 * 1024))
-        ToyNode(directory).apply(Device(name, "", "", 0), DEFAULTS)
-    (directory / "driver").write_text("toys-1")
-    return directory
-
-
 @pytest.fixture
 async def rig(tmp_path: Path) -> AsyncIterator[Toys]:
     directory, children = make(tmp_path / "toys"), Children()
@@ -483,22 +106,6 @@ class TestToyDiagnostics(DiagnosticsContract):
 
 
 # --- the service ------------------------------------------------------------------------------------------------------
-
-
-def serve(directory: Path, arguments: list[str]) -> None:
-    """``scrubber ARGUMENTS`` with one more row in the registry; exits as the command does."""
-    row = Backend(
-        name="toy",
-        summary="toys",
-        simulated=True,
-        signals=lambda: TOY_SIGNALS,
-        check=lambda _: None,
-        open=lambda _: toy_backend(directory, Children()),
-    )
-    vars(backends)["BACKENDS"] = {**backends.BACKENDS, row.name: row}
-    from scrubber.cli.main import main as scrubber
-
-    scrubber(arguments)
 
 
 class ToyStage(Stage):
@@ -547,7 +154,3 @@ async def test_what_is_wrong_with_a_toy_is_said_in_the_words_of_its_backend() ->
         assert worn["cause"]["sentence"] == "worn-out (7 years): it was used too often."
         assert faulty["cause"]["code"] == "fault-7"
         assert faulty["cause"]["sentence"] == "Fault 7 stands: it is in no table."
-
-
-if __name__ == "__main__":
-    serve(Path(sys.argv[1]), sys.argv[2:]) if sys.argv[2:3] == ["serve"] else main()
