@@ -369,8 +369,7 @@ async def test_nor_is_one_that_somebody_opened_meanwhile() -> None:
 
 def before_the_next_grant(world: World, change: Callable[[], Awaitable[object]]) -> None:
     """Let ``change`` happen once, when a device is prepared and not granted yet."""
-    assert world.service is not None
-    pods, changes = world.service.dependencies.pods, [change]
+    pods, changes = world.node.pods, [change]
     baseline = pods.baseline
 
     async def changed(assignment: Assignment | None, earlier: Iterable[Grant]) -> tuple[Process, ...]:
