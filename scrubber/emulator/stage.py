@@ -12,12 +12,12 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.api.client import ReadClient
@@ -66,6 +66,14 @@ def gpu_pod(
     return PodSpec(name, namespace, [main], leave_children=leave_children)
 
 
+async def _start_module(module: str, *arguments: str, **options: Any) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(sys.executable, "-m", module, *arguments, **options)
+
+
+start_module: Callable[..., Awaitable[asyncio.subprocess.Process]] = _start_module
+"""Starts ``python -m MODULE ARGUMENTS`` with the options of :func:`asyncio.create_subprocess_exec`; replaceable."""
+
+
 @dataclass(frozen=True, slots=True)
 class Command:
     """A run of the ``scrubber`` command that has ended."""
@@ -96,9 +104,7 @@ class Daemon:
 
     async def start(self) -> None:
         with self.log.open("ab") as log:
-            self.process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
+            self.process = await start_module(
                 *self.program,
                 *self.arguments,
                 stdin=asyncio.subprocess.DEVNULL,
@@ -251,9 +257,7 @@ class Stage:
         Raises:
             TimeoutError: it took longer than ``timeout`` seconds, and was killed.
         """
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
+        process = await start_module(
             "scrubber.cli.main",
             *arguments,
             stdin=asyncio.subprocess.DEVNULL,

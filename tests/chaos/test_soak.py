@@ -24,6 +24,11 @@ from tests.emulation import deregistered
 SEED = 20261120
 
 
+@pytest.fixture(autouse=True)
+def forked() -> None:
+    """Nothing is: as in ``make soak`` each daemon is an interpreter of its own, and the soak's child."""
+
+
 @pytest.mark.timeout(900)  # fifty pods, one after the other in few lanes, take minutes on a busy machine
 async def test_no_pod_finds_foreign_bytes_and_nobody_is_touched_or_signalled_whatever_dies_meanwhile(
     tmp_path: Path,

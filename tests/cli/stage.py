@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from scrubber.api import scrubber_pb2 as pb
 from scrubber.api import scrubber_pb2_grpc
 from scrubber.api.sockets import Purpose, Sockets, target
 from scrubber.api.status import status_of
+from tests import forkserver
 
 __all__ = ["BROKEN", "CLEAN", "HALFWAY", "PASSED", "SICK", "Ended", "Service", "environment", "run", "serving", "start"]
 
@@ -242,15 +242,8 @@ async def start(
     stdout: int = asyncio.subprocess.PIPE,
     stderr: int = asyncio.subprocess.PIPE,
 ) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "scrubber.cli.main",
-        *words,
-        env=environment(sockets),
-        stdin=stdin,
-        stdout=stdout,
-        stderr=stderr,
+    return await forkserver.start(
+        "scrubber.cli.main", *words, env=environment(sockets), stdin=stdin, stdout=stdout, stderr=stderr
     )
 
 

@@ -13,7 +13,6 @@ import os
 import pty
 import re
 import struct
-import sys
 import termios
 import time
 from collections.abc import AsyncIterator, Collection, Mapping
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from scrubber.cli.cells import width
+from tests import forkserver
 
 __all__ = ["WIDTHS", "Screen", "Terminal", "Told", "agrees_with", "at_terminal", "terminal"]
 
@@ -251,7 +251,7 @@ async def terminal(
     rows: int = 50,
     environment: Mapping[str, str] | None = None,
     streams: Collection[str] = ("stdin", "stdout", "stderr"),
-    program: Collection[str] = (sys.executable, "-m", "scrubber.cli.main"),
+    program: Collection[str] | None = None,
 ) -> AsyncIterator[Terminal]:
     """A command that runs on a terminal; it is killed at the end if it still does.
 
@@ -259,6 +259,7 @@ async def terminal(
         words: its arguments.
         environment: besides this process's own, of which no ``SCRUBBER_``, ``NO_COLOR`` or ``COLUMNS`` is passed on.
         streams: which of its streams are the terminal; another stdin is empty, another stdout is :attr:`Told.out`.
+        program: what is run; ``scrubber`` when None.
     """
     ours, theirs = pty.openpty()
     _set_size(ours, columns, rows)
@@ -268,17 +269,23 @@ async def terminal(
         for each, value in os.environ.items()
         if not each.startswith("SCRUBBER_") and each not in ("NO_COLOR", "COLUMNS", "LINES")
     }
-    # The first terminal that the leader of a session opens becomes its own: Ctrl-C and changes of size reach it.
     numbers = {"stdin": 0, "stdout": 1, "stderr": 2}
-    opened = " ".join(f"{numbers[each]}<>{name}" for each in streams)
-    process = await asyncio.create_subprocess_exec(
-        *("/bin/sh", "-c", f'exec "$0" "$@" {opened}', *program, *words),
-        env=kept | {"TERM": "xterm", "LC_ALL": "C.UTF-8"} | dict(environment or {}),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=None if "stdout" in streams else asyncio.subprocess.PIPE,
-        stderr=None if "stderr" in streams else asyncio.subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    options: dict[str, Any] = {
+        "env": kept | {"TERM": "xterm", "LC_ALL": "C.UTF-8"} | dict(environment or {}),
+        "stdin": asyncio.subprocess.DEVNULL,
+        "stdout": None if "stdout" in streams else asyncio.subprocess.PIPE,
+        "stderr": None if "stderr" in streams else asyncio.subprocess.DEVNULL,
+    }
+    if program is None:
+        process = await forkserver.start(
+            "scrubber.cli.main", *words, terminal=name, on_terminal=[numbers[each] for each in streams], **options
+        )
+    else:
+        # The first terminal that the leader of a session opens becomes its own: Ctrl-C and changes of size reach it.
+        opened = " ".join(f"{numbers[each]}<>{name}" for each in streams)
+        process = await asyncio.create_subprocess_exec(
+            *("/bin/sh", "-c", f'exec "$0" "$@" {opened}', *program, *words), **options, start_new_session=True
+        )
     there = Terminal(process, ours, theirs, columns)
     try:
         yield there

@@ -1,0 +1,11 @@
+"""The daemons and commands of all stages begin in a fork of an interpreter that is warm already."""
+
+import pytest
+
+from scrubber.emulator import stage
+from tests import forkserver
+
+
+@pytest.fixture(autouse=True)
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage, "start_module", forkserver.start)

@@ -1,0 +1,293 @@
+"""Starts Python programs by forking an interpreter that has imported already what they need.
+
+A start of ``python -m scrubber.cli.main`` spends most of its time on imports, and the tests start thousands. What comes
+out is a process like any other: it has its own PID, streams, environment and session, dies of ``kill -9``, and its children
+are exec'ed as always. It differs from an exec'ed one in its command line and in what is imported before its first line;
+so tests of either start their programs with :func:`asyncio.create_subprocess_exec`.
+
+    python -m tests.forkserver FD    serves requests on a listening socket, until whoever started it is gone
+"""
+
+from __future__ import annotations
+
+import asyncio
+import asyncio.base_subprocess
+import atexit
+import gc
+import importlib
+import io
+import json
+import os
+import pkgutil
+import runpy
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack, suppress
+from functools import cache
+from typing import IO, Any, Final, NoReturn
+
+__all__ = ["start"]
+
+_LARGEST: Final = 1 << 20
+"""Bytes of one request: argument vector and environment."""
+_FORKED: Final = ("scrubber.cli.main", "tests.nvidia.service")
+"""Programs that change nothing which was imported before them."""
+_PRELOADED: Final = ("scrubber.cli", "scrubber.daemon", "plugin.main")
+
+
+async def start(
+    module: str,
+    *arguments: str,
+    stdin: int | IO[Any] | None = None,
+    stdout: int | IO[Any] | None = None,
+    stderr: int | IO[Any] | None = None,
+    env: Mapping[str, str] | None = None,
+    terminal: str | None = None,
+    on_terminal: Collection[int] = (),
+) -> asyncio.subprocess.Process:
+    """Start ``python -m MODULE ARGUMENTS``; parameters as those of :func:`asyncio.create_subprocess_exec`.
+
+    Exec'ed all the same is a program that changes what it imports, and one whose interpreter has variables of its own
+    (``PYTHONPATH``).
+
+    Args:
+        terminal: path of the terminal that controls the program's own new session; None: the session is this process's.
+        on_terminal: which of 0, 1 and 2 are that terminal.
+    """
+    env = os.environ if env is None else env
+    if module not in _FORKED or any(env.get(name) != os.environ.get(name) for name in env if name.startswith("PYTHON")):
+        command = (sys.executable, "-m", module, *arguments)
+        return await asyncio.create_subprocess_exec(*command, stdin=stdin, stdout=stdout, stderr=stderr, env=env)
+    loop = asyncio.get_running_loop()
+    protocol = asyncio.subprocess.SubprocessStreamProtocol(limit=1 << 16, loop=loop)
+    request = json.dumps(
+        {
+            "module": module,
+            "arguments": arguments,
+            "environment": dict(env),
+            "directory": os.getcwd(),
+            "terminal": terminal,
+            "on_terminal": [*on_terminal],
+        }
+    )
+    waiter = loop.create_future()
+    transport = _Transport(loop, protocol, request, False, stdin, stdout, stderr, 0, waiter)
+    await waiter
+    return asyncio.subprocess.Process(transport, protocol, loop)
+
+
+class _Transport(asyncio.base_subprocess.BaseSubprocessTransport):
+    """Asyncio's own, over a process that the server has forked."""
+
+    def _start(self, args: Any, shell: bool, stdin: Any, stdout: Any, stderr: Any, bufsize: int, **_: Any) -> None:
+        self._proc = forked = _Forked(args, stdin, stdout, stderr)  # type: ignore[assignment]  # as much of it as is used
+        self._loop.add_reader(forked.connection, self._ended, forked)
+
+    def _ended(self, forked: _Forked) -> None:
+        self._loop.remove_reader(forked.connection)
+        self._process_exited(forked.read_status())
+
+
+class _Forked:
+    """What a transport asks of a :class:`subprocess.Popen`."""
+
+    def __init__(self, request: str, *streams: int | IO[Any] | None) -> None:
+        self.args = request
+        self.returncode: int | None = None
+        theirs: list[int] = []
+        ours: list[IO[bytes] | None] = [None, None, None]
+        with ExitStack() as passed_on:
+            for number, stream in enumerate(streams):
+                if stream == subprocess.PIPE:
+                    reading, writing = os.pipe()
+                    mine, other = (writing, reading) if number == 0 else (reading, writing)
+                    ours[number] = open(mine, "wb" if number == 0 else "rb", buffering=0)  # noqa: SIM115 - the transport closes it
+                    passed_on.callback(os.close, other)
+                elif stream == subprocess.DEVNULL:
+                    passed_on.callback(os.close, other := os.open(os.devnull, os.O_RDWR))
+                elif stream == subprocess.STDOUT:
+                    other = theirs[1]
+                elif stream is None:
+                    other = number
+                else:
+                    other = stream if isinstance(stream, int) else stream.fileno()
+                theirs.append(other)
+            self.stdin, self.stdout, self.stderr = ours
+            self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LARGEST)
+            self._connection.connect(_address())
+            socket.send_fds(self._connection, [request.encode()], theirs)
+        pid, descriptors, _, _ = socket.recv_fds(self._connection, 64, 1)
+        assert pid, "the server that forks has ended"
+        self.pid, (self._pidfd,) = int(pid), descriptors
+
+    @property
+    def connection(self) -> int:
+        return self._connection.fileno()
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):  # as Popen: it has ended, and nobody has heard yet
+            signal.pidfd_send_signal(self._pidfd, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def read_status(self) -> int:
+        self.returncode = int(self._connection.recv(64) or -signal.SIGKILL)
+        self._connection.close()
+        os.close(self._pidfd)
+        return self.returncode
+
+
+@cache
+def _address() -> str:
+    """Start the server of this process, which ends with it; return where it listens."""
+    address = f"\0gpu-scrubber-tests-{os.getpid()}-{os.urandom(8).hex()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        listening.bind(address)
+        listening.listen(64)
+        command = [sys.executable, "-m", "tests.forkserver", str(listening.fileno())]
+        server = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[listening.fileno()])
+    atexit.register(server.communicate)
+    return address
+
+
+class _Server:
+    """Forks on request, and says when what it forked has ended."""
+
+    def __init__(self, listening: socket.socket) -> None:
+        self._listening = listening
+        self._forked: dict[int, socket.socket] = {}
+
+    def run(self) -> dict[str, Any] | None:
+        """Return in each forked process, with what it is to do; in the server at its end, with None."""
+        woken, wakes = socket.socketpair()
+        woken.setblocking(False)
+        wakes.setblocking(False)
+        signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        with selectors.DefaultSelector() as selector, woken, wakes:
+            selector.register(self._listening, selectors.EVENT_READ)
+            selector.register(woken, selectors.EVENT_READ)
+            selector.register(sys.stdin, selectors.EVENT_READ)
+            while True:
+                ready = {key.fileobj for key, _ in selector.select()}
+                if sys.stdin in ready:
+                    return None
+                if woken in ready:
+                    woken.recv(4096)
+                    self._reap()
+                if self._listening in ready and (request := self._fork()) is not None:
+                    return request
+
+    def _fork(self) -> dict[str, Any] | None:
+        connection, _ = self._listening.accept()
+        words, streams, _, _ = socket.recv_fds(connection, _LARGEST, 3)
+        if (pid := os.fork()) == 0:  # noqa: TID251 - this process has one thread, see _preload
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            for inherited in (connection, self._listening, *self._forked.values()):
+                inherited.close()
+            request: dict[str, Any] = json.loads(words)
+            _become(request, streams)
+            return request
+        for each in streams:
+            os.close(each)
+        pidfd = os.pidfd_open(pid)
+        socket.send_fds(connection, [str(pid).encode()], [pidfd])
+        os.close(pidfd)
+        self._forked[pid] = connection
+        return None
+
+    def _reap(self) -> None:
+        while self._forked:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            with self._forked.pop(pid) as connection, suppress(BrokenPipeError):
+                connection.send(str(os.waitstatus_to_exitcode(status)).encode())
+
+
+def _become(request: Mapping[str, Any], streams: list[int]) -> None:
+    """Take on what the program is to find: session, streams, environment, arguments."""
+    for number, each in enumerate(streams):
+        os.dup2(each, number)
+        os.close(each)
+    if (terminal := request["terminal"]) is not None:
+        os.setsid()
+    if request["on_terminal"]:
+        # The first terminal that the leader of a session opens becomes its own: Ctrl-C and changes of size reach it.
+        opened = os.open(terminal, os.O_RDWR)
+        for number in request["on_terminal"]:
+            os.dup2(opened, number)
+        os.close(opened)
+    for name, number, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
+        before = getattr(sys, name)
+        at_once = name == "stderr" or os.isatty(number)
+        binary = open(number, f"{mode}b", closefd=False)  # noqa: SIM115 - as the interpreter's own, open to the end
+        stream = io.TextIOWrapper(binary, encoding=before.encoding, errors=before.errors, line_buffering=at_once)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["directory"])
+    sys.argv = [request["module"], *request["arguments"]]
+    sys.path[0] = request["directory"]
+
+
+def _run(module: str) -> NoReturn:
+    """Run a program to its end, save that the interpreter frees nothing: that would copy each page it shares."""
+    status: object = 0
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as ending:
+        status = ending.code
+    except BaseException:  # noqa: BLE001 - above is only the interpreter, which does the same
+        traceback.print_exc()
+        status = 1
+    if status is not None and not isinstance(status, int):
+        print(status, file=sys.stderr)
+        status = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:
+        status = status or 120
+    os._exit(status or 0)
+
+
+def _preload() -> None:
+    """Import what the programs do, save the module that each of them begins with."""
+    os.environ["GRPC_VERBOSITY"] = "NONE"  # as they do; it is read by the import
+    for name in _PRELOADED:
+        package = importlib.import_module(name)
+        for each in pkgutil.iter_modules(getattr(package, "__path__", ()), f"{name}."):
+            if each.name != "scrubber.cli.main":
+                importlib.import_module(each.name)
+    gc.collect()
+    gc.freeze()
+    assert len(os.listdir("/proc/self/task")) == 1, "what has threads cannot be forked"
+
+
+if __name__ == "__main__":
+    _preload()
+    with socket.socket(fileno=int(sys.argv[1])) as at:
+        begun = _Server(at).run()
+    if begun is not None:
+        _run(begun["module"])
