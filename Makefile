@@ -21,11 +21,11 @@ $(STAMP): pyproject.toml requirements/dev.txt scripts/bootstrap.sh
 demo: $(STAMP)  ## the story of a hand-over, on a simulated node
 	@$(BIN)/scrubber demo
 
-test: $(STAMP)  ## all tests but those that ask for a real GPU, three processes at a time
+test: $(STAMP)  ## all tests but those that ask for a real GPU, four processes at a time
 	@scripts/test.sh $(BIN)/python
 
-test-fast: $(STAMP)  ## the tests that need no daemon
-	$(BIN)/python -m pytest tests --ignore=tests/chaos --ignore=tests/dashboards --ignore=tests/integration
+test-fast: $(STAMP)  ## decisions, formats, protocols and documents: the tests that start few processes or none
+	@scripts/test.sh $(BIN)/python fast
 
 lint: $(STAMP)  ## style, types and import rules
 	$(BIN)/ruff check .

@@ -1,25 +1,37 @@
 #!/usr/bin/env bash
-# All tests, in parts, three of them at a time: tests of whole daemons wait for most of their time, and the others compute.
+# All tests, in parts, four of them at a time: tests of whole daemons wait for most of their time, and the others compute.
 # What takes long begins first, and whoever is through takes the next part. A part is shown when it is over.
 #
-#   scripts/test.sh PYTHON
+#   scripts/test.sh PYTHON [fast]
 set -uo pipefail
 export python=$1 lock=${BASH_SOURCE[0]}
-parts=(
-  'tests/chaos'
-  'tests/integration/test_[a-h]*.py'
-  'tests/integration/test_[!a-h]*.py'
-  'tests/adapters/test_[a-k]*.py'
-  'tests/adapters/test_[!a-k]*.py'
-  'tests/engine'
-  'tests/plugin'
-  'tests/cli'
-  'tests/property'
-  'tests/dashboards/test_[amp]*.py'
-)
-
-# Whatever is in no part is one of its own, so that nothing is left out that is new.
-rest="tests${parts[*]/#/ --ignore-glob=}"
+if [[ ${2:-all} == fast ]]; then
+  parts=(
+    'tests/engine tests/domain tests/config tests/doctor'
+    'tests/plugin tests/cluster tests/daemon'
+    'tests/api tests/emulator tests/observability tests/project tests/world'
+  )
+else
+  parts=(
+    'tests/integration/test_[n-r]*.py'
+    'tests/property/test_[a-o]*.py'
+    'tests/property/test_[!a-o]*.py'
+    'tests/dashboards/test_[!amp]*.py'
+    'tests/integration/test_[!a-r]*.py'
+    'tests/adapters/test_[!a-k]*.py'
+    'tests/dashboards/test_[amp]*.py'
+    'tests/chaos/test_k*.py'
+    'tests/chaos/test_[!k]*.py'
+    'tests/integration/test_[a-g]*.py'
+    'tests/integration/test_[h-m]*.py'
+    'tests/cli'
+    'tests/engine'
+    'tests/adapters/test_[a-k]*.py'
+    'tests/plugin'
+  )
+  # Whatever is in no part is one of its own, so that nothing is left out that is new.
+  parts+=("tests${parts[*]/#/ --ignore-glob=}")
+fi
 
 part() {
   local status=0
@@ -35,4 +47,4 @@ part() {
 }
 export -f part
 
-printf '%s\0' "${parts[@]}" "$rest" | xargs --null --max-procs=3 --replace bash -c 'part "$1"' part {}
+printf '%s\0' "${parts[@]}" | xargs --null --max-procs=4 --replace bash -c 'part "$1"' part {}
