@@ -175,8 +175,6 @@ class LedgerFailure(Fatal):
     """The ledger is corrupt, full, read-only, or newer than this program. Nothing is handed over meanwhile."""
 
     code = ErrorCode.LEDGER
-    unexplained = "The scrub service cannot record a hand-over now, so it makes none. The start is tried again."
-
-    def __init__(self, message: str, *, public: str | None = None, code: ErrorCode | str | None = None) -> None:
-        told = "The scrub service cannot keep its record and hands nothing over until it can; its log on the node says why."
-        super().__init__(message, public=public or told, code=code)
+    unexplained = (
+        "The scrub service cannot keep its record and hands nothing over until it can; its log on the node says why."
+    )

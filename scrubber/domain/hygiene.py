@@ -49,7 +49,7 @@ HYGIENE: TransitionTable[Hygiene, HygieneEvent] = TransitionTable(
         # Failed, refused, abandoned, timed out: all the same to the bytes.
         (_S.SCRUBBING, _E.SCRUB_ENDED): _S.DIRTY,
         (_S.CLEAN, _E.GRANTED): _S.IN_USE,
-        # By a named exception of the policy only (same container on checks, observe mode): see ``may_be_handed_over``.
+        # By a named exception of the policy only (same container on checks, observe mode): see ``scrubber.domain.handover``.
         (_S.DIRTY, _E.GRANTED): _S.IN_USE,
         (_S.IN_USE, _E.GRANTED): _S.IN_USE,
         (_S.IN_USE, _E.RELEASED): _S.DIRTY,

@@ -284,7 +284,7 @@ class Preparation:
         if stranger is not None and not controller.state.record.tainted:
             fields = {"use": Use.STRANGER.value, "sentence": stranger.sentence}
             now = self._dependencies.clock.wall()
-            await controller.occupancy.record_unauthorized_use(
+            await controller.occupancy.void_for_unauthorized_use(
                 Event("use.ungranted", now, controller.id, fields=fields)
             )
 

@@ -154,7 +154,7 @@ async def _unannounced(controller: DeviceController, users: Iterable[_User], dep
             f"The kubelet started {assignment.pod.namespace}/{assignment.pod.name} on it without asking; it may have read "
             "what an earlier tenant left. The device is scrubbed when the pod is over."
         )
-        await controller.occupancy.record_unauthorized_use(_event(controller, user, sentence, dependencies))
+        await controller.occupancy.void_for_unauthorized_use(_event(controller, user, sentence, dependencies))
         await controller.occupancy.adopt(assignment, baseline)
 
 
@@ -165,7 +165,7 @@ async def _strangers(controller: DeviceController, users: Iterable[_User], depen
         # What was proved is void at once, whether or not the like of it was told within the minute.
         news = controller.occupancy.unauthorized_use.is_news(user.owner)
         if news or not controller.state.record.tainted or (findings and controller.state.record.advertised):
-            await controller.occupancy.record_unauthorized_use(
+            await controller.occupancy.void_for_unauthorized_use(
                 _event(controller, user, user.sentence, dependencies), findings
             )
         grants, reading = controller.state.record.open_grants, controller.pods.reading
@@ -173,7 +173,7 @@ async def _strangers(controller: DeviceController, users: Iterable[_User], depen
             user.holder, user.pod, grants, reading=reading, policy=policy
         ):
             fields = {"pid": user.holder.pid, "pod_uid": user.pod}
-            await controller.occupancy.record_unauthorized_use(
+            await controller.occupancy.void_for_unauthorized_use(
                 Event("stranger.ended", dependencies.clock.wall(), device, fields=fields)
             )
 

@@ -134,7 +134,7 @@ async def _void_after_restart(
         sentence = "The kubelet was restarted, and starts containers without asking until the plugin has registered."
         fields = {"reason": "kubelet-restart", "sentence": sentence}
         event = Event("certificate.voided", dependencies.clock.wall(), controller.id, fields=fields)
-        await controller.occupancy.record_unauthorized_use(
+        await controller.occupancy.void_for_unauthorized_use(
             event, seen=record.hygiene is Hygiene.IN_USE and bool(others)
         )
 
@@ -157,7 +157,7 @@ async def _tell_foreign(
         fields = {"use": "foreign-assignment", "resource": assignment.resource, "sentence": sentence}
         event = Event("use.ungranted", dependencies.clock.wall(), device, fields=fields)
         try:
-            await node.devices.controllers[device].occupancy.record_unauthorized_use(event)
+            await node.devices.controllers[device].occupancy.void_for_unauthorized_use(event)
         except ScrubberError:
             foreign = {key: each for key, each in foreign.items() if key != (device, pod)}  # told in the next round
     return frozenset(foreign)

@@ -207,14 +207,15 @@ class Occupancy:
             self.coverage.miss()
             raise
 
-    async def record_unauthorized_use(
+    async def void_for_unauthorized_use(
         self, event: Event, findings: Iterable[Finding] = (), *, seen: bool = True
     ) -> None:
-        """Record unauthorized use of the device, seen or presumed: no certificate and no exception outlives it.
+        """Void what was proved of a device that was used without a grant, or may have been: certificates and exceptions.
 
         Args:
-            findings: the faults that it means by the policy.
-            seen: whether the use was seen, and not only cannot be ruled out.
+            event: what the audit trail says of the use.
+            findings: the faults that the use counts as by the policy.
+            seen: whether the use was seen; False if it only cannot be ruled out.
         """
         async with self._state.lock:
             before = after = self._state.record
@@ -240,7 +241,7 @@ class Occupancy:
         )
         fields = {"reason": "gap", "sentence": sentence}
         event = Event("certificate.voided", self._dependencies.clock.wall(), self._state.id, fields=fields)
-        await self.record_unauthorized_use(event, seen=False)
+        await self.void_for_unauthorized_use(event, seen=False)
         self.coverage.begin()
         return True
 
