@@ -6,11 +6,11 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 
 from scrubber.domain.breaker import Breaker, breaker_of, out_for_soft_signals
-from scrubber.domain.codes import ErrorCode
-from scrubber.domain.errors import LedgerFailure, NotReady
+from scrubber.domain.errors import LedgerFailure
 from scrubber.domain.health import Health
 from scrubber.domain.policy import Policy, ResetUse
 from scrubber.domain.record import DeviceRecord
+from scrubber.engine import refusals
 from scrubber.engine.dependencies import Dependencies
 from scrubber.ports.record import Change, Event
 
@@ -93,7 +93,7 @@ class CircuitBreaker:
         """
         state = self.state
         if state.resets:
-            raise NotReady(f"Device {device} waits with its reset. {state.resets}", code=ErrorCode.BREAKER)
+            raise refusals.reset_stopped(device, state.resets)
         self._starting.add(device)
         self.moved()
         try:

@@ -10,12 +10,11 @@ from dataclasses import replace
 from scrubber.domain.assignment import Process
 from scrubber.domain.basis import UNJUDGED, Basis, HandOver
 from scrubber.domain.certify import certify
-from scrubber.domain.codes import ErrorCode
-from scrubber.domain.errors import DeviceFault, NotReady, Unreadable
+from scrubber.domain.errors import DeviceFault, Unreadable
 from scrubber.domain.evidence import Path
 from scrubber.domain.record import DeviceRecord, Grant
 from scrubber.domain.statement import sealed
-from scrubber.engine import events
+from scrubber.engine import events, refusals
 from scrubber.engine.container_start import AwaitedStart, await_start, follow_start
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.device.controller import DeviceController
@@ -78,10 +77,7 @@ class GrantRequest:
                 self._held = None
                 await controller.occupancy.void_certificate(seen)  # whoever it was may be gone by the next look
             if self._dependencies.clock.monotonic() >= self._call.deadline:
-                raise NotReady(
-                    "A device changed while it was being granted, until the time was up.",
-                    public="A device changed while it was being granted. The start is tried again.",
-                )
+                raise refusals.changed_meanwhile()
             await self._dependencies.clock.sleep(_PAUSE)
 
     async def _together(self, waits: Sequence[Awaitable[Prepared]]) -> list[Prepared]:
@@ -167,11 +163,7 @@ class GrantRequest:
         except Unreadable as unreadable:
             if prepared.decision.basis in UNJUDGED:
                 return ()
-            raise NotReady(
-                f"The processes of the pod that is to start cannot be told, so its end could not be either: {unreadable}",
-                public="The pod's processes cannot be told on this node now. The start is tried again.",
-                code=ErrorCode.POD_UNREADABLE,
-            ) from unreadable
+            raise refusals.unreadable_pod(unreadable) from unreadable
 
     def _one(
         self, controller: DeviceController, prepared: Prepared, baseline: tuple[Process, ...]

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 
 from scrubber.domain.assignment import Pod, Reading, Trust
 from scrubber.domain.basis import UNJUDGED, Basis
-from scrubber.domain.errors import InvalidRequest, Quarantined, ScrubberError
+from scrubber.domain.errors import InvalidRequest, ScrubberError
 from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.leftover import PodState
 from scrubber.domain.policy import Envvar
 from scrubber.domain.record import Grant
 from scrubber.domain.resources import Meaning
+from scrubber.engine import refusals
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.device.controller import DeviceController
 from scrubber.engine.devices import Devices
@@ -140,7 +141,7 @@ class Node:
             controllers = [each.controller for each in self._requested(resource, devices)]
             for controller in controllers:
                 if controller.withheld:
-                    raise Quarantined(f"Device {controller.id}: out of service.", public=controller.view.refusal)
+                    raise refusals.quarantined(controller.id, "out of service", public=controller.view.refusal)
             for controller in controllers:
                 controller.state.note_allocated()
             self.notice.set()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from scrubber.domain.assignment import Assignment, Pod, Reading, Trust
 from scrubber.domain.basis import Basis, HandOver, judge
 from scrubber.domain.codes import ErrorCode
-from scrubber.domain.errors import DeviceFault, NotReady, Quarantined, ScrubberError
+from scrubber.domain.errors import DeviceFault, NotReady, ScrubberError
 from scrubber.domain.evidence import Finding, FindingCode, Occasion, Outcome, ScrubRecord, Step
 from scrubber.domain.handover import Checks, Decision, HandoverFacts, HandoverVerdict, MissingFact, decide
 from scrubber.domain.hygiene import Hygiene
@@ -258,7 +258,7 @@ class Preparation:
                 raise refusals.unassigned(device)
             case _:
                 await self._let_it_recover(controller, facts.record, start.own)
-                raise Quarantined(f"Device {device}: {decision.reason}.", public=controller.view.refusal)
+                raise refusals.quarantined(device, decision.reason, public=controller.view.refusal)
 
     def _is_closed(self, grant: Grant, where: Standing) -> bool:
         """Whether the pod of ``grant`` is over and proved to be the kubelet's no longer: there is nothing left to wait for."""

@@ -1,4 +1,4 @@
-"""The refusals of a start: for the operator what is in the way, for the pod's status no more than it may know."""
+"""What is refused, to a start and to a scrub: for the operator what is in the way, for the pod's status what it may know."""
 
 from __future__ import annotations
 
@@ -6,22 +6,76 @@ from collections.abc import Collection
 
 from scrubber.domain.assignment import Assignment, Pod
 from scrubber.domain.codes import ErrorCode
-from scrubber.domain.errors import DeviceFault, NotReady
+from scrubber.domain.errors import DeviceFault, Held, NotReady, Quarantined, Unreadable
 from scrubber.domain.leftover import Standing
-from scrubber.domain.record import Grant
+from scrubber.domain.record import DeviceRecord, Grant
 from scrubber.domain.telemetry import Holder
 
 __all__ = [
+    "attempts_used_up",
     "being_scrubbed",
     "cannot_be_looked_at",
+    "cannot_be_scrubbed",
     "cannot_be_shared",
+    "changed_meanwhile",
     "earlier_pod_lives",
     "foreign_assignment",
     "held",
     "held_by_own_pod",
+    "out_of_service",
+    "quarantined",
     "reassigned",
+    "reset_stopped",
+    "scrub_held_up",
+    "scrubbed_before_reset",
+    "starting",
     "unassigned",
+    "unreadable_pod",
 ]
+
+# -- starts -----------------------------------------------------------------------------------------------------------
+
+
+def starting() -> NotReady:
+    return NotReady(
+        "The service is starting and has not looked at every device yet. Ask again in a moment.",
+        public="The scrub service is starting. The start is tried again.",
+        code=ErrorCode.STARTING,
+    )
+
+
+def out_of_service(record: DeviceRecord, waits: str) -> str:
+    """What a pod's status may say about the device; empty while it is in service. Names no tenant.
+
+    Args:
+        waits: why its way back stands still, beyond its cause; empty otherwise.
+    """
+    if record.advertised:
+        return ""
+    cause = record.cause
+    why = f" ({cause.code})" if cause is not None else ""
+    way = f" {cause.return_sentence}" if cause is not None else ""
+    return f"Device {record.device} is {record.health.value}{why}.{way}{f' {waits}' if waits else ''}"
+
+
+def quarantined(device: str, reason: str, *, public: str) -> Quarantined:
+    """The refusal of a device that is out of service; ``public`` as :func:`out_of_service` says it."""
+    return Quarantined(f"Device {device}: {reason}.", public=public)
+
+
+def changed_meanwhile() -> NotReady:
+    return NotReady(
+        "A device changed while it was being granted, until the time was up.",
+        public="A device changed while it was being granted. The start is tried again.",
+    )
+
+
+def unreadable_pod(unreadable: Unreadable) -> NotReady:
+    return NotReady(
+        f"The processes of the pod that is to start cannot be told, so its end could not be either: {unreadable}",
+        public="The pod's processes cannot be told on this node now. The start is tried again.",
+        code=ErrorCode.POD_UNREADABLE,
+    )
 
 
 def reassigned(device: str) -> NotReady:
@@ -113,3 +167,39 @@ def held_by_own_pod(device: str, pod: Pod, holder: Holder, container: str) -> No
         public=f"Device {device} is in-use by another container of this pod. The start is tried again.",
         code=ErrorCode.HELD_BY_OWN_POD,
     )
+
+
+# -- scrubs and resets ------------------------------------------------------------------------------------------------
+
+
+def cannot_be_scrubbed(device: str, state: str) -> NotReady:
+    return NotReady(
+        f"Device {device} is {state} and cannot be scrubbed at this moment.",
+        public=f"Device {device} is {state}. The start is tried again.",
+    )
+
+
+def scrub_held_up(device: str, scrub: str, why: str) -> NotReady:
+    """The refusal while the backoff after ``scrub`` lasts."""
+    return NotReady(
+        f"Device {device}: scrub {scrub} was held up: {why}",
+        public=f"Device {device} is dirty: scrub {scrub} found it still in use. The start is tried again.",
+        code=ErrorCode.SCRUB_HELD_UP,
+    )
+
+
+def scrubbed_before_reset(device: str, scrub: str) -> Held:
+    """The refusal of a reset that an operator orders while ``scrub`` is under way."""
+    return Held(f"Device {device} is being scrubbed ({scrub}); wait until that has ended.")
+
+
+def attempts_used_up(record: DeviceRecord) -> NotReady:
+    """The refusal of a recovery: the device has used up its attempts, and is condemned or rests."""
+    return NotReady(
+        f"Device {record.device}: {record.cause.sentence if record.cause else record.state}", code=ErrorCode.SPENT
+    )
+
+
+def reset_stopped(device: str, why: str) -> NotReady:
+    """The refusal of a recovery's reset while the circuit breaker is open."""
+    return NotReady(f"Device {device} waits with its reset. {why}", code=ErrorCode.BREAKER)

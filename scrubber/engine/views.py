@@ -10,13 +10,12 @@ from typing import Protocol
 from scrubber.domain.assignment import Pod
 from scrubber.domain.basis import Basis, HandOver
 from scrubber.domain.breaker import Breaker
-from scrubber.domain.codes import ErrorCode
 from scrubber.domain.device import Device, NodeIdentity
-from scrubber.domain.errors import NotReady
 from scrubber.domain.evidence import Certificate, Path, ScrubRecord, Step
 from scrubber.domain.policy import Policy
 from scrubber.domain.record import DeviceRecord
 from scrubber.domain.reset import ResetPlan
+from scrubber.engine import refusals
 from scrubber.ports.device import Progress
 from scrubber.ports.record import START, Head, HistoryEntry, HistoryQuery, TrailPage
 
@@ -60,13 +59,7 @@ class DeviceView:
     @property
     def refusal(self) -> str:
         """What a pod's status may say about the device; empty while it is in service. Names no tenant."""
-        if self.record.advertised:
-            return ""
-        cause = self.record.cause
-        why = f" ({cause.code})" if cause is not None else ""
-        way = f" {cause.return_sentence}" if cause is not None else ""
-        waits = f" {self.waits}" if self.waits else ""
-        return f"Device {self.device.id} is {self.record.health.value}{why}.{way}{waits}"
+        return refusals.out_of_service(self.record, self.waits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +108,7 @@ class NodeView:
             NotReady: the service is starting.
         """
         if not self.ready:
-            raise NotReady(
-                "The service is starting and has not looked at every device yet. Ask again in a moment.",
-                public="The scrub service is starting. The start is tried again.",
-                code=ErrorCode.STARTING,
-            )
+            raise refusals.starting()
 
 
 @dataclass(frozen=True, slots=True)

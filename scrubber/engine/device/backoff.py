@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from scrubber.domain.codes import ErrorCode
 from scrubber.domain.errors import NotReady
 from scrubber.domain.evidence import FindingCode, Outcome, ScrubRecord, Severity
+from scrubber.engine import refusals
 from scrubber.ports.record import Event
 from scrubber.ports.runtime import Clock
 
@@ -41,11 +41,7 @@ class Backoff:
             return None
         dirty = (finding.sentence for finding in finished.findings if finding.severity is Severity.DIRTY)
         device, why = finished.device, next(dirty, "it was disturbed")
-        refusal = NotReady(
-            f"Device {device}: scrub {finished.id} was held up: {why}",
-            public=f"Device {device} is dirty: scrub {finished.id} found it still in use. The start is tried again.",
-            code=ErrorCode.SCRUB_HELD_UP,
-        )
+        refusal = refusals.scrub_held_up(device, finished.id, why)
         return cls(refusal, 0 if earlier is None else earlier.before + 1, now)
 
     def over(self, now: float, *, held: bool) -> bool:

@@ -12,8 +12,7 @@ from dataclasses import replace
 
 from scrubber.domain.assignment import Pod
 from scrubber.domain.certify import certify
-from scrubber.domain.codes import ErrorCode
-from scrubber.domain.errors import Held, LedgerFailure, NotReady
+from scrubber.domain.errors import LedgerFailure, NotReady
 from scrubber.domain.evidence import Certificate, FindingCode, Occasion, Outcome, Path, ScrubRecord, Step
 from scrubber.domain.health import Health
 from scrubber.domain.hygiene import Hygiene
@@ -24,7 +23,7 @@ from scrubber.domain.recovery import after_scrub, spent
 from scrubber.domain.statement import sealed
 from scrubber.domain.tally import Attempt
 from scrubber.domain.tending import Act, next_need
-from scrubber.engine import events, scrub
+from scrubber.engine import events, refusals, scrub
 from scrubber.engine.breaker import CircuitBreaker
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.device.backoff import Backoff, was_disturbed
@@ -33,7 +32,6 @@ from scrubber.engine.device.occupancy import Occupancy
 from scrubber.engine.device.state import DeviceState, to_the_end
 from scrubber.engine.eraser_pool import EraserPool
 from scrubber.engine.pods import PodWatch
-from scrubber.engine.refusals import earlier_pod_lives
 from scrubber.engine.scrub import ScrubJob, ScrubResult
 from scrubber.engine.steps.work import Work
 from scrubber.ports.record import Change, Event
@@ -121,7 +119,7 @@ class Scrubs:
         held = await self._occupancy.held()
         for grant, where in await self._occupancy.standings(asking):
             if where.state is PodState.LIVING:
-                return earlier_pod_lives(self._state.id, grant, where, asking)
+                return refusals.earlier_pod_lives(self._state.id, grant, where, asking)
         own = await self._occupancy.held_by_own_pod(asking) if held and self._state.job is None else None
         if own is not None:
             return own
@@ -155,17 +153,12 @@ class Scrubs:
         """
         async with self._state.lock:
             if self._state.job is not None and ordered:
-                raise Held(
-                    f"Device {self._state.id} is being scrubbed ({self._state.job.id}); wait until that has ended."
-                )
+                raise refusals.scrubbed_before_reset(self._state.id, self._state.job.id)
             if self._state.job is not None:
                 return self._state.job
             recover = recover or (bool(ordered) and self._may_start(recover=True))
             if not self._may_start(recover=recover):
-                raise NotReady(
-                    f"Device {self._state.id} is {self._state.record.state} and cannot be scrubbed at this moment.",
-                    public=f"Device {self._state.id} is {self._state.record.state}. The start is tried again.",
-                )
+                raise refusals.cannot_be_scrubbed(self._state.id, self._state.record.state)
             dependencies, policy = self._dependencies, self._state.policy
             now = dependencies.clock.wall()
             record = self._state.record
@@ -217,9 +210,7 @@ class Scrubs:
             return
         left = replace(left, version=self._state.record.version + 1)
         await self._state.commit(Change(events=self._health.change_events(self._state.record, left, now)), left)
-        raise NotReady(
-            f"Device {self._state.id}: {left.cause.sentence if left.cause else left.state}", code=ErrorCode.SPENT
-        )
+        raise refusals.attempts_used_up(left)
 
     def _may_start(self, *, recover: bool) -> bool:
         """Return whether what the caller saw before it had the lock still holds."""
