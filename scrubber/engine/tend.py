@@ -88,7 +88,7 @@ async def tend(
                 await controller.scrubs.resolve()
                 continue
             owes = need.act is Act.RECOVER or (need.act is Act.PROVE and controller.state.record.must_reset)
-            until = await controller.scrubs.reset_stopped_until() if owes else None
+            until = await controller.reset_gate.stopped_until() if owes else None
             if until is not None and until > now:
                 await _sleep(controller, dependencies, min(until - now, _BREAKER_EVERY))
                 continue

@@ -15,6 +15,7 @@ from scrubber.engine.breaker import CircuitBreaker
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.device.health import DeviceHealth
 from scrubber.engine.device.occupancy import Occupancy
+from scrubber.engine.device.reset_gate import ResetGate
 from scrubber.engine.device.scrubs import Scrubs
 from scrubber.engine.device.state import DeviceState
 from scrubber.engine.eraser_pool import EraserPool
@@ -58,6 +59,7 @@ class DeviceController:
         state: the record, and who may change it.
         health: what is known of the device's condition, and operators' orders about it.
         occupancy: who has the device.
+        reset_gate: whether a recovery may reset the device now.
         scrubs: the scrub under way, and when the next one may start.
     """
 
@@ -77,13 +79,16 @@ class DeviceController:
             state=self.state, dependencies=dependencies, breaker=node.breaker, records=node.records
         )
         self.occupancy = Occupancy(state=self.state, health=self.health, pods=node.pods, dependencies=dependencies)
+        self.reset_gate = ResetGate(
+            state=self.state, health=self.health, breaker=node.breaker, dependencies=dependencies
+        )
         self.scrubs = Scrubs(
             state=self.state,
             health=self.health,
             occupancy=self.occupancy,
             pods=node.pods,
             dependencies=dependencies,
-            breaker=node.breaker,
+            reset_gate=self.reset_gate,
             eraser_pool=node.eraser_pool,
             still=node.still,
         )
@@ -97,7 +102,7 @@ class DeviceController:
             None if job is None else job.id,
             offered=self.offered,
             policy=self.state.policy,
-            waits=self.scrubs.waits,
+            waits=self.reset_gate.waits,
             strangers=self.occupancy.unauthorized_users,
             uninspected=self.scrubs.uninspected,
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import replace
 
 from scrubber.domain.assignment import Pod
@@ -19,16 +19,16 @@ from scrubber.domain.hygiene import Hygiene
 from scrubber.domain.leftover import PodState
 from scrubber.domain.policy import Plan
 from scrubber.domain.record import DeviceRecord
-from scrubber.domain.recovery import after_scrub, spent
+from scrubber.domain.recovery import after_scrub
 from scrubber.domain.statement import sealed
 from scrubber.domain.tally import Attempt
 from scrubber.domain.tending import Act, next_need
 from scrubber.engine import events, refusals, scrub
-from scrubber.engine.breaker import CircuitBreaker
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.device.backoff import Backoff, was_disturbed
 from scrubber.engine.device.health import DeviceHealth
 from scrubber.engine.device.occupancy import Occupancy
+from scrubber.engine.device.reset_gate import ResetGate
 from scrubber.engine.device.state import DeviceState, to_the_end
 from scrubber.engine.eraser_pool import EraserPool
 from scrubber.engine.pods import PodWatch
@@ -44,7 +44,7 @@ class Scrubs:
     """The scrubs of one device.
 
     Args:
-        breaker: whether a recovery may reset the device.
+        reset_gate: whether a recovery may be made, and reset the device.
         eraser_pool: the node's.
         still: keeps other devices of the node, by id, out of use while it is open.
 
@@ -60,7 +60,7 @@ class Scrubs:
         occupancy: Occupancy,
         pods: PodWatch,
         dependencies: Dependencies,
-        breaker: CircuitBreaker,
+        reset_gate: ResetGate,
         eraser_pool: EraserPool,
         still: Callable[[Iterable[str]], AbstractAsyncContextManager[None]],
     ) -> None:
@@ -69,14 +69,12 @@ class Scrubs:
         self._occupancy = occupancy
         self._pods = pods
         self._dependencies = dependencies
-        self._breaker = breaker
+        self._reset_gate = reset_gate
         self._eraser_pool = eraser_pool
         self._still = still
         # The last scrub, when the ledger failed at its end.
         self._unrecorded: ScrubRecord | None = None
         self._backoff: Backoff | None = None
-        # The breaker is open, and this device cannot be reset: it is scrubbed without.
-        self._no_reset = False
         self.uninspected: tuple[str, ...] = ()
 
     # -- when ------------------------------------------------------------------------------------------------------
@@ -85,31 +83,6 @@ class Scrubs:
     def put_off(self) -> float:
         """Seconds for which a scrub that no start waits for is put off: the device is used without a grant repeatedly."""
         return self._state.disturbances.pause(self._state.allocations)
-
-    @property
-    def waits(self) -> str:
-        """Why the reset that the device's way back needs is not made now; empty otherwise."""
-        record = self._state.record
-        owed = record.health in (Health.QUARANTINED, Health.PROBATION) and record.must_reset
-        return self._breaker.state.resets if owed and self._stopped_until is not None else ""
-
-    @property
-    def _stopped_until(self) -> float | None:
-        record = self._state.record
-        plan = self._state.policy.plan(Path.SLOW, Occasion.RECOVERY, recovering=True, must_reset=record.must_reset)
-        return self._breaker.stopped_until() if Step.RESET in plan.steps and not self._no_reset else None
-
-    async def reset_stopped_until(self) -> float | None:
-        """Return the wall-clock seconds before which the breaker lets no recovery reset this device; None without a limit.
-
-        Raises:
-            DeviceFault, Away: it cannot be determined whether the device can be reset at all.
-        """
-        self._no_reset = False
-        until = self._stopped_until
-        if until is not None:
-            self._no_reset = (await self._dependencies.resetter.plan(self._state.device)).unavailable is not None
-        return None if self._no_reset else until
 
     async def blocker(self, asking: Pod | None = None) -> NotReady | None:
         """Return why a scrub would be held up now; None when it may start.
@@ -172,12 +145,12 @@ class Scrubs:
                 must_reset=mends and record.must_reset,
                 ordered=bool(ordered),
             )
-            if mends and self._no_reset and not ordered:
-                plan = replace(plan, steps=tuple(step for step in plan.steps if step is not Step.RESET))
+            if mends and not ordered:
+                plan = self._reset_gate.possible(plan)
             resets = mends and Step.RESET in plan.steps
             if recover:
                 if not ordered:
-                    await self._be_worth_an_attempt(now)
+                    await self._reset_gate.be_worth_an_attempt(now)
                 record = record.recovery_started(Attempt(now, resets, ordered=bool(ordered)))
             after = replace(record.scrub_started(), version=self._state.record.version + 1)
             started = ScrubRecord(dependencies.new_id("scrub"), self._state.id, Path.SLOW, occasion, now, actor=actor)
@@ -187,7 +160,7 @@ class Scrubs:
             rows.append(events.scrub_started(started, record.tenant))
 
             async def store_and_begin() -> ScrubJob:
-                with self._breaker.reset(self._state.id) if resets and not ordered else nullcontext():
+                with self._reset_gate.reserved(resets=resets and not ordered):
                     await self._state.commit(Change(scrubs=(started,), events=tuple(rows)), after)
                 job = ScrubJob(started, ordered=bool(ordered), proved=proved)
                 work = replace(
@@ -202,15 +175,6 @@ class Scrubs:
 
             # A caller that is cancelled stops waiting; what it started goes on.
             return await to_the_end(store_and_begin())
-
-    async def _be_worth_an_attempt(self, now: float) -> None:
-        """Raise :class:`NotReady` once the device has no attempts left: then it is condemned, or rests."""
-        left = spent(self._state.record, self._state.policy, now)
-        if left is self._state.record:
-            return
-        left = replace(left, version=self._state.record.version + 1)
-        await self._state.commit(Change(events=self._health.change_events(self._state.record, left, now)), left)
-        raise refusals.attempts_used_up(left)
 
     def _may_start(self, *, recover: bool) -> bool:
         """Return whether what the caller saw before it had the lock still holds."""
