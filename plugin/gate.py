@@ -20,6 +20,7 @@ from plugin.observing import GateObserver, Nobody
 from plugin.service import ScrubService
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.domain.errors import Away, InvalidRequest, NotReady, Quarantined, ScrubberError
+from scrubber.domain.policy import LONGEST_HAND_OVER
 from scrubber.ports.runtime import Span
 
 __all__ = ["Gate", "GateTimes"]
@@ -35,7 +36,7 @@ class GateTimes:
     """How long the gate waits, in seconds.
 
     Attributes:
-        hand_over: for a scrub under way; the kubelet gives a start 30 s.
+        hand_over: for a scrub under way; the kubelet gives a start 30 s, and a policy may ask for less.
         share: of the caller's own deadline that may be used; 30 s make 25.
         margin: left of these for the service's refusal to arrive, which says more than a timeout.
         absent: for a service that is not there, counted anew whenever it goes.
@@ -43,7 +44,7 @@ class GateTimes:
         reserve: for telling it of an ``Allocate``; the kubelet's main loop stands still meanwhile.
     """
 
-    hand_over: float = 25.0
+    hand_over: float = LONGEST_HAND_OVER
     share: float = 25 / 30
     margin: float = 0.5
     absent: float = 2.0

@@ -112,7 +112,7 @@ FILES = st.builds(
         **OF_DEVICES,
         limits=some(
             **LIMITS,
-            hand_over=times(6, 29),
+            hand_over=times(6, 25),
             question=times(0.05, 5),
             eraser_slots=st.integers(1, 256),
             break_glass=times(0.01, 1e5),

@@ -18,6 +18,7 @@ from scrubber.domain.signal_table import COMMON, ErrorClass, SignalTable
 from scrubber.domain.tally import DAY, KEPT
 
 __all__ = [
+    "LONGEST_HAND_OVER",
     "BreakerRule",
     "DiagnosticsRule",
     "Enforcement",
@@ -109,8 +110,8 @@ _SHORTEST = 0.01
 """Seconds; below it nothing could be done in time, or the service would do nothing but try again."""
 _SHORTEST_QUESTION = 0.05
 """Seconds; below it a healthy driver on a busy node would count as stuck."""
-_PRESTART = 30.0
-"""The kubelet's own deadline on PreStartContainer, in seconds; an answer after it reaches nobody."""
+LONGEST_HAND_OVER = 25.0
+"""Seconds that the plugin waits for a hand-over: the kubelet gives PreStartContainer 30 s, and the plugin answers within them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +119,8 @@ class Limits:
     """How long things may take, and how much may happen at once."""
 
     hand_over: float = setting(
-        25.0,
-        "A waiting PreStartContainer is refused after this; the kubelet gives it 30 s.",
+        LONGEST_HAND_OVER,
+        "A waiting PreStartContainer is refused after this, 25s at most; the kubelet gives it 30 s.",
         _SECONDS,
         minimum=_SHORTEST,
         overridable=False,
@@ -160,11 +161,11 @@ class Limits:
 
     def check(self) -> None:
         """Raise :class:`Contradiction` if these times do not fit each other."""
-        if self.hand_over >= _PRESTART:
+        if self.hand_over > LONGEST_HAND_OVER:
             raise Contradiction(
                 "hand_over",
-                f"a hand-over cannot wait {self.hand_over:g} s: the kubelet gives PreStartContainer 30 s, and an answer "
-                "after that reaches nobody; write less than 30s, such as 25s",
+                f"a hand-over cannot wait {self.hand_over:g} s: the kubelet gives PreStartContainer 30 s, and the plugin "
+                f"waits for {LONGEST_HAND_OVER:g} s of them; write at most {LONGEST_HAND_OVER:g}s",
             )
         if self.question >= self.hand_over:
             raise Contradiction(
