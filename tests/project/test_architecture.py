@@ -1,0 +1,30 @@
+"""The page that says where things are: what it names is there, and what is there in the domain and the engine it names."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "architecture.md").read_text()
+PLACES = [
+    (path, name)
+    for path, names in re.findall(r"`([\w/]+\.py)` \(((?:`\w+`(?:, )?)+)\)", PAGE)
+    for name in re.findall(r"\w+", names)
+]
+
+
+def test_page_says_where_some_fifty_things_are() -> None:
+    assert len(PLACES) > 50
+
+
+@pytest.mark.parametrize(("path", "name"), PLACES)
+def test_what_the_page_says_is_in_a_file_is_defined_there(path: str, name: str) -> None:
+    file = next(root / path for root in (ROOT / "scrubber", ROOT) if (root / path).is_file())
+    assert re.search(rf"^\s*(?:async )?(?:def|class) {name}\b|^{name}\b.* = ", file.read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("part", ["domain", "engine", "engine/device"])
+def test_page_names_every_module_of(part: str) -> None:
+    modules = {f"{part}/{file.name}" for file in (ROOT / "scrubber" / part).glob("*.py")} - {f"{part}/__init__.py"}
+    assert {module for module in modules if f"`{module}`" not in PAGE} == set()
