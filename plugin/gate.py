@@ -20,7 +20,6 @@ from plugin.observing import GateObserver, Nobody
 from plugin.service import ScrubService
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.domain.errors import Away, InvalidRequest, NotReady, Quarantined, ScrubberError
-from scrubber.domain.policy import LONGEST_HAND_OVER
 from scrubber.ports.runtime import Span
 
 __all__ = ["Gate", "GateTimes"]
@@ -44,7 +43,7 @@ class GateTimes:
         reserve: for telling it of an ``Allocate``; the kubelet's main loop stands still meanwhile.
     """
 
-    hand_over: float = LONGEST_HAND_OVER
+    hand_over: float = 25.0
     share: float = 25 / 30
     margin: float = 0.5
     absent: float = 2.0

@@ -19,8 +19,6 @@ from tests.dashboards.stage import FULL_DISKS
 from tests.dashboards.story import RULES, Told
 from tests.pods import only_with
 
-pytestmark = pytest.mark.timeout(420)
-
 HAPPENS_ON: Final[Mapping[str, str]] = {
     "ScrubberVerificationFailed": "ill",
     "ScrubberDriverStuck": "ill",

@@ -12,8 +12,6 @@ from tests.dashboards.stage import OPENMETRICS, PLUGIN, SERVICE, TEXT
 from tests.dashboards.story import Told
 from tests.pods import only_with
 
-pytestmark = pytest.mark.timeout(420)
-
 NODES: Final = ("calm", "ill")
 JOBS: Final = (SERVICE, PLUGIN)
 

@@ -21,8 +21,6 @@ NAMES: Final = ("fleet", "node", "device")
 EVERYTHING: Final = ".+"
 """What a variable with All stands for."""
 
-pytestmark = pytest.mark.timeout(420)
-
 
 def board(name: str) -> dict[str, Any]:
     document: dict[str, Any] = json.loads((BOARDS / f"{name}.json").read_text())

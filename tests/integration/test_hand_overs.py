@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from scrubber.emulator import markers
 from scrubber.emulator.pods import ContainerSpec, ContainerState, Phase, PodSpec, RestartPolicy
 from scrubber.emulator.stage import RESOURCE, gpu_pod, tenant
 from tests.integration.acting import (
+    QUICK,
     SOON,
     end_first_process,
     found_by,
@@ -84,8 +86,11 @@ async def test_a_pod_that_is_dying_keeps_its_device_to_itself() -> None:
         assert await found_by(second) == ""
 
 
-async def test_what_a_pod_left_behind_is_ended_and_named_in_the_audit() -> None:
-    async with staged(devices=1) as stage:
+async def test_what_a_pod_left_behind_is_ended_and_named_in_the_audit(tmp_path: Path) -> None:
+    # A look between the end of the first process and that of the pod leaves only the grace as a proof: half a minute else.
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(Path(QUICK).read_text().replace("limits:", "limits:\n  dying-grace: 2s"))
+    async with staged(devices=1, policy=str(policy)) as stage:
         argv = tenant("--write", "a", "--leave-child", "--hold", "forever")
         pod = await running(stage, gpu_pod("a", "team-a", argv, leave_children=True))
         await seen_to_run(stage)

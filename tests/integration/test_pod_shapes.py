@@ -78,7 +78,6 @@ async def restart_service(stage: Stage) -> None:
     await seen_to_run(stage)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("line", LINES)
 async def test_a_pod_of_several_containers_starts_and_starts_again_and_leaves_nothing(line: str) -> None:
     script = Script.read(line)

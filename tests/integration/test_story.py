@@ -5,8 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
-
 SCENES = (
     "1. Without the service: a device plugin as they are",
     "2. The same pods, with the service",
@@ -18,7 +16,6 @@ SCENES = (
 )
 
 
-@pytest.mark.timeout(240)
 def test_the_demo_tells_every_scene_and_ends_well() -> None:
     command = [sys.executable, "-m", "scrubber.cli.main", "demo"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)

@@ -23,6 +23,7 @@ from scrubber.domain.errors import (
     Quarantined,
     ScrubberError,
 )
+from scrubber.domain.policy import LONGEST_HAND_OVER
 from scrubber.ports.runtime import Span
 from tests.world.spans import Recorder, Told
 from tests.world.timeline import in_virtual_time
@@ -125,6 +126,10 @@ async def test_the_service_is_asked_to_wait_less_than_the_kubelet_does() -> None
     assert asked.devices == ["a", "b"]
     assert asked.wait < asked.timeout <= 25.0
     assert asked.wait == pytest.approx(24.5, abs=0.4)
+
+
+def test_gate_waits_as_long_as_a_policy_may_allow() -> None:
+    assert GateTimes().hand_over == LONGEST_HAND_OVER
 
 
 @pytest.mark.parametrize(("deadline", "most"), [(3.0, 2.5), (9.2e18, 25.0)])
